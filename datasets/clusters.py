@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .collective_ops import LINKS
 from .devices import Device
 from .loading import choice, finite, load, whole
 from .near import did_you_mean
+from .ops import LINKS
 from .reading import read_yaml
 
 CLUSTER_DIRECTORY = Path(__file__).resolve().parent.parent / "conf" / "cluster"

@@ -30,6 +30,9 @@ COLLECTIVE = (
     Dim("ranks_per_node", default=8),
     Dim("link", low=0, default=0, choices=LINKS, help="slowest link that the group crosses"),
 )
+NORM = Dim(
+    *("norm", 0, 0, ("no", "yes")), help="the residual's add and the norm in the same kernel", along=(), of_backend=True
+)
 
 
 def _collective(name: str, d: Any, reduces: bool) -> Cost:
@@ -39,9 +42,12 @@ def _collective(name: str, d: Any, reduces: bool) -> Cost:
     return Cost(adds if reduces else 0.0 * adds, sent, sent, "network")
 
 
-@define(*COLLECTIVE, family="collective")
+@define(*COLLECTIVE, NORM, family="collective")
 def all_reduce(d: Any) -> Cost:
-    """Sum over ranks, result everywhere. ``size_bytes`` = the buffer of each rank; sends 2(n-1)/n of it."""
+    """Sum over ranks, result everywhere. ``size_bytes`` = the buffer of each rank; sends 2(n-1)/n of it.
+
+    With ``norm`` each rank adds the residual to the sum and normalises it: what inference engines run between layers.
+    """
     return _collective("all_reduce", d, True)
 
 

@@ -60,6 +60,7 @@ CUDA_IDS: tuple[tuple[str, str], ...] = (
     (r"mi350x", "mi350x"),
     (r"mi325x", "mi325x"),
     (r"mi300x", "mi300x"),
+    (r"mi308x", "mi308x"),
     (r"mi210", "mi210"),
     (r"mi250", "mi250"),
     (r"mi100", "mi100"),

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from .clusters import known_clusters, load_cluster
-from .collective_ops import LINKS
 from .devices import Device, load_device
+from .ops import LINKS
 
 FABRICS = tuple(LINKS.index(name) for name in ("ib", "roce"))
 

@@ -24,7 +24,8 @@ from .vocabulary import Cost, Dim, define
 
 RULES = ("ssd", "gated_delta", "kda")
 SSD, GATED_DELTA, KDA = range(len(RULES))
-STATE_BYTES = 4.0  # of an element of a state: kernels keep it in fp32
+STATE_FORMATS = ("fp32", "bf16")  # of a state: most kernels keep it in fp32
+STATE_BYTES = 4.0  # of an element of it in fp32
 SCORE_BYTES = 4.0  # of a score of the indexer, and of the index of a chosen token
 
 STATES = (
@@ -125,7 +126,12 @@ def linear_attention_backward(d: Any) -> Cost:
     return Cost(3.0 * forward - outputs, read, tokens * (keys + values + gates) * d.out_itemsize, "tensor")
 
 
-@define(*STATES, family="linear_attention", purpose="decode")
+@define(
+    *STATES,
+    Dim("state_format", low=0, default=0, choices=STATE_FORMATS, help="format in which the state is kept"),
+    family="linear_attention",
+    purpose="decode",
+)
 def linear_attention_decode(d: Any) -> Cost:
     """One token of each sequence: its state is decayed, changed and read, once in and once out of memory.
 
@@ -135,8 +141,9 @@ def linear_attention_decode(d: Any) -> Cost:
     keys, values, gates = operands(d)
     states = state_elements(d)
     flops = np.where(np.asarray(d.rule) == SSD, 5.0, 7.0) * states
-    read = STATE_BYTES * states + d.batch * (keys + values + gates) * d.itemsize
-    return Cost(flops, read, STATE_BYTES * states + d.batch * values * d.out_itemsize)
+    kept = STATE_BYTES / (1.0 + np.asarray(d.state_format)) * states
+    read = kept + d.batch * (keys + values + gates) * d.itemsize
+    return Cost(flops, read, kept + d.batch * values * d.out_itemsize)
 
 
 # --- short convolutions --------------------------------------------------------------------------------

@@ -450,6 +450,7 @@ def adamw(d: Any) -> Cost:
     "size_bytes",
     Dim("direction", low=0, default=0, choices=("d2d", "h2d", "d2h"), help="between device and host memory"),
     Dim("run_bytes", low=0, default=0, help="bytes that lie contiguous in the source, 0 = all of them"),
+    Dim("joins", low=0, default=0, help="torch.cat of parts with gaps, the largest a n-th of the whole; 0 = one copy"),
     family="copy",
 )
 def copy(d: Any) -> Cost:
@@ -458,7 +459,7 @@ def copy(d: Any) -> Cost:
 
 
 @define(
-    Dim("what", low=0, default=0, choices=("launch", "dispatch", "view", "module", "autograd")),
+    Dim("what", low=0, default=0, choices=("launch", "dispatch", "view", "module", "autograd", "operator")),
     Dim("calls", default=1),
     family="host",
 )
@@ -467,7 +468,8 @@ def host_overhead(d: Any) -> Cost:
 
     ``launch``: put an empty kernel on a stream; ``dispatch``: the framework's own part of one operator call;
     ``view``: one call that only makes a view; ``module``: enter and leave one nn.Module; ``autograd``: record
-    one node forward and run it backward.
+    one node forward and run it backward; ``operator``: one operator inside a model, with the views, modules and Python
+    around it.
     """
     return Cost(0.0 * d.calls, 0.0 * d.calls, 0.0 * d.calls, "host")
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from .columns import number_array, numbers, text_array, values
 from .dtypes import BITS
+from .kernels import value_of
 from .near import meant
 from .ops import Dim, Op, kind
 
@@ -145,8 +146,9 @@ def table_from(kind_name: str, rows: Iterable[Measurement]) -> pa.Table:
 def conform(kind_name: str, table: pa.Table, columns: Iterable[str] | None = None) -> pa.Table:
     """A table in the kind's schema (or those ``columns`` of it), cast; values are not looked at.
 
-    A missing nullable column becomes null, a missing dim its default. A dim whose field metadata lists other choices
-    than today's is recoded by name. SchemaError for a missing or unknown column, or one that cannot be cast.
+    A missing nullable column becomes null, a missing dim its default, or what the row's backend runs of it. A dim whose
+    field metadata lists other choices than today's is recoded by name. SchemaError for a missing or unknown column, or
+    one that cannot be cast.
     """
     import pyarrow as pa
 
@@ -165,6 +167,10 @@ def _conformed(kind_name: str, field: pa.Field, table: pa.Table, dim: Dim | None
     import pyarrow as pa
 
     if field.name not in table.column_names:
+        if dim is not None and dim.of_backend and "backend" in table.column_names:
+            return number_array(
+                np.array([value_of(dim.name, each) for each in values(table["backend"])], dtype=np.int64)
+            )
         if dim is not None and dim.default is not None:
             return number_array(np.full(len(table), dim.default))
         if field.nullable:
@@ -251,6 +257,7 @@ def stored_columns(kind_name: str, schema: pa.Schema, columns: Iterable[str] | N
     if gone:
         raise SchemaError(f"has dim {gone[0]!r}, which {kind_name} has no more: convert its rows or move it away")
     wanted = set(schema_for(kind_name).names if columns is None else columns)
+    wanted.update("backend" for dim in kind(kind_name).dims if dim.of_backend and dim.name in wanted.difference(names))
     return [name for name in names if name in wanted]
 
 

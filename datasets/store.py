@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import uuid
 from collections import Counter
@@ -27,6 +28,7 @@ from .devices import Device, DeviceError, load_device
 from .files import StoreError, locked, read_parquet, write_atomically, write_parquet
 from .ops import KINDS, Op
 from .reading import read_json
+from .row_clocks import STEADY, burst_mhz, relative_clocks
 from .schema import ENVIRONMENT, Measurement, SchemaError, check_values, conform, row_ops, schema_for, table_from
 
 if TYPE_CHECKING:
@@ -42,13 +44,17 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Exact(NamedTuple):
-    """Measured latency of one op: median, 10th and 90th percentile, in microseconds; who measured it."""
+    """Measured latency of one op: median, 10th and 90th percentile, in microseconds; who measured it, at which clock.
+
+    ``clock`` is relative to that of bursts (:func:`.row_clocks.relative_clocks`).
+    """
 
     latency_us: float
     low_us: float
     high_us: float
     backend: str
     source: str = "harness"
+    clock: float = 1.0
 
 
 Measured = tuple[Mapping[tuple[Any, ...], list[Exact]], Mapping[str, int]]  # by op; rows by backend
@@ -119,8 +125,9 @@ class Store:
         """Rows of a kind, optionally of one device, one run, and with some columns only.
 
         ``status=None`` takes failures too. ``newest`` keeps the newest row per (op, device, backend, cache,
-        environment). A damaged file raises StoreError, or is passed over with ``on_corrupt="skip"``. Good rows of nodes
-        that were set aside (:meth:`set_aside`) are left out, unless ``all_nodes`` or every status is asked for.
+        environment), one of a throttled device only where there is no other. A damaged file raises StoreError, or is
+        passed over with ``on_corrupt="skip"``. Good rows of nodes that were set aside (:meth:`set_aside`) are left out,
+        unless ``all_nodes`` or every status is asked for.
         """
         import pyarrow as pa
 
@@ -129,7 +136,8 @@ class Store:
         filters = ["status"] * (status is not None) + ["run_id"] * (run_id is not None)
         aside = [] if all_nodes or status is None else self.aside()
         places = ["node", "gpu", "device_id"] if aside else []
-        needed = list(dict.fromkeys([*wanted, *filters, *places, *(identity(kind_name) if newest else ())]))
+        ranks = (*identity(kind_name), "throttled") if newest else ()
+        needed = list(dict.fromkeys([*wanted, *filters, *places, *ranks]))
         parts = []
         for path in self.files(kind_name, device):
             if run_id is not None and not path.name.startswith(f"{run_id}-"):
@@ -172,8 +180,8 @@ class Store:
     def lookup(self, kind_name: str, device_id: str, cache: str) -> Mapping[tuple[Any, ...], list[Exact]]:
         """Exact measurements by ``(*dims, dtype, out_dtype)``: one entry per backend and environment, newest first.
 
-        Where percentiles were not kept, they are the median. What was timed with the host's dispatch is left out. Kept
-        as long as the files are the same: who asks again must not change it.
+        Where percentiles were not kept, they are the median. What was timed with the host's dispatch, or on a throttled
+        device, is left out. Kept as long as the files are the same: who asks again must not change it.
         """
         return self._exact(kind_name, device_id)[cache][0]
 
@@ -341,20 +349,37 @@ def _exact(
     """Measurements by op, and rows by backend, of each cache state. ``stamp`` is that of the files."""
     key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
     latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
-    columns = [*key, *latencies, "backend", "source", "cache", "timer", "measured_at"]
-    whole = without(Store(store).read(kind_name, device_id, columns=columns), "timer", "eager")
+    asked = ["backend", "source", "cache", "timer", "measured_at", "throttled", "clocks", "sm_clock_mhz"]
+    whole = without(Store(store).read(kind_name, device_id, columns=[*key, *latencies, *asked]), "timer", "eager")
+    whole = whole.take(number_array(np.flatnonzero(~numbers(whole["throttled"]).astype(bool))))
+    words, mhz = _clocks(whole)
+    top_mhz = burst_mhz(words, mhz, _usual_mhz(Store(store), device_id) if STEADY in words else math.nan)
     made = {}
     for cache in NOTHING:
         table = matching(whole, "cache", cache).sort_by([("measured_at", "descending")])
         median, low, high = (numbers(table[name]) for name in latencies)
         low, high = np.where(np.isnan(low), median, low), np.where(np.isnan(high), median, high)
         backends = values(table["backend"])
-        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), backends, values(table["source"]))
+        told = backends, values(table["source"]), relative_clocks(*_clocks(table), top_mhz).tolist()
+        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), *told)
         found: dict[tuple[Any, ...], list[Exact]] = {}
         for op, value in zip(zip(*(values(table[name]) for name in key), strict=True), exact, strict=True):
             found.setdefault(op, []).append(value)
         made[cache] = found, dict(Counter(backends))
     return made
+
+
+def _clocks(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """The words of the column ``clocks`` [n], and the MHz that were counted."""
+    return np.array(values(rows["clocks"]), dtype=object), numbers(rows["sm_clock_mhz"])
+
+
+def _usual_mhz(store: Store, device_id: str) -> float:
+    """The clock of bursts by a device's figures; NaN where nobody has them."""
+    try:
+        return store.known_device(device_id).clock_mhz
+    except DeviceError:
+        return math.nan
 
 
 def identity(kind_name: str) -> list[str]:
@@ -364,11 +389,16 @@ def identity(kind_name: str) -> list[str]:
 
 
 def newest_rows(kind_name: str, table: pa.Table) -> pa.Table:
-    """The newest row per (op, device, backend, cache, environment), in the order of time; of equals the last."""
-    order = np.argsort(numbers(table["measured_at"]), kind="stable")
+    """The newest row per (op, device, backend, cache, environment), in the order of time; of equals the last.
+
+    A row of a throttled device counts as older than all others.
+    """
+    at = numbers(table["measured_at"])
+    order = np.lexsort((at, ~numbers(table["throttled"]).astype(bool)))
     keys = group_keys(table, identity(kind_name)[:-1])[order]
-    _, newest = np.unique(keys[::-1], return_index=True)
-    return table.take(number_array(order[np.sort(len(order) - 1 - newest)]))
+    _, last = np.unique(keys[::-1], return_index=True)
+    newest = np.sort(order[len(order) - 1 - last])
+    return table.take(number_array(newest[np.argsort(at[newest], kind="stable")]))
 
 
 def _parts(kind_name: str, table: pa.Table, run_id: str) -> list[tuple[str, str, pa.Table]]:

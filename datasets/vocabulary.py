@@ -84,6 +84,9 @@ class Dim:
     ``features_in`` and ``features_out`` of a layer's weights (``features`` where an op has one width only),
     ``experts``, ``vocab``, ``keys`` (positions that queries attend to), ``elements`` (whatever an op without shape
     works on). None = those usual for its name (:data:`USUAL_AXES`).
+
+    ``of_backend`` is a dimension of which every backend runs one value (:func:`.kernels.value_of`): predictors, which
+    are of one backend, do not see it, and rows that were written before it was there have their backend's.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Dim:
     choices: tuple[str, ...] = ()
     help: str = ""
     along: tuple[str, ...] | None = None
+    of_backend: bool = False
 
     def parse(self, kind: str, value: object) -> int:
         """An integer from what a user wrote; OpError when it is no integer, no known choice or too small."""

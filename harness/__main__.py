@@ -27,10 +27,10 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         return refuse(f"{chosen.plan}: {error}")
     try:
-        part = CampaignPart.parse(chosen.part)
+        campaign_part = CampaignPart.parse(chosen.part)
     except ValueError as error:
         return refuse(str(error))
-    return execute(plan, chosen.store, chosen.quiet, part=part)
+    return execute(plan, chosen.store, chosen.quiet, part=campaign_part)
 
 
 if __name__ == "__main__":

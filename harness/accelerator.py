@@ -47,23 +47,23 @@ def look() -> Accelerator:
         one = torch.ones(PROBE_SIDE, PROBE_SIDE, device="cuda")
         works = float((one @ one).sum().item()) == float(PROBE_SIDE**3)
         torch.cuda.synchronize()
-        told = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found = Accelerator("cuda", gpu_device_id(), told.name, best_format(told), one_process_only())
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        accelerator = Accelerator("cuda", gpu_device_id(), properties.name, best_format(properties), one_process_only())
     except RuntimeError as error:
         return Accelerator("cpu", trouble=f"the GPU does not work ({_first_line(error)}): `nvidia-smi` says more")
     if not works:
-        return Accelerator("cpu", trouble=f"the GPU {told.name} multiplies wrongly: do not trust it")
-    return found
+        return Accelerator("cpu", trouble=f"the GPU {properties.name} multiplies wrongly: do not trust it")
+    return accelerator
 
 
-def best_format(told: object) -> str:
+def best_format(properties: object) -> str:
     """bf16 where the device has units for it, else fp16 where that is fast, else fp32.
 
     torch says that it supports bf16 on devices where it only emulates it, so its answer is not asked for.
     """
     import torch
 
-    major, minor = int(getattr(told, "major", 0)), int(getattr(told, "minor", 0))
+    major, minor = int(getattr(properties, "major", 0)), int(getattr(properties, "minor", 0))
     if torch.version.hip or major >= 8:
         return "bf16"
     return "fp16" if (major, minor) >= (6, 0) and float(f"{major}.{minor}") not in SLOW_HALVES else "fp32"

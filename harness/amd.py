@@ -30,8 +30,8 @@ def target(index: int | None = None) -> str:
 
     if not torch.version.hip or not torch.cuda.is_available():
         return ""
-    told = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
-    return str(getattr(told, "gcnArchName", "")).partition(":")[0]
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+    return str(getattr(properties, "gcnArchName", "")).partition(":")[0]
 
 
 def native_float8(name: str) -> str:
@@ -44,14 +44,14 @@ def clocks(index: int) -> Clocks:
     handle = _handle(index)
     if handle is None:
         return Clocks()
-    told = _ask("amdsmi_get_gpu_metrics_info", handle)
-    power = _number(told.get("current_socket_power")) or _number(told.get("average_socket_power"))
+    metrics = _ask("amdsmi_get_gpu_metrics_info", handle)
+    power = _number(metrics.get("current_socket_power")) or _number(metrics.get("average_socket_power"))
     return Clocks(
-        sm_clock_mhz=_number(told.get("current_gfxclk")) or _number(told.get("current_gfxclks")),
-        mem_clock_mhz=_number(told.get("current_uclk")),
-        temperature_c=_number(told.get("temperature_hotspot")),
+        sm_clock_mhz=_number(metrics.get("current_gfxclk")) or _number(metrics.get("current_gfxclks")),
+        mem_clock_mhz=_number(metrics.get("current_uclk")),
+        temperature_c=_number(metrics.get("temperature_hotspot")),
         power_w=power,
-        reasons=_reasons(index, told),
+        reasons=_reasons(index, metrics),
     )
 
 
@@ -75,9 +75,9 @@ def has_xgmi() -> bool | None:
     return bool(kinds) and all(int(getattr(kind, "value", kind)) == XGMI for kind in kinds)
 
 
-def _reasons(index: int, told: Mapping[str, Any]) -> tuple[str, ...] | None:
+def _reasons(index: int, metrics: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Names of what has counted on since the last reading; None where nothing is counted, as before MI300."""
-    counted = {name: value for name in RESIDENCIES if (value := _number(told.get(name))) is not None}
+    counted = {name: value for name in RESIDENCIES if (value := _number(metrics.get(name))) is not None}
     if not counted:
         return None
     before = LAST.get(index, counted)
@@ -107,35 +107,35 @@ def _handle(index: int) -> Any:
     smi = _smi() if torch.version.hip else None
     if smi is None or not torch.cuda.is_available():
         return None
-    told = torch.cuda.get_device_properties(index)
-    place = tuple(getattr(told, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
+    properties = torch.cuda.get_device_properties(index)
+    pci_address = tuple(getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device"))
     try:
         handles = smi.amdsmi_get_processor_handles()
-        found = [each for each in handles if _bus(smi.amdsmi_get_gpu_device_bdf(each)) == place]
+        matches = [handle for handle in handles if _bus(smi.amdsmi_get_gpu_device_bdf(handle)) == pci_address]
     except smi.AmdSmiException:
         return None
-    return found[0] if found else handles[index] if None in place and index < len(handles) else None
+    return matches[0] if matches else handles[index] if None in pci_address and index < len(handles) else None
 
 
 def _bus(bdf: str) -> tuple[int, ...]:
     """Domain, bus and device of ``0000:c1:00.0``."""
-    domain, bus, rest = bdf.split(":")
-    return int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
+    domain, bus, device_function = bdf.split(":")
+    return int(domain, 16), int(bus, 16), int(device_function.partition(".")[0], 16)
 
 
 def _ask(question: str, handle: Any) -> Mapping[str, Any]:
     smi = _smi()
     try:
-        told: Mapping[str, Any] = getattr(smi, question)(handle)
+        answer: Mapping[str, Any] = getattr(smi, question)(handle)
     except (smi.AmdSmiException, AttributeError):
         return {}
-    return told
+    return answer
 
 
 def _number(value: Any) -> float | None:
     """A figure, the largest of a list of them; None for "N/A" and for what stands for it (all bits set)."""
     if isinstance(value, (list, tuple)):
-        return max((each for each in map(_number, value) if each is not None), default=None)
+        return max((number for number in map(_number, value) if number is not None), default=None)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value in (2**16 - 1, 2**32 - 1, 2**64 - 1):
         return None
     return float(value)

@@ -141,8 +141,8 @@ def _parse_range(names: tuple[str, ...], value: Mapping[str, Any]) -> Axis:
 
 
 def _integers(text: str, values: Any, count: int) -> tuple[int, ...]:
-    whole = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v < 2**62 for v in values]
-    if len(whole) != count or not all(whole) or values[1] < values[0]:
+    positive = [isinstance(v, int) and not isinstance(v, bool) and 1 <= v < 2**62 for v in values]
+    if len(positive) != count or not all(positive) or values[1] < values[0]:
         raise AxisError(f"{text} needs integers of at least 1, low before high")
     if values[2] > MOST_CASES:
         raise AxisError(f"{text} has {values[2]:,} values, more than the {MOST_CASES:,} cases of a campaign")
@@ -188,12 +188,12 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Name():
             raise AxisError(f"formula names {node.id!r}, which is none of {', '.join(names)}")
         case ast.BinOp() if type(node.op) in _BINARY:
-            left, right = _value(node.left, names), _value(node.right, names)
-            if isinstance(left, str) or isinstance(right, str):
+            left_side, right = _value(node.left, names), _value(node.right, names)
+            if isinstance(left_side, str) or isinstance(right, str):
                 raise TypeError("words have no arithmetic")
-            return _BINARY[type(node.op)](left, right)
+            return _BINARY[type(node.op)](left_side, right)
         case ast.BoolOp():
-            values = [bool(_value(part, names)) for part in node.values]
+            values = [bool(_value(value, names)) for value in node.values]
             return all(values) if isinstance(node.op, ast.And) else any(values)
         case ast.UnaryOp(op=ast.Not()):
             return not _value(node.operand, names)

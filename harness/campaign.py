@@ -31,7 +31,7 @@ from .formats import WRITTEN_FOR, in_format_of
 from .ledger import CampaignError, CampaignLedger, claim
 from .parts import CampaignPart, campaign_id, cut
 from .plan import FIRST_OF_KIND, CampaignPlan, Case
-from .rank_map import localized
+from .rank_map import localize_plan
 from .sessions import Heart, Progress, TakenOverError
 from .supervisor import InterruptError, Supervisor
 
@@ -111,12 +111,12 @@ def run(
         try:
             environment = measurer.start()
             campaign = campaign_id(plan)
-            plan = fitted(localized(plan, environment), environment)
+            plan = in_device_formats(localize_plan(plan, environment), environment)
             identifier = run_id(plan, environment)
             path = Path("runs") / f"{identifier}.json"
             record = {"environment": environment, "allocator": dict(ALLOCATOR), "plan": json.loads(plan.to_json())}
-            place = str(part).replace("/", "of") if part.count > 1 else ""
-            with claim(Path(store.path) / path, record, place) as locked:
+            part_label = str(part).replace("/", "of") if part.count > 1 else ""
+            with claim(Path(store.path) / path, record, part_label) as locked:
                 _ensure_figures(store, measurer, environment)
                 case_s = plan.settings.case_timeout_s
                 with _beating(store, campaign, identifier, part, environment, case_s, locked) as heart:
@@ -125,15 +125,17 @@ def run(
                         store, environment, path.as_posix(), clock_offset_s=offset, fence=heart.fence
                     )
                     ledger.sweep(identifier, shared=part.count > 1)
-                    return _Run(identifier, cut(plan, part), measurer, ledger, progress, started, heart, place).go()
+                    return _Run(
+                        identifier, cut(plan, part), measurer, ledger, progress, started, heart, part_label
+                    ).go()
         except InterruptError:
             raise KeyboardInterrupt from None  # before the first case: there is nothing to sum up
 
 
 def run_id(plan: CampaignPlan, environment: Mapping[str, Any]) -> str:
     """The name of a campaign: the plan's, and a hash of its content and of what it runs in."""
-    known = {key: environment[key] for key in WHERE_KNOWN if environment.get(key) is not None}
-    described = [plan.identity, dict(ALLOCATOR), {key: environment.get(key) for key in ENVIRONMENT_KEYS} | known]
+    software = {key: environment[key] for key in WHERE_KNOWN if environment.get(key) is not None}
+    described = [plan.identity, dict(ALLOCATOR), {key: environment.get(key) for key in ENVIRONMENT_KEYS} | software]
     return f"{plan.name}-{hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:12]}"
 
 
@@ -166,7 +168,7 @@ def _ranks(plan: CampaignPlan) -> int:
     return max((case.op.ranks for case in (*plan.cases, *plan.canaries) if KINDS[case.op.kind].collective), default=1)
 
 
-def fitted(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
+def in_device_formats(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
     """The plan in the formats that this device has units for: on T4 and V100 bf16 is only emulated."""
     if plan.settings.formats == "planned":
         return plan
@@ -314,10 +316,10 @@ class _Run:
         eta = self.measuring_s / measured * self.left if measured else None
         elapsed = time.monotonic() - self.started
         waiting = len(self.ledger.waiting)
-        made = Progress(self.id, self.total, self._done(), waiting, dict(self.statuses), case, elapsed, eta)
-        self.heart.beat(made)
+        progress = Progress(self.id, self.total, self._done(), waiting, dict(self.statuses), case, elapsed, eta)
+        self.heart.beat(progress)
         if self.report is not None:
-            self.report(made)
+            self.report(progress)
 
     def _summary(self, outcome: str) -> Summary:
         drift = {}

@@ -33,8 +33,8 @@ def collect(folder: str | Path, rank: int = 0) -> Iterator[Callable[[], None]]:
     import torch
     from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 
-    place = Path(folder)
-    host, trace = place / HOST / f"{HOST}.{rank}.json", place / PROFILE / f"{PROFILE}.{rank}.json"
+    root = Path(folder)
+    host, trace = root / HOST / f"{HOST}.{rank}.json", root / PROFILE / f"{PROFILE}.{rank}.json"
     for file in (host, trace):
         file.parent.mkdir(parents=True, exist_ok=True)
     observer = ExecutionTraceObserver()
@@ -53,9 +53,9 @@ def collect(folder: str | Path, rank: int = 0) -> Iterator[Callable[[], None]]:
                 torch.cuda.synchronize()
     observer.unregister_callback()
     recorded.export_chrome_trace(str(trace))
-    told = json.loads(trace.read_text())
-    told.setdefault("distributedInfo", {})["rank"] = rank
-    trace.write_text(json.dumps(told))
+    recorded_trace = json.loads(trace.read_text())
+    recorded_trace.setdefault("distributedInfo", {})["rank"] = rank
+    trace.write_text(json.dumps(recorded_trace))
 
 
 def run_program(program: Path, arguments: Sequence[str], folder: Path, rank: int = 0) -> None:

@@ -65,9 +65,9 @@ class CallSetting:
             raise Unsupported(f"size_bytes={self.op.size_bytes} is no multiple of ranks times itemsize ({unit})")
         return self.op.size_bytes // self.op.ranks
 
-    def own_shard(self, whole: torch.Tensor) -> torch.Tensor:
+    def own_shard(self, gathered: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole buffer."""
-        return whole.chunk(self.op.ranks)[self.rank]
+        return gathered.chunk(self.op.ranks)[self.rank]
 
 
 def _all_reduce(s: CallSetting) -> ReadyCollective:
@@ -77,16 +77,16 @@ def _all_reduce(s: CallSetting) -> ReadyCollective:
 
 def _all_gather(s: CallSetting) -> ReadyCollective:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
-    shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
-    shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
-    return ReadyCollective(lambda: gather(whole, shard, group=s.group), shard, whole)
+    shard_bytes, gathered = s.shard_bytes(), s.buffer(s.op.size_bytes)
+    shard = s.own_shard(gathered) if s.in_place else s.buffer(shard_bytes)
+    return ReadyCollective(lambda: gather(gathered, shard, group=s.group), shard, gathered)
 
 
 def _reduce_scatter(s: CallSetting) -> ReadyCollective:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
-    shard_bytes, whole = s.shard_bytes(), s.buffer(s.op.size_bytes)
-    shard = s.own_shard(whole) if s.in_place else s.buffer(shard_bytes)
-    return ReadyCollective(lambda: scatter(shard, whole, group=s.group), whole, shard)
+    shard_bytes, source = s.shard_bytes(), s.buffer(s.op.size_bytes)
+    shard = s.own_shard(source) if s.in_place else s.buffer(shard_bytes)
+    return ReadyCollective(lambda: scatter(shard, source, group=s.group), source, shard)
 
 
 def _all_to_all(s: CallSetting) -> ReadyCollective:
@@ -119,7 +119,7 @@ def _ep_dispatch(s: CallSetting) -> ReadyCollective:
     routes, mine = _routes(s), s.rank
     tokens = s.rows(s.op.tokens, s.op.dtype)
     index = _indices(routes[mine], s.device)
-    sent = [len(each) for each in routes[mine]]
+    sent = [len(route) for route in routes[mine]]
     received = [len(routes[rank][mine]) for rank in range(s.op.ranks)]
     target = s.rows(sum(received), s.op.dtype)
     exchange = _exchange(target, received, sent, s)
@@ -130,7 +130,7 @@ def _ep_combine(s: CallSetting) -> ReadyCollective:
     """The rows of :func:`_ep_dispatch` back to their tokens' rank, and their sum there."""
     routes, mine = _routes(s), s.rank
     index = _indices(routes[mine], s.device)
-    back = [len(each) for each in routes[mine]]
+    back = [len(route) for route in routes[mine]]
     sent = [len(routes[rank][mine]) for rank in range(s.op.ranks)]
     source, arrived = s.rows(sum(sent), s.op.out_dtype), s.rows(sum(back), s.op.out_dtype)
     target = s.rows(s.op.tokens, s.op.out_dtype)
@@ -154,15 +154,15 @@ def _routes(s: CallSetting) -> list[list[torch.Tensor]]:
         raise Unsupported(f"top {op.topk} of {op.experts} experts on {op.ranks} ranks: they must divide evenly")
     if op.sms:
         raise Unsupported("torch chooses the compute units of an exchange itself: set sms=0")
-    made = []
+    routes = []
     for rank in range(op.ranks):
         generator = torch.Generator().manual_seed(rank)
         experts = torch.rand(op.tokens, op.experts, generator=generator).topk(op.topk, dim=-1)[1]
         counts = torch.zeros(op.tokens, op.ranks, dtype=torch.int64)
         counts.scatter_add_(1, experts // (op.experts // op.ranks), torch.ones_like(experts))
         repeats = counts if op.mode else counts.clamp(max=1)
-        made.append([torch.arange(op.tokens).repeat_interleave(column) for column in repeats.unbind(1)])
-    return made
+        routes.append([torch.arange(op.tokens).repeat_interleave(column) for column in repeats.unbind(1)])
+    return routes
 
 
 def _indices(routes: list[torch.Tensor], device: str) -> torch.Tensor:

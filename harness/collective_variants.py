@@ -2,7 +2,8 @@
 
 ``nccl:graph`` replays calls that were captured in a CUDA graph, as serving engines decode; ``nccl:registered`` has its
 buffers in memory that NCCL knows (user buffers, NVLink's multicast where there is one), captured too. ``symm_mem:…``
-are torch's kernels on symmetric memory, and ``vllm:custom_all_reduce`` is vLLM's own for small tensors of one node.
+are torch's kernels on symmetric memory, ``vllm:custom_all_reduce`` is vLLM's own for small tensors of one node, and
+``flashinfer:…`` are TensorRT-LLM's (:mod:`.flashinfer_sums`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..datasets.kernels import other_form
 from ..datasets.ops import Op
 from .cases.base import Unsupported
 from .cases.packages import package
 from .collective_calls import CALLS, IN_PLACE, CallSetting, ReadyCollective
 from .deep_ep_calls import DEEP_EP, ELASTIC, ELASTIC_CALLS
+from .flashinfer_sums import SUMS, FlashInferSum
 
 GRAPH_CALLS = 10  # captured one behind the other, so that the launch of the graph is no part of one
 Build = Callable[[CallSetting], ReadyCollective]
@@ -35,20 +38,20 @@ def in_place(s: CallSetting) -> ReadyCollective:
     return plain(replace(s, in_place=True))
 
 
-def captured(made: ReadyCollective) -> ReadyCollective:
+def capture_call(ready: ReadyCollective) -> ReadyCollective:
     """The replay of a graph of :data:`GRAPH_CALLS` calls."""
-    made.run()
+    ready.run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for _ in range(GRAPH_CALLS):
-            made.run()
-    return replace(made, run=graph.replay, calls=GRAPH_CALLS)
+            ready.run()
+    return replace(ready, run=graph.replay, calls=GRAPH_CALLS)
 
 
 def in_graph(s: CallSetting) -> ReadyCollective:
     """torch's call, captured."""
-    return captured(plain(s))
+    return capture_call(plain(s))
 
 
 # --- registered memory ---------------------------------------------------------------------------------
@@ -66,11 +69,11 @@ def registered_pool(group: Any) -> Any:
     return pool
 
 
-def registered(s: CallSetting) -> ReadyCollective:
+def register_buffers(s: CallSetting) -> ReadyCollective:
     """torch's call on registered buffers, captured."""
     with torch.cuda.use_mem_pool(registered_pool(s.group)):
-        made = plain(s)
-    return captured(made)
+        ready = plain(s)
+    return capture_call(ready)
 
 
 # --- symmetric memory, vLLM ----------------------------------------------------------------------------
@@ -91,7 +94,7 @@ def symmetric(name: str, s: CallSetting) -> ReadyCollective:
         "one_shot": torch.ops.symm_mem.one_shot_all_reduce,
     }[name]
     buffer.copy_(source)
-    return captured(ReadyCollective(lambda: kernel(buffer, "sum", s.group.group_name), buffer, buffer))
+    return capture_call(ReadyCollective(lambda: kernel(buffer, "sum", s.group.group_name), buffer, buffer))
 
 
 @lru_cache(maxsize=8)
@@ -108,8 +111,8 @@ def vllm_all_reduce(s: CallSetting) -> ReadyCollective:
     if communicator.disabled or not communicator.should_custom_ar(source):
         raise Unsupported(f"vLLM leaves {s.op.size_bytes} bytes on {s.op.ranks} of these GPUs to NCCL")
     with communicator.capture():
-        made = captured(ReadyCollective(lambda: communicator.custom_all_reduce(source), source, source))
-    return made
+        reduced = capture_call(ReadyCollective(lambda: communicator.custom_all_reduce(source), source, source))
+    return reduced
 
 
 # --- by name -------------------------------------------------------------------------------------------
@@ -128,15 +131,20 @@ def _symmetric(name: str) -> Variant:
     return Variant(lambda s: symmetric(name, s), ("all_reduce",), ("bf16", "fp32"))
 
 
+def _flashinfer(flashinfer_sum: FlashInferSum) -> Variant:
+    return Variant(lambda s: capture_call(flashinfer_sum.build(s)), ("all_reduce",), ("bf16", "fp16", "fp32"))
+
+
 ON_GPU: dict[str, Variant] = {
     "nccl": Variant(plain),
     "nccl:inplace": Variant(in_place, IN_PLACE),
     "nccl:graph": Variant(in_graph, tuple(kind for kind in CALLS if kind not in ("send_recv",))),
-    "nccl:registered": Variant(registered, ("all_reduce", "all_gather", "reduce_scatter")),
+    "nccl:registered": Variant(register_buffers, ("all_reduce", "all_gather", "reduce_scatter")),
     "symm_mem:multimem": _symmetric("multimem"),
     "symm_mem:two_shot": _symmetric("two_shot"),
     "symm_mem:one_shot": _symmetric("one_shot"),
     "vllm:custom_all_reduce": Variant(vllm_all_reduce, ("all_reduce",), ("bf16", "fp16", "fp32")),
+    **{name: _flashinfer(flashinfer_sum) for name, flashinfer_sum in SUMS.items()},
     "deep_ep": Variant(lambda s: DEEP_EP[s.op.kind](s), tuple(DEEP_EP)),
     ELASTIC: Variant(lambda s: ELASTIC_CALLS[s.op.kind](s), tuple(ELASTIC_CALLS)),
 }
@@ -145,15 +153,17 @@ ON_CPU: dict[str, Variant] = {"gloo": Variant(plain), "gloo:inplace": Variant(in
 
 def variant(op: Op, backend: str, device: str) -> Variant:
     """The way of a backend. Unsupported where a device, a kind or a format has not got it."""
-    known = ON_GPU if device == "cuda" else ON_CPU
+    by_backend = ON_GPU if device == "cuda" else ON_CPU
     if op.kind not in CALLS:
         raise Unsupported(f"{op.kind} is no collective")
-    if backend not in known:
-        usual = next(iter(known))
+    if backend not in by_backend:
+        usual = next(iter(by_backend))
         raise Unsupported(f"no backend {backend!r} for collectives on {device}: use {usual}")
-    found = known[backend]
-    if op.kind not in found.kinds:
-        raise Unsupported(f"{backend} does not run {op.kind}; it runs {', '.join(found.kinds)}")
-    if found.dtypes and op.dtype not in found.dtypes:
-        raise Unsupported(f"{backend} adds {', '.join(found.dtypes)}, not {op.dtype}")
-    return found
+    if why := other_form(op, backend):
+        raise Unsupported(why)
+    make_variant = by_backend[backend]
+    if op.kind not in make_variant.kinds:
+        raise Unsupported(f"{backend} does not run {op.kind}; it runs {', '.join(make_variant.kinds)}")
+    if make_variant.dtypes and op.dtype not in make_variant.dtypes:
+        raise Unsupported(f"{backend} adds {', '.join(make_variant.dtypes)}, not {op.dtype}")
+    return make_variant

@@ -116,19 +116,21 @@ class RankGroup:
         use_loopback()
         store = TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
         for rank in range(1, ranks):
-            place = {"settings": vars(settings), "port": store.port, "rank": rank, "ranks": ranks}
+            rank_setup = {"settings": vars(settings), "port": store.port, "rank": rank, "ranks": ranks}
             command = [sys.executable, "-P", "-m", f"{__package__}.collectives", "--peer", str(os.getpid())]
-            peer = subprocess.Popen([*command, json.dumps(place)], stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
+            peer = subprocess.Popen(
+                [*command, json.dumps(rank_setup)], stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno()
+            )
             threading.Thread(target=_end_with, args=(peer,), daemon=True).start()
         return cls._join(settings, 0, ranks, store)
 
     @classmethod
-    def peer(cls, place: dict[str, Any]) -> RankGroup:
+    def peer(cls, rank_setup: dict[str, Any]) -> RankGroup:
         """A child of the process that called :meth:`local`."""
         use_loopback()
-        rank, ranks = place["rank"], place["ranks"]
-        store = TCPStore("127.0.0.1", place["port"], ranks, is_master=False)
-        settings = Settings.from_dict(place["settings"])
+        rank, ranks = rank_setup["rank"], rank_setup["ranks"]
+        store = TCPStore("127.0.0.1", rank_setup["port"], ranks, is_master=False)
+        settings = Settings.from_dict(rank_setup["settings"])
         return cls._join(settings, rank, ranks, store)
 
     @classmethod
@@ -146,11 +148,11 @@ class RankGroup:
             torch.set_num_threads(threads_beside(settings.threads, len(beside)))
         if settings.device == "cuda":
             torch.cuda.set_device(device_of(beside.index(rank), len(beside), torch.cuda.device_count()))
-        told: list[Any] = [None] * ranks
+        answers: list[Any] = [None] * ranks
         facts = node_facts(settings.device) if rank == beside[0] else {}
-        dist.all_gather_object(told, (here(settings.device), facts), group=control)
-        ranks_of = rank_map(nodes, told, settings)
-        return cls(settings, rank, ranks, len(beside), control, ranks_of, placement(told))
+        dist.all_gather_object(answers, (here(settings.device), facts), group=control)
+        ranks_of = rank_map(nodes, answers, settings)
+        return cls(settings, rank, ranks, len(beside), control, ranks_of, placement(answers))
 
     def measure(self, case: Case) -> Timing:
         """Time one case on its ranks. Raises Unsupported or NoMemoryError where the ranks agree that it cannot run.
@@ -216,17 +218,17 @@ class RankGroup:
             BUFFERS.make_way(buffer_key(case.op, members, case.backend))
         if self.rank not in members:
             return None
-        made: ReadyCollective | None = None
+        ready_call: ReadyCollective | None = None
         problem: Exception | None = None
-        place = members.index(self.rank)
+        member = members.index(self.rank)
         try:
             with refusals():
-                made = way.build(CallSetting(case.op, data, place, self.settings.device, control=control))
+                ready_call = way.build(CallSetting(case.op, data, member, self.settings.device, control=control))
         except (Unsupported, MemoryError, torch.OutOfMemoryError) as error:
             problem = error
         self._agree(problem, control, case.op.ranks)
-        assert made is not None
-        return self._time(case, made, control)
+        assert ready_call is not None
+        return self._time(case, ready_call, control)
 
     def _way(self, case: Case) -> Variant:
         """How the case is run; Unsupported where every rank can tell by itself that it is not."""
@@ -237,17 +239,19 @@ class RankGroup:
             raise Unsupported("a collective needs at least 2 ranks")
         return way
 
-    def _time(self, case: Case, made: ReadyCollective, control: ProcessGroup) -> Timing | None:
+    def _time(self, case: Case, ready_call: ReadyCollective, control: ProcessGroup) -> Timing | None:
         """Blocks of calls on every rank, as many as rank 0 decides."""
         for _ in range(WARMUP_CALLS):
-            made.run()
-        timed = make_block(made.run, self.settings.device, lambda: dist.barrier(group=control))
+            ready_call.run()
+        timed = make_block(ready_call.run, self.settings.device, lambda: dist.barrier(group=control))
 
         def block(calls: int) -> float:
-            return timed(calls) / made.calls
+            return timed(calls) / ready_call.calls
 
         shortest = min(block(1) for _ in range(3))
-        calls = self._broadcast(max(1, min(MOST_CALLS, round(BLOCK_US / max(shortest * made.calls, 1.0)))), control)
+        calls = self._broadcast(
+            max(1, min(MOST_CALLS, round(BLOCK_US / max(shortest * ready_call.calls, 1.0)))), control
+        )
 
         def blocks(count: int) -> list[float]:
             return self._maximum([block(calls) for _ in range(count)], control)
@@ -263,10 +267,10 @@ class RankGroup:
 
         deadline = time.perf_counter_ns() + round(self.settings.case_budget_s * 1e9)
         probe = (lambda: clocks("cuda")) if self.settings.device == "cuda" else None
-        found = collect(sampler, MedianWidth(self.settings.ci_width), deadline, probe)
+        samples = collect(sampler, MedianWidth(self.settings.ci_width), deadline, probe)
         self._broadcast(0, control)
         timer = "cuda_event" if self.settings.device == "cuda" else "cpu_clock"
-        return summarise(found, calls * made.calls, timer, case.cache)
+        return summarise(samples, calls * ready_call.calls, timer, case.cache)
 
     def _maximum(self, values: list[float], control: ProcessGroup) -> list[float]:
         """Element by element the largest over the ranks."""
@@ -358,8 +362,8 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["--peer"]:
         die_with(int(arguments[1]))
         return _serve(RankGroup.peer(json.loads(arguments[2])))
-    place = torchrun_rank()
-    if len(arguments) != 2 or place is None:
+    torchrun_place = torchrun_rank()
+    if len(arguments) != 2 or torchrun_place is None:
         print("usage: torchrun ... -m opcast.harness.collectives PLAN.json STORE", file=sys.stderr)
         return 2
     try:
@@ -367,7 +371,7 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as error:
         return refuse(f"{arguments[0]}: {error}")
     try:
-        group = RankGroup.torchrun(plan.settings, *place)
+        group = RankGroup.torchrun(plan.settings, *torchrun_place)
     except CampaignError as error:
         return refuse(str(error))
     if group.rank > 0:

@@ -18,18 +18,18 @@ def execute(
     """Run a plan, or a part of it, and report on stderr; the exit code."""
     from ..datasets.store import Store
 
-    shown = None if quiet or not sys.stderr.isatty() else show
+    report = None if quiet or not sys.stderr.isatty() else show
     try:
         store = Store(store_path)
         announce(store.path, plan, part.count)
-        summary = run(plan, store, shown, measurer, part)
+        summary = run(plan, store, report, measurer, part)
     except (OSError, ValueError) as error:
         return refuse(str(error))
     except KeyboardInterrupt:
         print("interrupted before the first case: nothing was measured", file=sys.stderr)
         return 130
     finally:
-        if shown:
+        if report:
             print(file=sys.stderr)
     if not quiet:
         print(describe(summary), file=sys.stderr)
@@ -54,15 +54,15 @@ def progress_line(progress: Progress) -> str:
     filled = BAR * reached // max(progress.total, 1)
     bar = "#" * filled + "-" * (BAR - filled)
     failed = "".join(f" {count} {status}" for status, count in progress.statuses.items() if status != "ok")
-    left = "" if progress.eta_s is None else f" {duration(progress.eta_s)} left"
-    return f"[{bar}] {reached}/{progress.total}{left}{failed}  {progress.case}"
+    time_left = "" if progress.eta_s is None else f" {duration(progress.eta_s)} left"
+    return f"[{bar}] {reached}/{progress.total}{time_left}{failed}  {progress.case}"
 
 
 def duration(seconds: float) -> str:
     """``1:02:03`` or ``2:03``."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
 
 
 def describe(summary: Summary) -> str:

@@ -1,7 +1,8 @@
 """Who can measure an op on a GPU, and how long that takes: answered on any machine, by the real builders.
 
 No GPU is needed: builders run on tensors without memory (:mod:`.cases.outline`), and what chips lack is a table
-(:mod:`...datasets.kernels`).
+(:mod:`..datasets.kernels`). Whose kernels a stack launches is another, by which rows answer, too
+(:mod:`..datasets.launches`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..datasets.backends import means
 from ..datasets.devices import Device
-from ..datasets.kernels import is_eager, kernels, lacking, libraries, package_of
+from ..datasets.kernels import NORM_SUMS, kernels, lacking, package_of
+from ..datasets.launches import ANYONE, CUSTOM_SUM, Caller, launches, place, unable
 from ..datasets.ops import KINDS, Op
 from .plan import Settings
 
@@ -19,14 +22,11 @@ FEWEST_CALLS = 8  # of a case, however long one takes
 FILL_GBPS = 200.0  # at which random inputs are made
 MOST_OF_LIBRARIES = 3
 COLLECTIVE = "nccl"
-VLLM_ALL_REDUCE, VLLM_MOST_BYTES = "vllm:custom_all_reduce", 8 << 20  # CustomAllreduce's max_size
+OWN_SUM_MOST_BYTES = 8 << 20  # CustomAllreduce's max_size; above it engines sum by NCCL
+OWN_SUM_RANKS = {"vllm": (2, 4, 6, 8), "flashinfer": (2, 4, 8)}
+OWN_SUM_WORDS = "engines leave it to NCCL: this kernel is for up to 8 MiB on {} or {} GPUs of one node"
 GRAPH_MOST_BYTES = 16 << 20  # of a sum that is captured: vLLM's graphs hold 512 tokens at the most (cudagraph sizes)
-SERVED_BY = {
-    "all_reduce": (VLLM_ALL_REDUCE, "nccl:graph"),
-    "all_gather": ("nccl:graph",),
-    "reduce_scatter": ("nccl:graph",),
-}
-TRAINS = ("megatron", "nemo", "torchtitan")
+CAPTURED, CAPTURED_KINDS = "nccl:graph", ("all_reduce", "all_gather", "reduce_scatter")
 SDPA = "sdpa"  # what torch takes for attention where a stack's own choice is not to be had
 EAGER = "operators one by one: this stack runs them as one kernel"
 
@@ -35,11 +35,13 @@ EAGER = "operators one by one: this stack runs them as one kernel"
 class MeasuringWay:
     """A backend for an op: the package that it is of (empty: torch), why it cannot run it (empty: it can).
 
-    ``bytes`` is what a case takes on the device, ``kernel`` what the builder says of the kernel, ``kernels`` how many a
-    call launches, and ``own`` whether it is of a library that the stack runs.
+    ``op`` is what it runs: the op that was asked for, or a sum without the norm in place of one with it. ``bytes`` is
+    what a case takes on the device, ``kernel`` what the builder says of the kernel, ``kernels`` how many a call
+    launches, and ``own`` whether the stack launches it or, where it launches none that can be measured, one alike.
     """
 
     backend: str
+    op: Op
     package: str = ""
     refusal: str = ""
     bytes: int = 0
@@ -53,78 +55,106 @@ class MeasuringWay:
         return not self.refusal
 
 
-def ways(op: Op, device: Device, stack: str = "") -> list[MeasuringWay]:
-    """Every backend that knows the kind, those of the stack's libraries first, then torch's, then those of others.
+def ways(op: Op, device: Device, caller: Caller = ANYONE) -> list[MeasuringWay]:
+    """Every backend that knows the kind: those that the caller launches first, then torch's, then those of others.
 
-    ``stack`` is the id of a framework; with none operators one by one are an answer too.
+    For nobody in particular operators one by one are an answer too. Where the caller itself has no kernel for the op,
+    it is the only way, and says why.
     """
     from .cases import backends
 
     if KINDS[op.kind].collective:
-        return _collectives(op, device, stack)
+        return _collectives(op, device, caller)
     names = backends(op, "cpu" if device.synchronous else "cuda")
-    found = [_way(op, name, device, stack) for name in names]
-    order = libraries(stack)
-    return sorted(found, key=lambda way: (not way.runs, _place(way, order)))
+    if why := unable(caller, op, device):
+        return [MeasuringWay(caller.engine or caller.framework, op, refusal=why)]
+    places = {name: _place(op, name, caller) for name in names}
+    all_ways = [_way(op, name, device, caller, places[name] is not None) for name in names]
+
+    def order(way: MeasuringWay) -> tuple[bool, float, bool]:
+        at = places[way.backend]
+        return not way.runs, float("inf") if at is None else at, bool(way.package)
+
+    return sorted(all_ways, key=order)
 
 
-def to_measure(found: Sequence[MeasuringWay]) -> list[MeasuringWay]:
-    """The ways that answer for a step: those of the stack's libraries and torch's best; else the first that can."""
-    able = [way for way in found if way.runs]
-    libraries_own = [way for way in able if way.own and way.package][:MOST_OF_LIBRARIES]
-    of_torch = [way for way in able if way.own and not way.package]
+def to_measure(all_ways: Sequence[MeasuringWay]) -> list[MeasuringWay]:
+    """The ways that answer for a step: those of packages that go before torch's best, and torch's; else the first.
+
+    torch's is measured in any case, because every machine has it.
+    """
+    able = [way for way in all_ways if way.runs]
+    of_torch = [way for way in able if not way.package]
+    before = able[: able.index(of_torch[0])] if of_torch else able
+    packages = [way for way in before if way.own][:MOST_OF_LIBRARIES]
     best = [way for way in of_torch if way.backend in (of_torch[0].backend, SDPA)]
-    return [*libraries_own, *best] or able[:1]
+    return [*packages, *best] or able[:1]
 
 
-def _place(way: MeasuringWay, order: Sequence[str]) -> int:
-    mine = (at for at, name in enumerate(order) if way.backend == name or way.backend.startswith(f"{name}:"))
-    return next(mine, len(order) + bool(way.package and not way.own))
+def _place(op: Op, backend: str, caller: Caller) -> int | None:
+    """Where a backend stands among those that a caller launches, and behind them those that are nearest to its own."""
+    at = place(caller, op.kind, op.dtype, backend)
+    if at is not None or not caller.admits(op.kind, backend):
+        return at
+    nearest, launched = caller.known.nearest, len(launches(caller, op.kind, op.dtype))
+    return next((launched + at for at, name in enumerate(nearest) if means(name, backend)), None)
 
 
-def _way(op: Op, backend: str, device: Device, stack: str) -> MeasuringWay:
+def _way(op: Op, backend: str, device: Device, caller: Caller, here: bool) -> MeasuringWay:
     from .cases import Unsupported
     from .cases.outline import outline
     from .cases.system import IN_PIECES
 
     package = package_of(backend)
-    own = not package or any(backend == name or backend.startswith(f"{name}:") for name in libraries(stack))
     count = kernels(op.kind, backend)
-    why = lacking(op, backend, device)
-    if not why and stack and not device.synchronous and is_eager(op.kind, backend):
-        why = EAGER
+    why = lacking(op, backend, device) or ("" if caller.admits(op.kind, backend) else EAGER)
     if why or device.synchronous:
-        return MeasuringWay(backend, package, why, int(op.cost.bytes), None, count, own)
+        return MeasuringWay(backend, op, package, why, int(op.cost.bytes), None, count, here)
     major, minor = divmod(round(10 * device.sm), 10)
     try:
-        drawn = outline(op, backend, (major, minor))
+        sketch = outline(op, backend, (major, minor))
     except Unsupported as error:
-        return MeasuringWay(backend, package, str(error), 0, None, count, own)
-    if drawn.bytes > device.memory_gib * 2**30 and op.kind not in IN_PIECES:
-        why = f"it needs {drawn.bytes / 2**30:.1f} GiB of {device.memory_gib:g} GiB"
-    return MeasuringWay(backend, package, why, drawn.bytes, drawn.kernel, count, own)
+        return MeasuringWay(backend, op, package, str(error), 0, None, count, here)
+    if sketch.bytes > device.memory_gib * 2**30 and op.kind not in IN_PIECES:
+        why = f"it needs {sketch.bytes / 2**30:.1f} GiB of {device.memory_gib:g} GiB"
+    return MeasuringWay(backend, op, package, why, sketch.bytes, sketch.kernel, count, here)
 
 
-def _collectives(op: Op, device: Device, stack: str) -> list[MeasuringWay]:
-    """The ways of a collective; as an engine captures it first, where the stack is one. They need all of its ranks."""
+def _collectives(op: Op, device: Device, caller: Caller) -> list[MeasuringWay]:
+    """The ways of a collective; as an engine captures it first, where the caller is one. They need all of its ranks.
+
+    An all-reduce with the norm in it is measured without it, too: not all kernels have it.
+    """
+    if op.kind == "all_reduce" and op.norm:
+        normed = [_collective(op, name, device) for name in caller.of_chip(caller.known.norm_sums) or NORM_SUMS]
+        return [*normed, *_collectives(op.replace(norm="no"), device, caller)]
     names: tuple[str, ...] = ("gloo",) if device.synchronous else (COLLECTIVE,)
-    if libraries(stack) and not device.synchronous and not stack.startswith(TRAINS):
-        served = SERVED_BY.get(op.kind, ()) if getattr(op, "size_bytes", 0) <= GRAPH_MOST_BYTES else ()
-        names = (*served, *names)
+    if caller.engine and not device.synchronous:
+        names = (*_served(op, caller), *names)
     return [_collective(op, name, device) for name in names]
 
 
+def _served(op: Op, caller: Caller) -> tuple[str, ...]:
+    """How an engine runs a collective that its graphs hold."""
+    if op.kind not in CAPTURED_KINDS or op.size_bytes > GRAPH_MOST_BYTES:
+        return ()
+    sums = [name for name in caller.of_chip(caller.known.sums) or (CUSTOM_SUM,) if ":" in name]
+    return (*sums, CAPTURED) if op.kind == "all_reduce" and not caller.collectives else (CAPTURED,)
+
+
 def _collective(op: Op, backend: str, device: Device) -> MeasuringWay:
-    ranks, nodes = op.ranks, -(-op.ranks // op.ranks_per_node)
+    ranks, nodes, package = op.ranks, -(-op.ranks // op.ranks_per_node), package_of(backend)
     why = lacking(op, backend, device)
     if getattr(op, "experts", ranks) % ranks:
         why = f"{op.experts} experts do not divide by {ranks} ranks"
     elif ranks < 2:
         why = "a collective needs at least 2 ranks"
-    elif backend == VLLM_ALL_REDUCE and (nodes > 1 or op.size_bytes > VLLM_MOST_BYTES or ranks not in (2, 4, 6, 8)):
-        why = "vLLM leaves it to NCCL: its kernel is for up to 8 MiB on 2, 4, 6 or 8 GPUs of one node"
+    elif not why and package in OWN_SUM_RANKS:
+        counts = OWN_SUM_RANKS[package]
+        fits = nodes == 1 and op.size_bytes <= OWN_SUM_MOST_BYTES and ranks in counts
+        why = "" if fits else OWN_SUM_WORDS.format(", ".join(map(str, counts[:-1])), counts[-1])
     where = f"{ranks} GPUs on {nodes} node{'s' * (nodes > 1)}"
-    return MeasuringWay(backend, package_of(backend), why, int(2 * op.cost.bytes), where)
+    return MeasuringWay(backend, op, package, why, int(2 * op.cost.bytes), where)
 
 
 def seconds(latency_us: float, size_bytes: float, settings: Settings, caches: int = 2) -> float:

@@ -61,8 +61,8 @@ def cuda_sampler(prepared: Prepared, cache: str, warmup_s: float, now_ns: Clock)
     Capturing needs a stream of its own. All else stays on the current one, where autograd runs what it recorded.
     """
     call_us, host_us = _estimate(prepared.run, warmup_s, now_ns)
-    found = _graph_sampler(prepared.run, cache, call_us) if prepared.capturable else None
-    return found or _eager_sampler(prepared.run, cache, call_us, host_us)
+    sampler = _graph_sampler(prepared.run, cache, call_us) if prepared.capturable else None
+    return sampler or _eager_sampler(prepared.run, cache, call_us, host_us)
 
 
 def _estimate(run: Run, warmup_s: float, now_ns: Clock) -> tuple[float, float]:
@@ -121,7 +121,9 @@ def _holds_work(run: Run, single: torch.cuda.CUDAGraph, stream: torch.cuda.Strea
     graph = capture(run, PROBE_CALLS, stream)
     if graph is None:
         return False
-    many, one = (min(elapsed_us(each.replay, PROBE_REPLAYS, lambda: block(PROBE_BLOCK_US))) for each in (graph, single))
+    many, one = (
+        min(elapsed_us(one_graph.replay, PROBE_REPLAYS, lambda: block(PROBE_BLOCK_US))) for one_graph in (graph, single)
+    )
     return many - one >= (PROBE_CALLS - 1) * NO_KERNEL_US
 
 
@@ -203,11 +205,11 @@ def event_overhead_us(device: int) -> float:
     Subtracted from cold samples, which hold one call each. Measured anew every :data:`OVERHEAD_EVERY_S`, so that it
     moves with the device as the samples do.
     """
-    at, known = OVERHEADS.get(device, (-math.inf, 0.0))
+    at, overhead_us = OVERHEADS.get(device, (-math.inf, 0.0))
     if time.monotonic() - at > OVERHEAD_EVERY_S:
-        known = _measured_overhead_us()
-        OVERHEADS[device] = time.monotonic(), known
-    return known
+        overhead_us = _measured_overhead_us()
+        OVERHEADS[device] = time.monotonic(), overhead_us
+    return overhead_us
 
 
 def _measured_overhead_us() -> float:
@@ -263,13 +265,13 @@ def counted_clock(pause: Callable[[float], None]) -> CountedClock | None:
     """
     if torch.version.hip:
         return None
-    made, device = CountedClock(), torch.cuda.current_device()
-    made.fastest_mhz = made.mhz()
-    if made.fastest_mhz < (1.0 - FALL) * BOOST_MHZ.get(device, 0.0):
+    clock, device = CountedClock(), torch.cuda.current_device()
+    clock.fastest_mhz = clock.mhz()
+    if clock.fastest_mhz < (1.0 - FALL) * BOOST_MHZ.get(device, 0.0):
         pause(REST_S)
-        made.fastest_mhz = BOOST_MHZ[device] = made.mhz()
-    BOOST_MHZ[device] = max(BOOST_MHZ.get(device, 0.0), made.fastest_mhz)
-    return made
+        clock.fastest_mhz = BOOST_MHZ[device] = clock.mhz()
+    BOOST_MHZ[device] = max(BOOST_MHZ.get(device, 0.0), clock.fastest_mhz)
+    return clock
 
 
 @dataclass

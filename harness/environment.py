@@ -101,10 +101,10 @@ def _cgroup_cpus() -> float:
 def physical_cores() -> list[list[int]]:
     """The logical processors of each physical core that this process may use, lowest first."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    place = {int(p["processor"]): (p.get("physical id"), p.get("core id")) for p in _cpuinfo() if "processor" in p}
+    core_of = {int(p["processor"]): (p.get("physical id"), p.get("core id")) for p in _cpuinfo() if "processor" in p}
     cores: dict[object, list[int]] = {}
     for cpu in allowed:
-        where = place.get(cpu, (None, None))
+        where = core_of.get(cpu, (None, None))
         cores.setdefault(cpu if where[1] is None else where, []).append(cpu)
     return list(cores.values())
 
@@ -191,7 +191,7 @@ def environment(device: str, threads: int = 0) -> dict[str, str | None]:
     """Provenance columns of a measurement made here on ``cpu`` or ``cuda``; None for what is missing. Imports torch."""
     import torch
 
-    found: dict[str, str | None] = {
+    facts: dict[str, str | None] = {
         "device_id": cpu_device_id(threads),
         "device_name": cpu_name(),
         "node": node_name(),
@@ -203,10 +203,10 @@ def environment(device: str, threads: int = 0) -> dict[str, str | None]:
         "source": "harness",
     }
     if device != "cuda":
-        return found
+        return facts
     name = torch.cuda.get_device_name()
     runtime = torch.version.cuda or f"rocm {torch.version.hip}"
-    return found | {
+    return facts | {
         "device_id": gpu_device_id(),
         "device_name": name,
         "cuda": runtime,
@@ -219,9 +219,9 @@ def gpu_device_id() -> str:
     """The id of the current GPU: of its file, or of its own where it is none of those that have one. Imports torch."""
     import torch
 
-    told = torch.cuda.get_device_properties(torch.cuda.current_device())
-    cache_mib = last_level_bytes(told) / 2**20
-    return seen_device_id(told.name, told.multi_processor_count, told.total_memory / 2**30, cache_mib)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    cache_mib = last_level_bytes(properties) / 2**20
+    return seen_device_id(properties.name, properties.multi_processor_count, properties.total_memory / 2**30, cache_mib)
 
 
 def _nccl_version() -> str | None:
@@ -274,8 +274,20 @@ def _nvml() -> Any:
 
 
 @lru_cache
+def is_slice(index: int = 0) -> bool:
+    """Whether a GPU is a slice of one (MIG), which its name tells: it has units and memory of its own, but clocks, heat
+    and supply are of the whole chip, and no other GPU reaches it."""
+    import torch
+
+    return torch.cuda.is_available() and " MIG " in f"{torch.cuda.get_device_properties(index).name} "
+
+
+@lru_cache
 def _nvml_handle(index: int) -> Any:
-    """NVML's handle of torch's device ``index``, found by UUID: the two may number devices differently."""
+    """NVML's handle of torch's device ``index``, found by UUID: the two may number devices differently.
+
+    Of a slice it is that of the chip which it is of: NVML answers of slices what they are, but not how they do.
+    """
     import torch
 
     nvml = _nvml()
@@ -284,11 +296,12 @@ def _nvml_handle(index: int) -> Any:
     identity = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if identity is None:
         return _found(nvml.nvmlDeviceGetHandleByIndex, index)
-    by_uuid = (_found(nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{identity}".encode()) for kind in KINDS)
-    return next((handle for handle in by_uuid if handle is not None), None)
+    by_uuid = {kind: _found(nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{identity}".encode()) for kind in KINDS}
+    mig_slice = by_uuid["MIG"]  # older CUDA gives a slice the UUID of its chip
+    return by_uuid["GPU"] or (mig_slice and _found(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, mig_slice))
 
 
-def _found(find: Callable[[Any], Any], what: int | bytes) -> Any:
+def _found(find: Callable[[Any], Any], what: Any) -> Any:
     try:
         return find(what)
     except _nvml().NVMLError:
@@ -301,16 +314,19 @@ def decode_reasons(bits: int) -> tuple[str, ...]:
 
 
 def clocks(device: str = "cuda", index: int = 0) -> Clocks:
-    """Clocks, temperature, power and throttle reasons now. Unknown figures are None, never an error."""
+    """Clocks, temperature, power and throttle reasons now. Unknown figures are None, never an error.
+
+    The power of a slice is unknown: the chip's is that of all its slices.
+    """
     if device != "cuda":
         return Clocks(sm_clock_mhz=_cpu_clock_mhz())
     handle = _nvml_handle(index)
     if handle is None:
         return amd.clocks(index)
     nvml = _nvml()
-    asked = (_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name))
-    reasons = next((bits for bits in asked if bits is not None), None)  # an old driver lacks the newer question
-    power = _ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    answers = (_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name))
+    reasons = next((bits for bits in answers if bits is not None), None)  # an old driver lacks the newer question
+    power = None if is_slice(index) else _ask(nvml.nvmlDeviceGetPowerUsage, handle)
     return Clocks(
         sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
         mem_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
@@ -321,8 +337,9 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
 
 
 def energy_j(index: int = 0) -> float | None:
-    """Joules that a GPU has used since its driver was loaded; None where NVML does not count them (before Volta)."""
-    handle = _nvml_handle(index)
+    """Joules that a GPU has used since its driver was loaded; None where NVML does not count them (before Volta, or of
+    a slice alone)."""
+    handle = None if is_slice(index) else _nvml_handle(index)
     question = getattr(_nvml(), "nvmlDeviceGetTotalEnergyConsumption", None)
     millijoules = None if handle is None or question is None else _ask(question, handle)
     return None if millijoules is None else millijoules / 1000
@@ -331,8 +348,8 @@ def energy_j(index: int = 0) -> float | None:
 def has_nvlink(index: int = 0) -> bool | None:
     """Whether a GPU has an active NVLink; None where NVML does not answer, as without ``nvidia-ml-py``."""
     nvml, handle = _nvml(), _nvml_handle(index)
-    if handle is None:
-        return None
+    if handle is None or is_slice(index):
+        return None if handle is None else False
     links = (_ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
     return any(state == nvml.NVML_FEATURE_ENABLED for state in links)
 
@@ -343,19 +360,19 @@ def nvlink_domain(index: int = 0) -> str:
     A board with NVSwitch alone has a fabric without an id.
     """
     nvml, handle = _nvml(), _nvml_handle(index)
-    if handle is None or not hasattr(nvml, "nvmlDeviceGetGpuFabricInfo"):
+    if handle is None or is_slice(index) or not hasattr(nvml, "nvmlDeviceGetGpuFabricInfo"):
         return ""
-    found = nvml.c_nvmlGpuFabricInfo_t()
+    fabric = nvml.c_nvmlGpuFabricInfo_t()
     try:
-        nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(found))
+        nvml.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(fabric))
     except nvml.NVMLError:
         return ""
-    field = type(found).clusterUuid  # as text to old releases of pynvml, to others as numbers
-    identity = ctypes.string_at(ctypes.addressof(found) + field.offset, field.size)
-    if found.state != FABRIC_COMPLETED or not any(identity):
+    field = type(fabric).clusterUuid  # as text to old releases of pynvml, to others as numbers
+    identity = ctypes.string_at(ctypes.addressof(fabric) + field.offset, field.size)
+    if fabric.state != FABRIC_COMPLETED or not any(identity):
         return ""
-    clique = getattr(found, "cliqueId", None)  # once called partitionId
-    clique = found.partitionId if clique is None else clique
+    clique = getattr(fabric, "cliqueId", None)  # once called partitionId
+    clique = fabric.partitionId if clique is None else clique
     return hashlib.sha256(identity + bytes([clique % 256])).hexdigest()[:10]
 
 
@@ -366,8 +383,10 @@ def boost_clock_mhz(index: int = 0) -> float | None:
 
 
 def power_limit_w(index: int = 0) -> float | None:
-    """The watts that a GPU may draw; None where NVML does not tell."""
+    """The watts that a GPU may draw; None where NVML does not tell, and of a slice, which has no limit of its own."""
     nvml, handle = _nvml(), _nvml_handle(index)
+    if is_slice(index):
+        return None
     if handle is None:
         return amd.power_limit_w(index)
     milliwatts = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
@@ -438,9 +457,9 @@ def use_route_to_master() -> None:
 
 def gloo_words() -> str:
     """What to set when gloo's ranks do not find each other."""
-    taken = os.environ.get("GLOO_SOCKET_IFNAME") or "what the host's name stands for"
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or "what the host's name stands for"
     return (
-        f"gloo uses the network interface {taken} here: set GLOO_SOCKET_IFNAME to the one that joins the nodes "
+        f"gloo uses the network interface {interface} here: set GLOO_SOCKET_IFNAME to the one that joins the nodes "
         "(`ip -br addr` lists them), on every node"
     )
 

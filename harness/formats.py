@@ -51,8 +51,11 @@ def in_format(spec: Any, precision: str) -> Any:
 
 def _renamed(value: Any, precision: str, pairs: bool) -> Any:
     if isinstance(value, Mapping):
-        return {device: each if device == "cpu" else _renamed(each, precision, pairs) for device, each in value.items()}
+        return {
+            device: formats if device == "cpu" else _renamed(formats, precision, pairs)
+            for device, formats in value.items()
+        }
     if isinstance(value, list):
         cast = pairs and WRITTEN_FOR in value and precision in value
-        return value if cast else [_renamed(each, precision, pairs) for each in value]
+        return value if cast else [_renamed(item, precision, pairs) for item in value]
     return precision if value == WRITTEN_FOR else value

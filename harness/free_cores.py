@@ -27,10 +27,10 @@ def free_cores(cores: Sequence[Sequence[int]], loads: Mapping[int, float]) -> li
     ``cores`` [n]: the processors of each core. ``loads``: the busy share of each processor, 0 to 1, nothing for an
     unknown one. The busiest are left out first, and one is always kept.
     """
-    load = [max((loads.get(each, 0.0) for each in core), default=0.0) for core in cores]
-    kept = max(1, len(cores) - round(sum(load)))
+    load = [max((loads.get(cpu, 0.0) for cpu in core), default=0.0) for core in cores]
+    count = max(1, len(cores) - round(sum(load)))
     order = sorted(range(len(cores)), key=lambda at: (load[at], at))
-    return [cores[at][0] for at in sorted(order[:kept])]
+    return [cores[at][0] for at in sorted(order[:count])]
 
 
 def processor_loads(seconds: float = LOOK_S) -> dict[int, float]:
@@ -51,13 +51,13 @@ def _times() -> dict[int, tuple[int, int]]:
     """Idle and total ticks of each processor since the machine started."""
     if not STAT.is_file():
         return {}
-    found = {}
+    times = {}
     for line in STAT.read_text().splitlines():
         name, *fields = line.split()
         if name.startswith("cpu") and name != "cpu":
-            ticks = [int(each) for each in fields[:COUNTED]]
-            found[int(name[3:])] = (sum(ticks[at] for at in IDLE), sum(ticks))
-    return found
+            ticks = [int(tick) for tick in fields[:COUNTED]]
+            times[int(name[3:])] = (sum(ticks[at] for at in IDLE), sum(ticks))
+    return times
 
 
 @contextlib.contextmanager

@@ -24,7 +24,10 @@ UNKNOWN_AMD_MIB = 256  # the largest known: too much only costs time
 
 
 def last_level_bytes(properties: Any) -> int:
-    """Bytes that stay on chip, by torch's properties of a device: the L2, or an Infinity Cache where that is larger."""
+    """Bytes that stay on chip, by torch's properties of a device: the L2, or an Infinity Cache where that is larger.
+
+    Where torch is built for CUDA, ``gcnArchName`` is the name of the GPU ("NVIDIA H200").
+    """
     target = str(getattr(properties, "gcnArchName", "")).partition(":")[0]
-    behind = INFINITY_CACHE_MIB.get(target, UNKNOWN_AMD_MIB) if target else 0
+    behind = INFINITY_CACHE_MIB.get(target, UNKNOWN_AMD_MIB) if target.startswith("gfx") else 0
     return max(int(properties.L2_cache_size), behind << 20)

@@ -66,10 +66,10 @@ def cold_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
     addition of 768 elements took 1.4 us in a loop and 12 us after 64 MiB had been read, with a cache of 32 MiB).
     """
     runs = prepared.rotate
-    kept: list[object] = [None] * len(runs)
+    results: list[object] = [None] * len(runs)
     call_us = warm_up(runs[0], warmup_s, now_ns)
     for i, run in enumerate(runs):
-        kept[i] = run()
+        results[i] = run()
     flush = flusher() if call_us < FLUSH_BELOW_US or not prepared.rotation_is_cold else None
     position = 0
 
@@ -79,7 +79,7 @@ def cold_sampler(prepared: Prepared, warmup_s: float, now_ns: Clock) -> Sampler:
         if flush is not None:
             flush()
         start = now_ns()
-        kept[position] = runs[position]()
+        results[position] = runs[position]()
         return (now_ns() - start) / 1e3
 
     return _samples(sample, 1)

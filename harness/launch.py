@@ -1,4 +1,4 @@
-"""What the host spends around the work: launches, dispatch, views, modules, autograd nodes.
+"""What the host spends around the work: launches, dispatch, views, modules, autograd nodes, operators of a model.
 
 Each is timed on the host's clock over many calls. On a GPU they run while no kernel's work is waited for; on a
 CPU every op pays dispatch inside its own latency, and Python pays the rest between ops.
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Call = Callable[[], object]
 
+LAYER_OPERATORS = 40  # of the small decoder: what a layer calls that is no view
 LAUNCH_QUEUE = 512  # half of the launches that CUDA queues before it makes the host wait
 
 
@@ -24,8 +25,16 @@ def host_calls(what: str, calls: int, device: str) -> Call:
     ``launch``: an empty kernel on CUDA, an operator on one element on the CPU. ``dispatch``: the same operator
     on empty tensors, which returns before any work. ``view`` and ``module``: one view, one module that returns
     its input. ``autograd``: that many additions recorded in a chain and run backward, which launches nothing
-    but passes the gradient through; an addition's own dispatch is in it.
+    but passes the gradient through; an addition's own dispatch is in it. ``operator``: that many operators of a small
+    decoder (:mod:`.small_decoder`), whole layers of it; ValueError for another number.
     """
+    if what == "operator":
+        from .small_decoder import decoding
+
+        layers, remainder = divmod(calls, LAYER_OPERATORS)
+        if remainder:
+            raise ValueError(f"{calls} operators are not whole layers of {LAYER_OPERATORS}")
+        return decoding(layers, device)
     if what == "autograd":
         return _autograd(calls, device)
     once = {"launch": _launch, "dispatch": _dispatch, "view": _view, "module": _module}[what](device)

@@ -70,8 +70,8 @@ class CampaignLedger:
 
     def add(self, run_id: str, case: Case, columns: Mapping[str, Any]) -> None:
         """Keep a row for the next write; write now when rows have waited for :data:`FLUSH_S`."""
-        known = {f.name for f in fields(Measurement)}
-        values = {name: value for name, value in (*self.environment.items(), *columns.items()) if name in known}
+        names = {f.name for f in fields(Measurement)}
+        values = {name: value for name, value in (*self.environment.items(), *columns.items()) if name in names}
         self.waiting.append(
             Measurement(
                 op=case.op,
@@ -112,17 +112,17 @@ def claim(path: Path, record: Mapping[str, Any], part: str = "") -> Iterator[boo
     locks with the process. Without ``fcntl``, and on file systems without locks, it is False: nobody is kept away.
     Raises CampaignError when another process holds it.
     """
-    with contextlib.ExitStack() as held:
-        file = held.enter_context(_opened(path))
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_opened(path))
         held_alone = _lock(file, path, shared=bool(part))
         if part:
-            own = path.with_name(f"{path.stem}.{part.replace('/', 'of')}.lock")
-            _lock(held.enter_context(_opened(own)), own)
+            part_lock = path.with_name(f"{path.stem}.{part.replace('/', 'of')}.lock")
+            _lock(stack.enter_context(_opened(part_lock)), part_lock)
         text = json.dumps(record).encode()
         with locked(path.with_name(f".{path.stem}.lock")) if part else contextlib.nullcontext():
             file.seek(0)
-            known = file.read()
-            if known != text and not (part and known):  # nodes differ in their names alone: the first one's stays
+            old_text = file.read()
+            if old_text != text and not (part and old_text):  # nodes differ in their names alone: the first one's stays
                 file.truncate(0)
                 file.write(text)
                 file.flush()

@@ -58,13 +58,13 @@ def abilities(settings: Settings, group: Ranks | None) -> dict[str, Any]:
                 "settings.device=cuda, but torch finds no CUDA device here: use device=cpu or fix the driver"
             )
         check_device()
-    found: dict[str, Any] = environment(settings.device, settings.threads)
+    columns: dict[str, Any] = environment(settings.device, settings.threads)
     if settings.device == "cuda":
-        found |= gpu_facts() | {"format": best_format(torch.cuda.get_device_properties(torch.cuda.current_device()))}
+        columns |= gpu_facts() | {"format": best_format(torch.cuda.get_device_properties(torch.cuda.current_device()))}
     if group is None:
-        return {**found, "link": "", "ranks_per_node": 1}
-    told = {"link": group.link, "ranks_per_node": group.ranks_per_node, "rank_map": group.rank_map.to_dict()}
-    return {**found, **told, "placement": group.placement}
+        return {**columns, "link": "", "ranks_per_node": 1}
+    of_group = {"link": group.link, "ranks_per_node": group.ranks_per_node, "rank_map": group.rank_map.to_dict()}
+    return {**columns, **of_group, "placement": group.placement}
 
 
 def measured_figures(device: str) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def measured_figures(device: str) -> dict[str, Any]:
         from .probe import measure_cpu
         from .reuse import HOW, measure_reuse
 
-        found = measure_cpu().to_dict()
-        return found | {"reuse": measure_reuse(), "sources": {**found["sources"], "reuse": HOW}}
+        figures = measure_cpu().to_dict()
+        return figures | {"reuse": measure_reuse(), "sources": {**figures["sources"], "reuse": HOW}}
     from .probe_gpu import measure_gpu
 
     return measure_gpu().to_dict()
@@ -145,14 +145,14 @@ def _measure(case: Case, settings: Settings, group: Ranks | None) -> dict[str, A
             energy_j=energy_j if settings.device == "cuda" else None,
             energy_s=settings.energy_s,
         )
-    seen = clocks(settings.device)
+    reading = clocks(settings.device)
     return {
         "status": "ok",
         **{name: value for name, value in timing.columns().items() if name != "cache"},
         "kernel": kernel,
-        "sm_clock_mhz": timing.sm_clock_mhz or seen.sm_clock_mhz,
-        "mem_clock_mhz": seen.mem_clock_mhz,
-        "temperature_c": seen.temperature_c,
+        "sm_clock_mhz": timing.sm_clock_mhz or reading.sm_clock_mhz,
+        "mem_clock_mhz": reading.mem_clock_mhz,
+        "temperature_c": reading.temperature_c,
     }
 
 
@@ -171,9 +171,9 @@ def _status(error: BaseException) -> str:
     from .cases import Unsupported
 
     chain = [error, *(cause for cause in (error.__cause__, error.__context__) if cause)]
-    for part in chain:
-        memory = any(word in str(part) for word in MEMORY_WORDS)
-        if isinstance(part, (torch.OutOfMemoryError, MemoryError)) or (isinstance(part, RuntimeError) and memory):
+    for link in chain:
+        memory = any(word in str(link) for word in MEMORY_WORDS)
+        if isinstance(link, (torch.OutOfMemoryError, MemoryError)) or (isinstance(link, RuntimeError) and memory):
             return "oom"
     return "unsupported" if isinstance(error, Unsupported) else "error"
 

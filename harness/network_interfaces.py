@@ -16,9 +16,9 @@ def interface_to(host: str, port: int) -> str:
     where neither is known."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing
-        own = probe.getsockname()[0]
+        address = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
-            if name != "lo" and _address(name) == own:
+            if name != "lo" and _address(name) == address:
                 return name
     if not ROUTES.is_file():
         return ""
@@ -31,6 +31,6 @@ def _address(interface: str) -> str:
     import fcntl
 
     question = struct.pack("256s", interface.encode()[:15])
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), SIOCGIFADDR, question)[20:24])
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        return socket.inet_ntoa(fcntl.ioctl(query.fileno(), SIOCGIFADDR, question)[20:24])
     return ""

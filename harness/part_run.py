@@ -12,7 +12,7 @@ from ..datasets.store import Store
 from .campaign import run
 from .ledger import CampaignError
 from .nodes import compare, set_aside
-from .parts import CampaignPart, announced
+from .parts import CampaignPart, announcements
 from .plan import CampaignPlan
 
 
@@ -21,10 +21,10 @@ def run_part(store: str, campaign: str, part: str) -> dict[str, Any]:
 
     CampaignError when the part was interrupted or cannot run, so that the launcher sees a failure.
     """
-    known = announced(Path(store)).get(campaign)
-    if known is None:
+    record = announcements(Path(store)).get(campaign)
+    if record is None:
         raise CampaignError(f"store {store} has no campaign {campaign}: is it the same folder on every node?")
-    plan = CampaignPlan.from_json(json.dumps(known["plan"]))
+    plan = CampaignPlan.from_json(json.dumps(record["plan"]))
     try:
         summary = run(plan, Store(store), part=CampaignPart.parse(part))
     except KeyboardInterrupt:

@@ -39,22 +39,22 @@ class CampaignPart:
     @classmethod
     def parse(cls, text: str) -> CampaignPart:
         """From ``3/8``; CampaignPlanError for anything else."""
-        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
-        if not found or not int(found[1]) < int(found[2]) <= MOST_PARTS:
+        match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+        if not match or not int(match[1]) < int(match[2]) <= MOST_PARTS:
             raise CampaignPlanError(f"part={text!r} must be a number from 0, a slash and how many, as 3/8")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
 
 def cut(plan: CampaignPlan, part: CampaignPart) -> CampaignPlan:
     """The plan of one part: every ``count``-th case of each kind, in the plan's order, and all the canaries."""
     if part.count == 1:
         return plan
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     mine = []
     for case in plan.cases:
-        if (seen[case.op.kind] + _offset(case.op.kind, plan)) % part.count == part.index:
+        if (counts[case.op.kind] + _offset(case.op.kind, plan)) % part.count == part.index:
             mine.append(case)
-        seen[case.op.kind] += 1
+        counts[case.op.kind] += 1
     return replace(plan, cases=tuple(mine), canaries=plan.canaries or common(plan))
 
 
@@ -93,19 +93,21 @@ def announce(store: Path, plan: CampaignPlan, parts: int, where: str = "") -> Pa
     path = store / CAMPAIGNS / f"{campaign_id(plan)}.json"
     record = {"parts": parts, "where": where, "plan": json.loads(plan.to_json())}
     if path.exists():
-        known = read_json(path, StoreError, "a campaign")
-        if isinstance(known, dict) and all(known.get(name) == record[name] for name in ("parts", "plan")):
+        record_before = read_json(path, StoreError, "a campaign")
+        if isinstance(record_before, dict) and all(
+            record_before.get(name) == record[name] for name in ("parts", "plan")
+        ):
             return path
     record["announced_at"] = datetime.now(UTC).isoformat(timespec="seconds")
     return write_atomically(path, lambda file: file.write_text(json.dumps(record), "utf-8"))
 
 
-def announced(store: Path) -> dict[str, dict[str, Any]]:
+def announcements(store: Path) -> dict[str, dict[str, Any]]:
     """What :func:`announce` wrote, by campaign. StoreError for a damaged record."""
-    found = {}
+    records = {}
     for path in sorted(store.glob(f"{CAMPAIGNS}/*.json")):
         record = read_json(path, StoreError, f"campaign {path.stem}")
         if not isinstance(record, dict) or not {"parts", "plan"} <= set(record):
             raise StoreError(f"{path} is damaged: remove it, and give the campaign's command again")
-        found[path.stem] = record
-    return found
+        records[path.stem] = record
+    return records

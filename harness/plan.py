@@ -13,6 +13,8 @@
     ``where``, ``max_flops``, ``max_bytes`` drop shapes,
 ``ops``
     explicit ops, as ``Op.to_dict`` writes them, with optional ``backend`` and ``cache``,
+``first``
+    explicit ops that are measured before all others, in this order: however early a campaign ends, it has them,
 ``exclude``
     ops that must not be measured,
 ``canaries``
@@ -37,13 +39,14 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from ..datasets.launches import operators
+from ..datasets.kernels import is_eager, package_of
 from ..datasets.loading import choice, nearest
 from ..datasets.ops import KINDS, LINKS, Op, OpError, kind, make_op
 from ..datasets.reading import read_json
@@ -56,12 +59,14 @@ USUAL, ALL = "usual", "all"
 FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
-FIRST_OF_KIND = 8  # cases of each kind that come before all others: enough to learn from, however early the end
+FIRST_OF_KIND = (
+    8  # cases of each kind and backend that come before all others: enough to learn from, however early the end
+)
 ROUNDS = 8  # batches that the other cases of each kind are cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
 ENTRY_KEYS = ("kind", "device", "sample", "share", "zip", "each", "where", *DEFAULTS, "out_dtype")
-SPEC_KEYS = ("name", "settings", "cases", "ops", "exclude", "canaries", "parts", "budget_s", *DEFAULTS)
+SPEC_KEYS = ("name", "settings", "cases", "ops", "first", "exclude", "canaries", "parts", "budget_s", *DEFAULTS)
 
 
 class CampaignPlanError(ValueError):
@@ -122,30 +127,32 @@ class Settings:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
         """Checked settings; CampaignPlanError names an unknown or impossible one."""
-        known: dict[str, type] = {f.name: type(f.default) for f in dataclasses.fields(cls)}
+        types: dict[str, type] = {f.name: type(f.default) for f in dataclasses.fields(cls)}
         for name, value in values.items():
-            _check_known(name, known, "settings")
-            wanted = known[name]
-            fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
-            if not fits or (isinstance(value, bool) and wanted is not bool):
-                raise CampaignPlanError(f"settings.{name}={value!r} must be of type {wanted.__name__}")
-            if wanted in (int, float) and not 0 <= value < float("inf"):
+            _check_known(name, types, "settings")
+            expected = types[name]
+            fits = isinstance(value, expected) or (expected is float and isinstance(value, int))
+            if not fits or (isinstance(value, bool) and expected is not bool):
+                raise CampaignPlanError(f"settings.{name}={value!r} must be of type {expected.__name__}")
+            if expected in (int, float) and not 0 <= value < float("inf"):
                 raise CampaignPlanError(f"settings.{name}={value} must be a number of at least 0")
-        made = cls(**{name: known[name](value) for name, value in values.items()})
-        if made.device not in ("cpu", "cuda"):
-            raise CampaignPlanError(f"settings.device={made.device!r} must be cpu or cuda")
-        if made.link not in ("auto", "planned", *LINKS):
-            raise CampaignPlanError(f"settings.link={made.link!r} must be auto, planned or one of {', '.join(LINKS)}")
-        choice(CampaignPlanError, "settings.formats", made.formats, ("auto", "planned"))
-        if 0 < made.energy_s < LEAST_S:
+        settings = cls(**{name: types[name](value) for name, value in values.items()})
+        if settings.device not in ("cpu", "cuda"):
+            raise CampaignPlanError(f"settings.device={settings.device!r} must be cpu or cuda")
+        if settings.link not in ("auto", "planned", *LINKS):
             raise CampaignPlanError(
-                f"settings.energy_s={made.energy_s:g} is too short for the energy counter: "
+                f"settings.link={settings.link!r} must be auto, planned or one of {', '.join(LINKS)}"
+            )
+        choice(CampaignPlanError, "settings.formats", settings.formats, ("auto", "planned"))
+        if 0 < settings.energy_s < LEAST_S:
+            raise CampaignPlanError(
+                f"settings.energy_s={settings.energy_s:g} is too short for the energy counter: "
                 f"take {LEAST_S:g} or more, or 0"
             )
         for name in ("ci_width", "case_budget_s", "case_timeout_s", "start_timeout_s", "batch_size"):
-            if not getattr(made, name):
+            if not getattr(settings, name):
                 raise CampaignPlanError(f"settings.{name}=0 must be above 0")
-        return made
+        return settings
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,8 @@ class CampaignPlan:
         settings = dataclasses.asdict(self.settings)
         for name in Settings.OPERATIONAL:
             del settings[name]
-        content = [self.name, settings, *([c.to_dict() for c in sorted(part)] for part in (self.cases, self.canaries))]
+        cases = ([case.to_dict() for case in sorted(group)] for group in (self.cases, self.canaries))
+        content = [self.name, settings, *cases]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def batches(self) -> list[Batch]:
@@ -183,14 +191,14 @@ class CampaignPlan:
         def canaries() -> Batch:
             return Batch(self.canaries, next(rounds))
 
-        wanted = bool(self.canaries and self.settings.canary_every)
+        has_canaries = bool(self.canaries and self.settings.canary_every)
         for group in _runs(self.cases, self.settings.batch_size):
-            if wanted and since >= self.settings.canary_every:
+            if has_canaries and since >= self.settings.canary_every:
                 made.append(canaries())
                 since = 0
             made.append(Batch(group))
             since += len(group)
-        return [*made, canaries()] if wanted and made else made
+        return [*made, canaries()] if has_canaries and made else made
 
     def to_json(self) -> str:
         """The plan as text; :meth:`from_json` reads it back."""
@@ -225,14 +233,14 @@ class CampaignPlan:
 
 def _runs(cases: Sequence[Case], size: int) -> Iterator[tuple[Case, ...]]:
     for _, run in itertools.groupby(cases, key=lambda case: case.op.kind):
-        rest = tuple(run)
-        for start in range(0, len(rest), size):
-            yield rest[start : start + size]
+        tail = tuple(run)
+        for start in range(0, len(tail), size):
+            yield tail[start : start + size]
 
 
-def _check_known(name: str, known: Iterable[str], where: str) -> None:
-    if name not in known:
-        raise CampaignPlanError(f"{where} has no {name!r}; {nearest(name, known, 'known:')}")
+def _check_known(name: str, names: Iterable[str], where: str) -> None:
+    if name not in names:
+        raise CampaignPlanError(f"{where} has no {name!r}; {nearest(name, names, 'known:')}")
 
 
 def _checked_name(name: Any) -> str:
@@ -250,22 +258,24 @@ def build_plan(spec: Mapping[str, Any]) -> CampaignPlan:
     Raises CampaignPlanError, or OpError for a wrong dim or dtype, naming the value.
     """
     parts = spec.get("parts") or {} if isinstance(spec, Mapping) else None
-    if not isinstance(parts, Mapping) or not all(isinstance(part, Mapping) for part in (spec, *parts.values())):
+    if not isinstance(parts, Mapping) or not all(isinstance(mapping, Mapping) for mapping in (spec, *parts.values())):
         raise CampaignPlanError("a campaign, and each of its parts, must be a mapping with `cases` or `ops`")
     device = _device(spec)
     settings = _settings(spec, device)
-    specs = [_checked_spec(part, device) for part in (spec, *parts.values())]
+    specs = [_checked_spec(part_spec, device) for part_spec in (spec, *parts.values())]
     name = _checked_name(spec.get("name", "campaign"))
     cases: set[Case] = set()
-    for case in itertools.chain.from_iterable(_cases(part, settings) for part in specs):
+    for case in itertools.chain.from_iterable(_cases(part_spec, settings) for part_spec in specs):
         cases.add(case)
         _check_count(len(cases), f"campaign {name!r}")
-    excluded = {case.op for part in specs for case in _explicit(part.get("exclude"), part, settings)}
-    canaries = [case for part in specs for case in _explicit(part.get("canaries"), part, settings)]
-    kept = [case for case in sorted(cases) if case.op not in excluded]
-    if not kept:
+    excluded = {case.op for part_spec in specs for case in _explicit(part_spec.get("exclude"), part_spec, settings)}
+    canaries = [case for part_spec in specs for case in _explicit(part_spec.get("canaries"), part_spec, settings)]
+    remaining = [case for case in sorted(cases) if case.op not in excluded]
+    if not remaining:
         raise CampaignPlanError(f"campaign {name!r} has no cases: loosen its limits or give it `cases` or `ops`")
-    return CampaignPlan(name, tuple(_interleave(kept, settings)), tuple(dict.fromkeys(canaries)), settings)
+    first = [case for part_spec in specs for case in _explicit(part_spec.get("first"), part_spec, settings)]
+    ordered = dict.fromkeys([*(case for case in first if case.op not in excluded), *_interleave(remaining, settings)])
+    return CampaignPlan(name, tuple(ordered), tuple(dict.fromkeys(canaries)), settings)
 
 
 def _check_count(count: int, what: str) -> None:
@@ -277,11 +287,12 @@ def _checked_spec(spec: Mapping[str, Any], device: str) -> dict[str, Any]:
     """A specification with known keys only, and its values for the device."""
     for name in spec:
         _check_known(name, SPEC_KEYS, "campaign")
-    for name in ("cases", "ops", "canaries", "exclude"):
-        given = spec.get(name) or ()
-        if not isinstance(given, Sequence) or not all(isinstance(each, Mapping) for each in given):
-            raise CampaignPlanError(f"campaign.{name}={given} must be a list of {{kind: gemm, …}}")
-    return {name: _for_device(value, device) for name, value in spec.items()}
+    chosen = {name: _for_device(value, device) for name, value in spec.items()}
+    for name in ("cases", "ops", "first", "canaries", "exclude"):
+        entries = chosen.get(name) or ()
+        if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
+            raise CampaignPlanError(f"campaign.{name}={entries} must be a list of {{kind: gemm, …}}")
+    return chosen
 
 
 def _cases(spec: Mapping[str, Any], settings: Settings) -> Iterator[Case]:
@@ -301,12 +312,12 @@ def _cases(spec: Mapping[str, Any], settings: Settings) -> Iterator[Case]:
 
 
 def _device(spec: Mapping[str, Any]) -> str:
-    wanted = (spec.get("settings") or {}).get("device", Settings.device)
-    if wanted == "auto":
+    device = (spec.get("settings") or {}).get("device", Settings.device)
+    if device == "auto":
         from .environment import default_device
 
         return default_device()
-    return str(wanted)
+    return str(device)
 
 
 def _for_device(value: Any, device: str) -> Any:
@@ -369,39 +380,39 @@ def _counts(spec: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> li
 def _expand(entry: Mapping[str, Any], count: int, settings: Settings, random: Random) -> Iterator[Case]:
     """The cases of one entry: ``count`` of them for a sample, all combinations when 0."""
     axes, formulas = _axes(entry)
-    each = entry.get("each") or (PARAMETERS if entry.get("zip") else ())
+    every_value = entry.get("each") or (PARAMETERS if entry.get("zip") else ())
     for name in entry.get("each") or ():
         _check_known(name, [n for axis in axes for n in axis.names], f"`each` of {entry['kind']}")
-    crossed = [axis for axis in axes if set(axis.names) & set(each)]
-    drawn = [axis for axis in axes if axis not in crossed]
+    crossed = [axis for axis in axes if set(axis.names) & set(every_value)]
+    free_axes = [axis for axis in axes if axis not in crossed]
     fixed = list(combine(crossed, random, zipped=False))
     if not count:
-        rows: Iterator[dict[str, Any]] = combine(drawn, random, bool(entry.get("zip")))
+        rows: Iterator[dict[str, Any]] = combine(free_axes, random, bool(entry.get("zip")))
         for row, extra in itertools.product(rows, fixed):
             yield from _admitted({**row, **extra}, formulas, entry, settings)
         return
-    found: dict[Case, None] = {}
-    wanted = max(1, round(count / len(fixed)))
+    chosen: dict[Case, None] = {}
+    target = max(1, round(count / len(fixed)))
     hits = 0
-    for row in itertools.islice(joint_draws(drawn, wanted, random), wanted * DRAWS_PER_CASE):
-        before = len(found)
+    for row in itertools.islice(joint_draws(free_axes, target, random), target * DRAWS_PER_CASE):
+        before = len(chosen)
         for extra in fixed:
-            found.update(dict.fromkeys(_admitted({**row, **extra}, formulas, entry, settings)))
-        hits += len(found) > before
-        if hits == wanted:
+            chosen.update(dict.fromkeys(_admitted({**row, **extra}, formulas, entry, settings)))
+        hits += len(chosen) > before
+        if hits == target:
             break
-    if not found:
+    if not chosen:
         raise CampaignPlanError(f"no draw for {entry['kind']} passes its limits: check where, max_flops and max_bytes")
-    yield from found
+    yield from chosen
 
 
 def _axes(entry: Mapping[str, Any]) -> tuple[list[Axis], dict[str, str]]:
     control = set(ENTRY_KEYS) - set(PARAMETERS)
-    given = {"dtype": "bf16", "backend": USUAL, "cache": "warm", **entry}
+    defaults = {"dtype": "bf16", "backend": USUAL, "cache": "warm", **entry}
     overridden = {n.strip() for key in entry if "," in key for n in key.split(",")}
-    given = {key: value for key, value in given.items() if key not in control and key not in overridden}
-    formulas = {key: value for key, value in given.items() if is_formula(value)}
-    return [parse_axis(key, value) for key, value in given.items() if key not in formulas], formulas
+    defaults = {key: value for key, value in defaults.items() if key not in control and key not in overridden}
+    formulas = {key: value for key, value in defaults.items() if is_formula(value)}
+    return [parse_axis(key, value) for key, value in defaults.items() if key not in formulas], formulas
 
 
 def _admitted(
@@ -434,19 +445,19 @@ def whole_shards(op: Op) -> Op:
     return op.replace(size_bytes=max(op.size_bytes // shard, 1) * shard)
 
 
-def _backends(op: Op, wanted: str, settings: Settings) -> list[str]:
+def _backends(op: Op, name: str, settings: Settings) -> list[str]:
     """The backend names that ``usual``, ``all`` or a plain name stands for."""
-    if wanted not in (USUAL, ALL):
-        return [wanted]
+    if name not in (USUAL, ALL):
+        return [name]
     if KINDS[op.kind].collective:
         return ["nccl" if settings.device == "cuda" else "gloo"]
     from .cases import backends
 
-    known = backends(op, settings.device) or ["torch"]
-    if wanted == ALL:
-        return known
-    at_hand = [each for each in known if ":" not in each or each.startswith("triton:")]  # the rest needs packages
-    return [min(at_hand or known, key=lambda each: operators(op.kind, each) > 1)]
+    names = backends(op, settings.device) or ["torch"]
+    if name == ALL:
+        return names
+    at_hand = [name for name in names if not package_of(name)]
+    return [min(at_hand or names, key=lambda backend: is_eager(op.kind, backend))]
 
 
 def _explicit(values: Any, spec: Mapping[str, Any], settings: Settings) -> Iterator[Case]:
@@ -454,28 +465,34 @@ def _explicit(values: Any, spec: Mapping[str, Any], settings: Settings) -> Itera
     caches = spec.get("cache", "warm")
     for item in values or ():
         fields = dict(item)
-        wanted = fields.pop("backend", USUAL)
+        backend = fields.pop("backend", USUAL)
         chosen = fields.pop("cache", caches)
         for cache in [chosen] if isinstance(chosen, str) else chosen:
             case = Case.from_dict({**fields, "cache": cache})
-            yield from (dataclasses.replace(case, backend=b) for b in _backends(case.op, wanted, settings))
+            yield from (dataclasses.replace(case, backend=b) for b in _backends(case.op, backend, settings))
 
 
 def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
-    """Shuffled within each kind: first a few of every kind, then the rest, batches of each kind spread evenly.
+    """Shuffled within each kind: first a few of every kernel, then the rest, batches of each kind spread evenly.
 
-    Drift then spreads over all shapes, and a campaign that ends early has something of every kind, the more the later
-    it ends. Takes sorted cases, so that the order depends on the seed and the set of cases alone.
+    Drift then spreads over all shapes, and a campaign that ends early has something of every kernel of every kind (a
+    backend answers for itself alone), the more the later it ends. Takes sorted cases, so that the order depends on the
+    seed and the set of cases alone.
     """
     placed = []
     for name, group in itertools.groupby(cases, key=lambda case: case.op.kind):
         random = Random(f"{settings.seed} {name}")
         shuffled = list(group)
         random.shuffle(shuffled)
-        rest = shuffled[FIRST_OF_KIND:]
-        placed.append((random.random() - 1, name, shuffled[:FIRST_OF_KIND]))
-        count = max(-(-len(rest) // settings.batch_size), min(ROUNDS, len(rest)))
+        nth: Counter[str] = Counter()
+        first: list[Case] = []
+        others: list[Case] = []
+        for case in shuffled:
+            nth[case.backend] += 1
+            (first if nth[case.backend] <= FIRST_OF_KIND else others).append(case)
+        placed.append((random.random() - 1, name, first))
+        count = max(-(-len(others) // settings.batch_size), min(ROUNDS, len(others)))
         for i in range(count):
-            batch = rest[i * len(rest) // count : (i + 1) * len(rest) // count]
+            batch = others[i * len(others) // count : (i + 1) * len(others) // count]
             placed.append(((i + random.random()) / count, name, batch))
     return [case for _, _, batch in sorted(placed, key=lambda item: item[:2]) for case in batch]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .amd import native_float8
 from .cuda_timer import FIXED_CYCLES_PER_US, RAMP_US, Run, capture, cycles_per_us, elapsed_us
-from .environment import boost_clock_mhz, clocks, gpu_device_id, has_nvlink, power_limit_w
+from .environment import boost_clock_mhz, clocks, gpu_device_id, has_nvlink, is_slice, power_limit_w
 from .gpu_cache import last_level_bytes
 from .probe import host_call_us
 
@@ -99,8 +99,8 @@ def _product(dtype: str, side: int) -> Run:
     if dtype == "fp8":
         one = torch.ones((), device="cuda")
         narrow = getattr(torch, native_float8("float8_e4m3fn"))
-        left, right = drawn(narrow), drawn(narrow).t()
-        return partial(torch._scaled_mm, left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        first, right = drawn(narrow), drawn(narrow).t()
+        return partial(torch._scaled_mm, first, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     kind = getattr(torch, FORMATS[dtype])
     return partial(torch.mm, drawn(kind), drawn(kind))
 
@@ -109,10 +109,10 @@ def formats_of(major: int, minor: int, hip: bool) -> list[str]:
     """Formats whose products are tried: those that the compute capability has units for."""
     if hip:
         return ["fp64", "fp32", "bf16", "fp16", "fp8", "int8"]
-    found = ["fp64", "fp32", *(["tf32", "bf16"] if major >= 8 else []), "fp16"]
+    formats = ["fp64", "fp32", *(["tf32", "bf16"] if major >= 8 else []), "fp16"]
     if (major, minor) >= (8, 9):
-        found.append("fp8")
-    return [*found, "int8"] if (major, minor) >= (7, 5) else found
+        formats.append("fp8")
+    return [*formats, "int8"] if (major, minor) >= (7, 5) else formats
 
 
 def triad_gbps(total_bytes: int) -> float:
@@ -148,8 +148,8 @@ def spin_clock_mhz() -> float | None:
     if cycles_per_us(torch.cuda.current_device()) == FIXED_CYCLES_PER_US:
         return None
     us = min(elapsed_us(lambda: torch.cuda._sleep(CLOCK_CYCLES), TRIES))
-    found = CLOCK_CYCLES / us
-    return found if PLAUSIBLE_MHZ[0] < found < PLAUSIBLE_MHZ[1] else None
+    mhz = CLOCK_CYCLES / us
+    return mhz if PLAUSIBLE_MHZ[0] < mhz < PLAUSIBLE_MHZ[1] else None
 
 
 def launch_us() -> float:
@@ -184,14 +184,14 @@ def measure_gpu(device_id: str | None = None) -> Device:
 
     from ..datasets.devices import Device
 
-    told = torch.cuda.get_device_properties(torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     hip = bool(torch.version.hip)
     with torch.no_grad():
         _warm_up()
-        rates = {dtype: product_tflops(dtype) for dtype in formats_of(told.major, told.minor, hip)}
+        rates = {dtype: product_tflops(dtype) for dtype in formats_of(properties.major, properties.minor, hip)}
         if not rates["fp32"]:
-            raise RuntimeError(f"{told.name} runs no fp32 products")
-        l2_bytes = last_level_bytes(told)
+            raise RuntimeError(f"{properties.name} runs no fp32 products")
+        l2_bytes = last_level_bytes(properties)
         memory_gbps = triad_gbps(max(MEMORY_CACHES * l2_bytes, LEAST_MEMORY_BYTES))
         l2_gbps = max(cache_gbps(l2_bytes), 1.01 * memory_gbps)
         spun = spin_clock_mhz()
@@ -199,23 +199,23 @@ def measure_gpu(device_id: str | None = None) -> Device:
     boost, limit = boost_clock_mhz(), power_limit_w()
     return Device(
         id=device_id or gpu_device_id(),
-        name=told.name,
+        name=properties.name,
         vendor="amd" if hip else "nvidia",
-        architecture=architecture(told, hip),
-        compute_units=told.multi_processor_count,
+        architecture=architecture(properties, hip),
+        compute_units=properties.multi_processor_count,
         clock_mhz=boost or spun or clocks().sm_clock_mhz or GUESSED_CLOCK_MHZ,
         tensor_tflops={dtype: rate for dtype, rate in rates.items() if rate},
         vector_tflops=rates["fp32"],
-        memory_gib=told.total_memory / 2**30,
+        memory_gib=properties.total_memory / 2**30,
         memory_gbps=memory_gbps,
         l2_mib=l2_bytes / 2**20,
         l2_gbps=l2_gbps,
-        shared_kib=getattr(told, "shared_memory_per_multiprocessor", 0) / 2**10,
+        shared_kib=getattr(properties, "shared_memory_per_multiprocessor", 0) / 2**10,
         pcie_gbps=bus,
         launch_us=launch,
         dispatch_us=dispatch,
         tdp_w=limit or 0.0,
-        sm=0.0 if hip else float(f"{told.major}.{told.minor}"),
+        sm=0.0 if hip else float(f"{properties.major}.{properties.minor}"),
         sources=_sources(boost, spun, limit),
     )
 
@@ -231,23 +231,27 @@ def _warm_up() -> None:
         worked += sum(elapsed_us(lambda: torch.mm(x, x), 20))
 
 
-def architecture(told: Any, hip: bool) -> str:
+def architecture(properties: Any, hip: bool) -> str:
     """The architecture's name by compute capability; of AMD's devices the name that the compiler has for it."""
     if hip:
-        return str(getattr(told, "gcnArchName", "")).partition(":")[0] or "amd"
-    return BETWEEN.get((told.major, told.minor), ARCHITECTURES.get(told.major, f"sm{told.major}{told.minor}"))
+        return str(getattr(properties, "gcnArchName", "")).partition(":")[0] or "amd"
+    return BETWEEN.get(
+        (properties.major, properties.minor),
+        ARCHITECTURES.get(properties.major, f"sm{properties.major}{properties.minor}"),
+    )
 
 
 def _sources(boost: float | None, spun: float | None, limit: float | None) -> dict[str, str]:
     import torch
 
-    asked = "amdsmi" if torch.version.hip else "NVML"
+    library = "amdsmi" if torch.version.hip else "NVML"
     links = {
         True: "unknown: NVML shows NVLink, whose rate takes two devices to measure",
         False: "none, as NVML shows it",
-        None: f"unknown: {asked} does not answer",
+        None: f"unknown: {library} does not answer",
     }
     sides = ", ".join(map(str, SIDES))
+    unknown_limit = "unknown: a slice has no limit of its own" if is_slice() else f"unknown: no {library}"
     clock = "NVML: highest clock" if boost else "measured: cycles of a spinning kernel" if spun else "assumed"
     return {
         "tensor_tflops": f"measured: best torch.mm (fp8: _scaled_mm, int8: _int_mm) of sides {sides}",
@@ -259,9 +263,9 @@ def _sources(boost: float | None, spun: float | None, limit: float | None) -> di
         "l2_mib": "as the driver reports it",
         "l2_gbps": "measured: triad on a quarter and on three quarters of the L2",
         "shared_kib": "as the driver reports it",
-        "link_gbps": links[has_nvlink()],
+        "link_gbps": "none: no other GPU reaches a slice" if is_slice() else links[has_nvlink()],
         "pcie_gbps": "measured: copies of pinned memory to the device",
         "launch_us": "measured: a row of one-element additions in a graph, per call",
         "dispatch_us": "measured: torch.add on empty tensors, per call",
-        "tdp_w": f"{asked}: the power limit in force" if limit else f"unknown: no {asked}",
+        "tdp_w": f"{library}: the power limit in force" if limit else unknown_limit,
     }

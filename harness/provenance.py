@@ -45,12 +45,14 @@ def limits(index: int) -> dict[str, Any]:
         except nvml.NVMLError:
             return None
 
-    milliwatts, ecc = ask("nvmlDeviceGetEnforcedPowerLimit"), ask("nvmlDeviceGetEccMode")
-    held, highest = (ask(f"nvmlDeviceGet{name}", nvml.NVML_CLOCK_SM) for name in ("ApplicationsClock", "MaxClockInfo"))
+    ecc = ask("nvmlDeviceGetEccMode")
+    applied, highest = (
+        ask(f"nvmlDeviceGet{name}", nvml.NVML_CLOCK_SM) for name in ("ApplicationsClock", "MaxClockInfo")
+    )
     return {
-        "power_limit_w": None if milliwatts is None else milliwatts / 1000,
+        "power_limit_w": environment.power_limit_w(index),
         "ecc": None if ecc is None else bool(ecc[0]),
-        "clock_limit_mhz": float(held) if held and highest and held < highest else None,
+        "clock_limit_mhz": float(applied) if applied and highest and applied < highest else None,
         "firmware": environment.plain(ask("nvmlDeviceGetVbiosVersion")),
     }
 
@@ -70,13 +72,13 @@ def health(index: int = 0) -> dict[str, float]:
         "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth",),
         "clock_max_mhz": ("nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1)),
     }
-    found = {}
+    facts = {}
     for name, (question, *arguments) in questions.items():
         if hasattr(nvml, question):
             value = environment._ask(getattr(nvml, question), handle, *arguments)
             if value is not None:
-                found[name] = value
-    return found
+                facts[name] = value
+    return facts
 
 
 def uuid_hash(identity: object) -> str | None:

@@ -51,16 +51,18 @@ class RankMap:
         by_node: dict[int, list[int]] = {}
         for rank, node in enumerate(self.nodes):
             by_node.setdefault(node, []).append(rank)
-        full = [each[:here] for each in by_node.values() if len(each) >= here][: ranks // here]
-        chosen = sorted(rank for each in full for rank in each)
+        full = [node_ranks[:here] for node_ranks in by_node.values() if len(node_ranks) >= here][: ranks // here]
+        chosen = sorted(rank for node_ranks in full for rank in node_ranks)
         return tuple(chosen) if len(chosen) == ranks and chosen[0] == 0 else ()
 
     def spreads(self, ranks: int) -> list[int]:
         """Ranks per node of the ways in which a group is measured: on one node, on several as dense as it goes, and
         with one on each."""
-        across = [each for each in range(ranks - 1, 0, -1) if ranks % each == 0 and self.members(ranks, each)]
-        kept = dict.fromkeys([*across[:1], *(each for each in across[-1:] if each == 1)])
-        return [*([ranks] if self.members(ranks, ranks) else []), *kept]
+        across = [
+            per_node for per_node in range(ranks - 1, 0, -1) if ranks % per_node == 0 and self.members(ranks, per_node)
+        ]
+        chosen_spreads = dict.fromkeys([*across[:1], *(per_node for per_node in across[-1:] if per_node == 1)])
+        return [*([ranks] if self.members(ranks, ranks) else []), *chosen_spreads]
 
 
 def islands(ranks: int, joined: Iterable[tuple[int, int]]) -> tuple[int, ...]:
@@ -68,11 +70,11 @@ def islands(ranks: int, joined: Iterable[tuple[int, int]]) -> tuple[int, ...]:
     lowest = list(range(ranks))
     for first, second in joined:
         one, other = sorted((lowest[first], lowest[second]))
-        lowest = [one if each == other else each for each in lowest]
+        lowest = [one if label == other else label for label in lowest]
     return tuple(lowest)
 
 
-def numbered(names: Sequence[Hashable]) -> tuple[int, ...]:
+def number_names(names: Sequence[Hashable]) -> tuple[int, ...]:
     """Names as numbers, in the order in which they come up."""
     order = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return tuple(order[name] for name in names)
@@ -85,12 +87,12 @@ def localize(case: Case, ranks: RankMap) -> tuple[Case, ...]:
     op = case.op
     spreads = ranks.spreads(op.ranks)
     if case.backend.startswith(DEEP_EP):
-        spreads = [each for each in spreads if each == min(op.ranks, DEEP_EP_NODE)]
-    links = {each: LINKS.index(ranks.link(ranks.members(op.ranks, each))) for each in spreads}
-    return tuple(replace(case, op=op.replace(link=links[each], ranks_per_node=each)) for each in spreads)
+        spreads = [spread for spread in spreads if spread == min(op.ranks, DEEP_EP_NODE)]
+    links = {spread: LINKS.index(ranks.link(ranks.members(op.ranks, spread))) for spread in spreads}
+    return tuple(replace(case, op=op.replace(link=links[spread], ranks_per_node=spread)) for spread in spreads)
 
 
-def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
+def localize_plan(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPlan:
     """The plan with its collectives as they can lie on the ranks that are here, each with the link that it crosses.
 
     Those of more ranks than there are are left out, unless that leaves nothing. Cases of DeepEP are put in the order of
@@ -106,8 +108,8 @@ def localized(plan: CampaignPlan, environment: Mapping[str, Any]) -> CampaignPla
 
 def _by_group(cases: tuple[Case, ...]) -> tuple[Case, ...]:
     """The cases with those of DeepEP, on the places that these have, in the order of what they share memory for."""
-    own = iter(sorted((case for case in cases if case.backend.startswith(DEEP_EP)), key=_group))
-    return tuple(next(own) if case.backend.startswith(DEEP_EP) else case for case in cases)
+    group_order = iter(sorted((case for case in cases if case.backend.startswith(DEEP_EP)), key=_group))
+    return tuple(next(group_order) if case.backend.startswith(DEEP_EP) else case for case in cases)
 
 
 def _group(case: Case) -> tuple[Any, ...]:

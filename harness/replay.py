@@ -61,42 +61,44 @@ class Replayer:
 
     def ready(self, calls: Sequence[TraceCall]) -> list[Ready]:
         """Every call made ready to run, or with the reason why it cannot be."""
-        found = []
+        entries = []
         for call in calls:
-            each = Ready(call, lambda: _nothing)
+            entry = Ready(call, lambda: _nothing)
             try:
-                each.places = () if call.communicates or call.op else places_of(call)
-                each.make = self._maker(call)
+                entry.places = () if call.communicates or call.op else places_of(call)
+                entry.make = self._maker(call)
             except Unsupported as error:
-                each.why = str(error)
-            found.append(each)
-        made: set[Key] = set()
-        for each in found:
-            for place in each.places:
-                self.pool.expect(place)
-            each.external = [place for place in each.places if place.key not in made]
-            self.pool.wanted |= {place.key for place in each.places}
-            made |= set(recorded_keys(each.call.outputs))
-        outside = {place.key for each in found for place in each.external}
-        taken: set[Key] = set()
-        for each in reversed(found):
-            last = [place for place in each.places if place.key not in taken]
-            taken |= {place.key for place in last}
-            each.last = last if self.lazy else [place for place in last if place.key not in outside]
+                entry.why = str(error)
+            entries.append(entry)
+        produced: set[Key] = set()
+        for entry in entries:
+            for tensor_place in entry.places:
+                self.pool.expect(tensor_place)
+            entry.external = [tensor_place for tensor_place in entry.places if tensor_place.key not in produced]
+            self.pool.wanted |= {tensor_place.key for tensor_place in entry.places}
+            produced |= set(recorded_keys(entry.call.outputs))
+        outside = {tensor_place.key for entry in entries for tensor_place in entry.external}
+        later_used: set[Key] = set()
+        for entry in reversed(entries):
+            last = [tensor_place for tensor_place in entry.places if tensor_place.key not in later_used]
+            later_used |= {tensor_place.key for tensor_place in last}
+            entry.last = (
+                last if self.lazy else [tensor_place for tensor_place in last if tensor_place.key not in outside]
+            )
         if not self.lazy:
-            for each in found:
-                self._make(each)
-        return found
+            for entry in entries:
+                self._make(entry)
+        return entries
 
-    def _make(self, each: Ready) -> None:
-        if each.why or each.run is not None:
+    def _make(self, entry: Ready) -> None:
+        if entry.why or entry.run is not None:
             return
         try:
-            for place in () if self.lazy else each.external:
-                self.pool.get(place)
-            each.run = each.make()
+            for tensor_place in () if self.lazy else entry.external:
+                self.pool.get(tensor_place)
+            entry.run = entry.make()
         except (Unsupported, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            each.why = first_line(error)
+            entry.why = first_line(error)
 
     def _maker(self, call: TraceCall) -> Callable[[], Run]:
         if call.communicates:
@@ -116,10 +118,10 @@ class Replayer:
 
     def _prepared(self, op: Op) -> Run:
         if op not in self.prepared:
-            known = backends(op, self.device)
-            if not known:
+            names = backends(op, self.device)
+            if not names:
                 raise Unsupported(f"{op.kind} in {op.dtype} cannot run on {self.device}")
-            prepared = prepare(op, known[0], self.device)
+            prepared = prepare(op, names[0], self.device)
 
             def run() -> Any:
                 with prepared.context():
@@ -162,31 +164,31 @@ class Replayer:
         """What opcast has no kind for: a reduction to one rank, a gather, a scatter, a barrier."""
         if kind == BARRIER:
             return lambda: dist.barrier(group=group)
-        own = torch.zeros(op.size_bytes, dtype=torch.uint8, device=self.device)
+        buffer = torch.zeros(op.size_bytes, dtype=torch.uint8, device=self.device)
         root, first = members[0], self.rank == members[0]
-        parts = [torch.zeros_like(own) for _ in members] if first else None
+        parts = [torch.zeros_like(buffer) for _ in members] if first else None
         if kind == REDUCED:
-            numbers = own[: own.numel() // 4 * 4].view(torch.float32)
+            numbers = buffer[: buffer.numel() // 4 * 4].view(torch.float32)
             return lambda: dist.reduce(numbers, root, group=group)
         if kind == GATHERED:
-            return lambda: dist.gather(own, parts, root, group=group)
-        return lambda: dist.scatter(own, parts, root, group=group)
+            return lambda: dist.gather(buffer, parts, root, group=group)
+        return lambda: dist.scatter(buffer, parts, root, group=group)
 
     # --- running -----------------------------------------------------------------------------------------
 
-    def once(self, found: Sequence[Ready], keep: bool) -> float:
+    def once(self, entries: Sequence[Ready], keep: bool) -> float:
         """Run everything once; microseconds on the wall. With ``keep`` each call's own time is kept."""
         marks: list[tuple[Ready, Any, Any]] = []
         self.meet()
         began = time.perf_counter()
         with torch.no_grad():
-            for each in found:
-                self._make(each)
-                if each.run is not None and not each.why:
-                    self._timed(each, marks, keep)
-                self.pool.drop(each.last)
+            for entry in entries:
+                self._make(entry)
+                if entry.run is not None and not entry.why:
+                    self._timed(entry, marks, keep)
+                self.pool.drop(entry.last)
                 if self.lazy:
-                    each.run = None
+                    entry.run = None
         for work in self.pending:
             if work is not None:
                 work.wait()
@@ -194,31 +196,31 @@ class Replayer:
         if self.device == "cuda":
             torch.cuda.synchronize()
         wall_us = (time.perf_counter() - began) * 1e6
-        for each, start, end in marks:
-            each.us.append(start.elapsed_time(end) * 1e3)
+        for entry, start, end in marks:
+            entry.us.append(start.elapsed_time(end) * 1e3)
         return wall_us
 
-    def _timed(self, each: Ready, marks: list[tuple[Ready, Any, Any]], keep: bool) -> None:
-        assert each.run is not None
+    def _timed(self, entry: Ready, marks: list[tuple[Ready, Any, Any]], keep: bool) -> None:
+        assert entry.run is not None
         on_device = self.device == "cuda"
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2)) if on_device else (None, None)
         if start is not None:
             start.record()
         began = time.perf_counter_ns()
         try:
-            each.run()
+            entry.run()
         except (RuntimeError, ValueError, TypeError, NotImplementedError, IndexError) as error:
-            if each.call.communicates:
+            if entry.call.communicates:
                 raise
-            each.why = first_line(error)
+            entry.why = first_line(error)
             return
         if not keep:
             return
         if end is not None:
             end.record()
-            marks.append((each, start, end))
+            marks.append((entry, start, end))
         else:
-            each.us.append((time.perf_counter_ns() - began) / 1e3)
+            entry.us.append((time.perf_counter_ns() - began) / 1e3)
 
     def meet(self) -> None:
         """Wait for the other ranks."""
@@ -245,12 +247,12 @@ def collective_op(call: TraceCall) -> Op:
         return op_of(call)
     ranks = len(call.ranks)
     kind = {"reduce_scatter_block": "reduce_scatter"}.get(call.collective, call.collective)
-    whole = max(call.size_bytes, 1) * (ranks if kind == "all_gather" else 1)
-    dtype = call.dtype or ("fp32" if whole % 4 == 0 else LEAST_DTYPE)
+    total_bytes = max(call.size_bytes, 1) * (ranks if kind == "all_gather" else 1)
+    dtype = call.dtype or ("fp32" if total_bytes % 4 == 0 else LEAST_DTYPE)
     try:
         unit = int(itemsize(dtype)) * (ranks if kind != "broadcast" else 1)
-        known = kind if kind in CALLS else "broadcast"
-        return make_op(known, dtype=dtype, size_bytes=-(-whole // unit) * unit, ranks=ranks, ranks_per_node=ranks)
+        name = kind if kind in CALLS else "broadcast"
+        return make_op(name, dtype=dtype, size_bytes=-(-total_bytes // unit) * unit, ranks=ranks, ranks_per_node=ranks)
     except (OpError, ValueError, KeyError) as error:
         raise Unsupported(first_line(error)) from None
 
@@ -258,17 +260,19 @@ def collective_op(call: TraceCall) -> Op:
 # --- results -------------------------------------------------------------------------------------------
 
 
-def result(found: Sequence[Ready], walls_us: Sequence[float]) -> dict[str, Any]:
+def result(ready: Sequence[Ready], walls_us: Sequence[float]) -> dict[str, Any]:
     """What a rank measured, as JSON has it."""
     calls = []
-    for each in found:
-        told: dict[str, Any] = {"node": each.call.node, "name": each.call.name, "recorded_us": each.call.recorded_us}
-        if each.call.communicates:
-            told |= {"collective": each.call.collective, "size_bytes": each.call.size_bytes, "ranks": each.call.ranks}
-            if not each.why and each.call.collective not in (MESSAGE, BARRIER, REDUCED, GATHERED, SCATTERED):
-                op = collective_op(each.call)
-                told |= {"kind": op.kind, "buffer_bytes": op.size_bytes, "dtype": op.dtype}
-        calls.append(told | ({"why": each.why} if each.why else {"us": statistics.median(each.us) if each.us else 0.0}))
+    for entry in ready:
+        row: dict[str, Any] = {"node": entry.call.node, "name": entry.call.name, "recorded_us": entry.call.recorded_us}
+        if entry.call.communicates:
+            row |= {"collective": entry.call.collective, "size_bytes": entry.call.size_bytes, "ranks": entry.call.ranks}
+            if not entry.why and entry.call.collective not in (MESSAGE, BARRIER, REDUCED, GATHERED, SCATTERED):
+                op = collective_op(entry.call)
+                row |= {"kind": op.kind, "buffer_bytes": op.size_bytes, "dtype": op.dtype}
+        calls.append(
+            row | ({"why": entry.why} if entry.why else {"us": statistics.median(entry.us) if entry.us else 0.0})
+        )
     return {"wall_us": statistics.median(walls_us), "calls": calls}
 
 
@@ -279,34 +283,34 @@ def accuracy(
 
     ``groups`` and ``devices`` are those of the two; errors are relative to the largest number of the first result.
     """
-    made = []
+    rows = []
     for op, members in ops:
         if rank not in members:
             continue
         other = make_op(op.kind, dtype=dtype or op.dtype, ranks=op.ranks, ranks_per_node=op.ranks_per_node,
                         size_bytes=int(op.size_bytes // itemsize(op.dtype) * itemsize(dtype or op.dtype)))  # fmt: skip
         results, why = [], ""
-        for each, by, device in zip((op, other), groups, devices, strict=True):
+        for op_, by, device in zip((op, other), groups, devices, strict=True):
             try:
-                results.append(_outcome(each, by[members], members.index(rank), device))
+                results.append(_outcome(op_, by[members], members.index(rank), device))
             except (Unsupported, RuntimeError) as error:
                 why = first_line(error)
-        told = {"kind": op.kind, "size_bytes": op.size_bytes, "ranks": len(members), "dtype": op.dtype,
+        row = {"kind": op.kind, "size_bytes": op.size_bytes, "ranks": len(members), "dtype": op.dtype,
                 "other_dtype": other.dtype}  # fmt: skip
         if why:
-            made.append({**told, "why": why})
+            rows.append({**row, "why": why})
             continue
         one, two = results
         largest = float(one.abs().max()) if one.numel() else 0.0
         worst = float((one - two).abs().max()) if one.numel() else 0.0
-        made.append({**told, "max_error": worst / largest if largest else worst})
-    return made
+        rows.append({**row, "max_error": worst / largest if largest else worst})
+    return rows
 
 
-def _outcome(op: Op, group: ProcessGroup, place: int, device: str) -> torch.Tensor:
+def _outcome(op: Op, group: ProcessGroup, position: int, device: str) -> torch.Tensor:
     """What a collective leaves on this rank, of numbers that depend on the rank alone; as fp64 on the host."""
-    call: ReadyCollective = CALLS[op.kind](CallSetting(op, group, place, device, False))
-    generator = torch.Generator().manual_seed(place)
+    call: ReadyCollective = CALLS[op.kind](CallSetting(op, group, position, device, False))
+    generator = torch.Generator().manual_seed(position)
     numbers = torch.rand(call.source.numel(), generator=generator, dtype=torch.float64) * 2 - 1
     call.source.copy_(numbers.view(call.source.shape).to(call.source.dtype))
     call.run()

@@ -31,7 +31,7 @@ def is_tensor(value: Any) -> bool:
 
 def key_of(value: Sequence[Any]) -> Key:
     """What tells tensors of a trace apart."""
-    return tuple(int(each) for each in value[:5])
+    return tuple(int(item) for item in value[:5])
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class Place:
 
 def places_of(call: TraceCall) -> list[Place]:
     """The tensors that an operator takes. Unsupported for types that torch has no tensors of."""
-    found: list[Place] = []
+    places: list[Place] = []
     for value, shape, type_text in zip(call.values, call.shapes, call.types, strict=True):
         names = tensor_types(type_text)
         if not names:
             continue
-        tensors = [value] if is_tensor(value) else [each for each in value if is_tensor(each)]
-        shapes = [shape] if is_tensor(value) else [each for each in shape if isinstance(each, (list, tuple))]
-        for each, form, name in zip(tensors, shapes, names, strict=False):
+        tensors = [value] if is_tensor(value) else [item for item in value if is_tensor(item)]
+        shapes = [shape] if is_tensor(value) else [item for item in shape if isinstance(item, (list, tuple))]
+        for tensor, form, name in zip(tensors, shapes, names, strict=False):
             if name not in TENSOR_TYPES:
                 raise Unsupported(f"tensors of {name}")
             dtype = getattr(torch, TORCH_DTYPES[TENSOR_TYPES[name]])
-            found.append(Place(key_of(each), tuple(int(size) for size in form), dtype))
-    return found
+            places.append(Place(key_of(tensor), tuple(int(size) for size in form), dtype))
+    return places
 
 
 @dataclass
@@ -74,35 +74,39 @@ class TensorPool:
     held: dict[Key, torch.Tensor] = field(default_factory=dict)
     wanted: set[Key] = field(default_factory=set)
 
-    def expect(self, place: Place) -> None:
+    def expect(self, tensor_place: Place) -> None:
         """Let the storage of a tensor be large enough for it."""
-        elements = place.key[2] + max(math.prod(place.shape), place.key[3])
-        if elements * place.dtype.itemsize > MOST_BYTES:
+        elements = tensor_place.key[2] + max(math.prod(tensor_place.shape), tensor_place.key[3])
+        if elements * tensor_place.dtype.itemsize > MOST_BYTES:
             raise Unsupported(f"a tensor of {elements:,} elements")
-        self.extents[place.storage] = max(self.extents.get(place.storage, 0), elements)
+        self.extents[tensor_place.storage] = max(self.extents.get(tensor_place.storage, 0), elements)
 
-    def get(self, place: Place) -> torch.Tensor:
+    def get(self, tensor_place: Place) -> torch.Tensor:
         """The tensor, allocated where nobody made it."""
-        if place.key not in self.held:
-            if place.storage not in self.storages:
-                self.storages[place.storage] = self._filled(self.extents[place.storage], place.dtype)
-            begin, count = place.key[2], math.prod(place.shape)
-            self.held[place.key] = self.storages[place.storage][begin : begin + count].view(place.shape)
-        return self.held[place.key]
+        if tensor_place.key not in self.held:
+            if tensor_place.storage not in self.storages:
+                self.storages[tensor_place.storage] = self._filled(
+                    self.extents[tensor_place.storage], tensor_place.dtype
+                )
+            begin, count = tensor_place.key[2], math.prod(tensor_place.shape)
+            self.held[tensor_place.key] = self.storages[tensor_place.storage][begin : begin + count].view(
+                tensor_place.shape
+            )
+        return self.held[tensor_place.key]
 
     def keep(self, values: Iterable[Any], result: Any) -> None:
         """What a call returned, under the keys that the trace has for it."""
-        made = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
-        wanted = list(recorded_keys(values))
-        if len(made) == len(wanted):
-            self.held.update((key, each) for key, each in zip(wanted, made, strict=True) if key in self.wanted)
+        tensors = [result] if isinstance(result, torch.Tensor) else list(_tensors(result))
+        keys = list(recorded_keys(values))
+        if len(tensors) == len(keys):
+            self.held.update((key, tensor) for key, tensor in zip(keys, tensors, strict=True) if key in self.wanted)
 
     def drop(self, places: Iterable[Place]) -> None:
         """Let tensors go, and storages that none of the held ones lies in."""
-        for place in places:
-            self.held.pop(place.key, None)
-            if not any(key[1] == place.key[1] for key in self.held):
-                self.storages.pop(place.storage, None)
+        for tensor_place in places:
+            self.held.pop(tensor_place.key, None)
+            if not any(key[1] == tensor_place.key[1] for key in self.held):
+                self.storages.pop(tensor_place.storage, None)
 
     def _filled(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         needed, free = count * dtype.itemsize, free_memory_bytes(self.device)
@@ -115,20 +119,20 @@ class TensorPool:
 
 
 def _tensors(result: Any) -> Iterator[torch.Tensor]:
-    for each in result if isinstance(result, (list, tuple)) else ():
-        if isinstance(each, torch.Tensor):
-            yield each
+    for item in result if isinstance(result, (list, tuple)) else ():
+        if isinstance(item, torch.Tensor):
+            yield item
         else:
-            yield from _tensors(each)
+            yield from _tensors(item)
 
 
 def recorded_keys(values: Iterable[Any]) -> Iterator[Key]:
     """The keys of all tensors among values, those in lists too."""
-    for each in values:
-        if is_tensor(each):
-            yield key_of(each)
-        elif isinstance(each, (list, tuple)):
-            yield from recorded_keys(each)
+    for value in values:
+        if is_tensor(value):
+            yield key_of(value)
+        elif isinstance(value, (list, tuple)):
+            yield from recorded_keys(value)
 
 
 def operator_of(call: TraceCall) -> tuple[Callable[..., Any], Any]:
@@ -147,11 +151,11 @@ def arguments_of(call: TraceCall, schema: Any, pool: TensorPool) -> tuple[list[A
     plain: list[Any] = []
     named: dict[str, Any] = {}
     for argument, value, kind in zip(schema.arguments, call.values, call.types, strict=False):
-        made = _argument(value, kind, places, pool)
+        arguments = _argument(value, kind, places, pool)
         if argument.kwarg_only:
-            named[argument.name] = made
+            named[argument.name] = arguments
         else:
-            plain.append(made)
+            plain.append(arguments)
     return plain, named
 
 
@@ -159,7 +163,7 @@ def _argument(value: Any, kind: str, places: Iterator[Place], pool: TensorPool) 
     if tensor_types(kind):
         if is_tensor(value):
             return pool.get(next(places))
-        return [pool.get(next(places)) if is_tensor(each) else None for each in value]
+        return [pool.get(next(places)) if is_tensor(item) else None for item in value]
     if kind in ("Int", "Bool", "Double", "String"):
         return value
     if kind == "None" or value in (None, "None", ""):

@@ -51,9 +51,9 @@ def replay(calls: Mapping[int, Sequence[TraceCall]], settings: ReplaySettings) -
     Under torchrun this process is one of the ranks, and its own result alone comes back. ReplayError when a rank fails.
     """
     refuse_more_than_memory(calls, settings)
-    place = torchrun_rank()
-    if place is not None:
-        rank, world, local = place
+    torchrun_place = torchrun_rank()
+    if torchrun_place is not None:
+        rank, world, local = torchrun_place
         if world != len(calls):
             raise ReplayError(f"torchrun started {world} ranks, the replay has {len(calls)}: ranks={world}")
         if world == local:
@@ -69,9 +69,9 @@ def refuse_more_than_memory(calls: Mapping[int, Sequence[TraceCall]], settings: 
     if settings.device != "cpu":
         return
     needed = 0
-    for own in calls.values():
+    for rank_calls in calls.values():
         sizes = [call.size_bytes * (len(call.ranks) if call.collective == "all_gather" else 1)
-                 for call in own if call.communicates]  # fmt: skip
+                 for call in rank_calls if call.communicates]  # fmt: skip
         needed += 2 * (max(sizes, default=0) if settings.lazy else sum(sizes))
     free = free_memory_bytes("cpu")
     if needed > free:
@@ -81,8 +81,8 @@ def refuse_more_than_memory(calls: Mapping[int, Sequence[TraceCall]], settings: 
 
 def groups_of(calls: Mapping[int, Sequence[TraceCall]]) -> list[tuple[int, ...]]:
     """Every group of two ranks or more that a collective runs in, in one order for all ranks."""
-    wanted = {tuple(sorted(call.ranks)) for own in calls.values() for call in own if len(call.ranks) > 1}
-    return sorted(wanted)
+    groups = {tuple(sorted(call.ranks)) for rank_calls in calls.values() for call in rank_calls if len(call.ranks) > 1}
+    return sorted(groups)
 
 
 def _children(
@@ -94,15 +94,15 @@ def _children(
     world, groups = len(calls), groups_of(calls)
     store = TCPStore("127.0.0.1", 0, world + 1, is_master=True, wait_for_workers=False)
     children: dict[int, subprocess.Popen[bytes]] = {}
-    for rank, own in calls.items():
+    for rank, rank_calls in calls.items():
         plan = {"settings": asdict(settings), "rank": rank, "world": world, "port": store.port, "groups": groups,
-                "calls": [asdict(call) for call in own]}  # fmt: skip
+                "calls": [asdict(call) for call in rank_calls]}  # fmt: skip
         path = folder / f"plan.{rank}.json"
         path.write_text(json.dumps(plan))
         command = [sys.executable, "-P", "-m", f"{__package__}.replaying", str(os.getpid()), str(path)]
-        with open(folder / f"said.{rank}", "wb") as said:
-            children[rank] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said,
-                                              stderr=said, env=child_environment(settings.threads))  # fmt: skip
+        with open(folder / f"said.{rank}", "wb") as output:
+            children[rank] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output,
+                                              stderr=output, env=child_environment(settings.threads))  # fmt: skip
     try:
         _wait(children, folder)
     finally:
@@ -145,33 +145,33 @@ def run_rank(
     elif settings.threads:
         torch.set_num_threads(settings.threads)
     both = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
-    made: dict[tuple[int, ...], Any] = {}
+    process_groups: dict[tuple[int, ...], Any] = {}
     if world > 1:
         store = dist.TCPStore("127.0.0.1", port, world + 1, is_master=False) if port is not None else None
         dist.init_process_group(both, store=store, rank=rank, world_size=world, timeout=LIMIT)
-        made = {members: dist.new_group(list(members), timeout=LIMIT) for members in groups}
-    replayer = Replayer(settings.device, settings.lazy, made, rank)
-    found = replayer.ready(calls)
+        process_groups = {members: dist.new_group(list(members), timeout=LIMIT) for members in groups}
+    replayer = Replayer(settings.device, settings.lazy, process_groups, rank)
+    ready = replayer.ready(calls)
     for _ in range(settings.warmup):
-        replayer.once(found, False)
-    walls = [replayer.once(found, True) for _ in range(settings.iterations)]
-    told = result(found, walls)
+        replayer.once(ready, False)
+    walls = [replayer.once(ready, True) for _ in range(settings.iterations)]
+    report = result(ready, walls)
     if settings.profile:
-        _profiled(lambda: replayer.once(found, False), Path(settings.profile), rank, settings.device)
+        _profiled(lambda: replayer.once(ready, False), Path(settings.profile), rank, settings.device)
     if settings.against and world > 1:
         backend, dtype = settings.against
         usual = "nccl" if settings.device == "cuda" else "gloo"
         device = "cpu" if backend == "gloo" else settings.device
-        others = made if backend in ("", usual) else {
+        others = process_groups if backend in ("", usual) else {
             members: dist.new_group(list(members), backend=backend, timeout=LIMIT) for members in groups
         }  # fmt: skip
-        ops = {(collective_op(each.call), tuple(sorted(each.call.ranks))): None for each in found
-               if each.call.collective in CALLS and not each.why}  # fmt: skip
-        told["accuracy"] = accuracy(list(ops), rank, (made, others), (settings.device, device), dtype)
+        ops = {(collective_op(entry.call), tuple(sorted(entry.call.ranks))): None for entry in ready
+               if entry.call.collective in CALLS and not entry.why}  # fmt: skip
+        report["accuracy"] = accuracy(list(ops), rank, (process_groups, others), (settings.device, device), dtype)
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
-    return told
+    return report
 
 
 def _profiled(run: Any, folder: Path, rank: int, device: str) -> None:
@@ -184,15 +184,17 @@ def _profiled(run: Any, folder: Path, rank: int, device: str) -> None:
         run()
     path = folder / f"profile.{rank}.json"
     recorded.export_chrome_trace(str(path))
-    told = json.loads(path.read_text())
-    told.setdefault("distributedInfo", {})["rank"] = rank
-    path.write_text(json.dumps(told))
+    trace = json.loads(path.read_text())
+    trace.setdefault("distributedInfo", {})["rank"] = rank
+    path.write_text(json.dumps(trace))
 
 
 def _call(fields: Mapping[str, Any]) -> TraceCall:
     """A call as it was before it became JSON."""
-    made: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
-    return TraceCall(**made)
+    arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
+    return TraceCall(**arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -204,9 +206,9 @@ def main(arguments: Sequence[str]) -> int:
     fields = plan["settings"]
     fields["against"] = tuple(fields["against"]) if fields["against"] else None
     calls = [_call(call) for call in plan["calls"]]
-    groups = [tuple(each) for each in plan["groups"]]
-    told = run_rank(calls, ReplaySettings(**fields), plan["rank"], plan["world"], groups, plan["port"])
-    path.with_name(f"result.{plan['rank']}.json").write_text(json.dumps(told))
+    groups = [tuple(group) for group in plan["groups"]]
+    report = run_rank(calls, ReplaySettings(**fields), plan["rank"], plan["world"], groups, plan["port"])
+    path.with_name(f"result.{plan['rank']}.json").write_text(json.dumps(report))
     return 0
 
 

@@ -61,22 +61,22 @@ def measure_reuse() -> dict[str, Any]:
 
     sizes = distances()
     touch, beside, empty = Toucher(sizes[-1]), neighbours(), flusher()
-    seen: list[Seen] = []
+    samples: list[Seen] = []
     with torch.no_grad():
-        for part, kind, dims in PROBES:
+        for probed, kind, dims in PROBES:
             run = prepared(kind, dims).run
-            first = (empty, run) if part == DATA else (run,)
+            first = (empty, run) if probed == DATA else (run,)
             after = [partial(in_turn, (*first, partial(touch, size), beside)) for size in sizes]
             warm, _ = warm_us(run), samples_us(run, after[:1], 1)
             *late, cold = np.quantile(samples_us(run, [*after, empty]), QUANTILE, axis=1).tolist()
-            seen.append(Seen(part, KINDS[kind].family, warm, late, cold))
+            samples.append(Seen(probed, KINDS[kind].family, warm, late, cold))
         host = host_us(touch, sizes) if importlib.util.find_spec("transformers") else ()
-    plain = undisturbed(seen)
+    plain = without_disturbed(samples)
     return {
         "distances": tuple(map(float, sizes)),
         "code": curves_of(plain, CODE),
         "data": curves_of(plain, DATA),
-        "code_us": float(np.median([each.whole for each in plain if each.part == CODE])),
+        "code_us": float(np.median([sample.whole for sample in plain if sample.part == CODE])),
         "host_us": tuple(isotonic(host)),
     }
 
@@ -99,33 +99,38 @@ class Seen:
     @property
     def shares(self) -> np.ndarray:
         """How far on that way each distance is [distances]."""
-        made: np.ndarray = np.clip((np.array(self.late_us) - self.warm_us) / self.whole, 0.0, 1.0)
-        return made
+        clipped: np.ndarray = np.clip((np.array(self.late_us) - self.warm_us) / self.whole, 0.0, 1.0)
+        return clipped
 
 
-def undisturbed(seen: Sequence[Seen]) -> list[Seen]:
+def without_disturbed(samples: Sequence[Seen]) -> list[Seen]:
     """The probes whose cost of being cold is of the size of the others'; a busy machine spoils some."""
-    kept = []
-    for part in (CODE, DATA):
-        own = [each for each in seen if each.part == part and each.whole > LEAST_GAIN * each.warm_us]
-        usual = float(np.median([each.whole for each in own])) if own else 0.0
-        kept += [each for each in own if usual / MOST_APART <= each.whole <= usual * MOST_APART]
-    return kept
+    undisturbed_samples = []
+    for probed in (CODE, DATA):
+        of_part = [sample for sample in samples if sample.part == probed and sample.whole > LEAST_GAIN * sample.warm_us]
+        usual = float(np.median([sample.whole for sample in of_part])) if of_part else 0.0
+        undisturbed_samples += [
+            sample for sample in of_part if usual / MOST_APART <= sample.whole <= usual * MOST_APART
+        ]
+    return undisturbed_samples
 
 
-def curves_of(seen: Sequence[Seen], part: str) -> dict[str, tuple[float, ...]]:
+def curves_of(samples: Sequence[Seen], probed: str) -> dict[str, tuple[float, ...]]:
     """By family, shares that never fall; those of data end at 1, because nothing is left of it beyond every cache.
 
     The usual family's is that of all probes where its own were spoilt.
     """
-    own = [each for each in seen if each.part == part]
-    by_family = {family: [each.shares for each in own if each.family == family] for family in {e.family for e in own}}
-    by_family.setdefault(USUAL, [each.shares for each in own])
-    found = {}
+    of_part = [sample for sample in samples if sample.part == probed]
+    by_family = {
+        family: [sample.shares for sample in of_part if sample.family == family]
+        for family in {e.family for e in of_part}
+    }
+    by_family.setdefault(USUAL, [sample.shares for sample in of_part])
+    curves = {}
     for family, shares in sorted(by_family.items()):
         curve = np.array(isotonic(np.mean(shares, axis=0).tolist()))
-        found[family] = tuple((curve / curve[-1] if part == DATA else curve).tolist())
-    return found
+        curves[family] = tuple((curve / curve[-1] if probed == DATA else curve).tolist())
+    return curves
 
 
 def prepared(kind: str, dims: dict[str, Any]) -> Prepared:
@@ -182,17 +187,17 @@ def samples_us(run: Callable[[], object], before: Sequence[Callable[[], object]]
 
     On a busy machine fewer rounds than asked for, :data:`FEWEST` at least.
     """
-    found = np.empty((len(before), rounds))
+    latencies_us = np.empty((len(before), rounds))
     late = time.perf_counter() + PROBE_S
     for number in range(rounds):
         if number >= FEWEST and time.perf_counter() > late:
-            return found[:, :number]
-        for place, prepare in enumerate(before):
+            return latencies_us[:, :number]
+        for index, prepare in enumerate(before):
             prepare()
             start = time.perf_counter_ns()
             run()
-            found[place, number] = (time.perf_counter_ns() - start) / 1e3
-    return found
+            latencies_us[index, number] = (time.perf_counter_ns() - start) / 1e3
+    return latencies_us
 
 
 def warm_us(run: Callable[[], object], rounds: int = ROUNDS) -> float:
@@ -233,10 +238,10 @@ class Apart:
         self.call()
         self.spent_ns += time.perf_counter_ns() - start
 
-    def timed_us(self, whole: Call) -> float:
-        """Microseconds of ``whole`` without those of this call inside it."""
+    def timed_us(self, call: Call) -> float:
+        """Microseconds of ``call`` without those that were spent here inside it."""
         self.spent_ns, start = 0, time.perf_counter_ns()
-        whole()
+        call()
         return (time.perf_counter_ns() - start - self.spent_ns) / 1e3
 
 
@@ -249,7 +254,7 @@ def host_us(touch: Toucher, sizes: Sequence[int]) -> list[float]:
     import torch
 
     run, layers = tiny_decoder()
-    found = []
+    latencies_us = []
     for size in sizes:
         apart = Apart(partial(touch, size))
         hooks = [layer.register_forward_pre_hook(apart) for layer in layers]
@@ -264,9 +269,9 @@ def host_us(touch: Toucher, sizes: Sequence[int]) -> list[float]:
         for hook in hooks:
             hook.remove()
         code, alone = np.quantile(pairs, QUANTILE, axis=0).tolist()
-        found.append(max(code - alone, 0.0) / operators)
+        latencies_us.append(max(code - alone, 0.0) / operators)
     assert not torch.is_grad_enabled()
-    return found
+    return latencies_us
 
 
 def tiny_decoder() -> tuple[Call, Sequence[Any]]:

@@ -90,16 +90,16 @@ def read(path: Path) -> Session | None:
     """A session's file; None where it is gone, or not to be read (yet)."""
     try:
         values = read_json(path, StoreError, "a session")
-        known = {each.name for each in fields(Session)}
-        return Session(**{name: value for name, value in values.items() if name in known})
+        names = {member.name for member in fields(Session)}
+        return Session(**{name: value for name, value in values.items() if name in names})
     except (OSError, StoreError, TypeError, AttributeError):
         return None
 
 
 def sessions(store: Path, run_id: str = "*") -> dict[Path, Session]:
     """All that can be read, by file."""
-    found = {path: read(path) for path in sorted(store.glob(f"{SESSIONS}/{run_id}/*.json"))}
-    return {path: each for path, each in found.items() if each is not None}
+    by_path = {path: read(path) for path in sorted(store.glob(f"{SESSIONS}/{run_id}/*.json"))}
+    return {path: session for path, session in by_path.items() if session is not None}
 
 
 @dataclass
@@ -125,10 +125,10 @@ class Heart:
         """The first word. StoreError when the store cannot be written."""
         now = time.time()
         path = store / SESSIONS / run_id / f"{part.index}of{part.count}-{uuid.uuid4().hex[:12]}.json"
-        for left in path.parent.glob(f".{part.index}of{part.count}-*.tmp"):  # of a process that was killed
-            if locked or now - _stamp(left) > LEASE_S:
-                left.unlink(missing_ok=True)
-        told: dict[str, Any] = {
+        for leftover in path.parent.glob(f".{part.index}of{part.count}-*.tmp"):  # of a process that was killed
+            if locked or now - _stamp(leftover) > LEASE_S:
+                leftover.unlink(missing_ok=True)
+        facts: dict[str, Any] = {
             "node": str(environment.get("node") or node_name()),
             "machine": machine_name(),
             "job": job_name(),
@@ -137,7 +137,7 @@ class Heart:
             "health": environment.get("health") or {},
             "placement": environment.get("placement") or {},
         }
-        session = Session(campaign, run_id, str(part), **told, started_at=now, at=now, lease_s=LEASE_S + case_s)
+        session = Session(campaign, run_id, str(part), **facts, started_at=now, at=now, lease_s=LEASE_S + case_s)
         heart = cls(path, session, locked)
         heart._write()
         offset = path.stat().st_mtime - time.time()
@@ -151,10 +151,10 @@ class Heart:
 
     def wait_for_others(self, pause: Callable[[float], None] = time.sleep) -> None:
         """Until no other process can still be at these cases. CampaignError when one goes on with them."""
-        seen: dict[Path, float] = {}
+        heard_at: dict[Path, float] = {}
         while waiting := self._alive_before():
             for path, session in waiting.items():
-                if seen.setdefault(path, session.at) != session.at:
+                if heard_at.setdefault(path, session.at) != session.at:
                     raise CampaignError(
                         f"part {session.part} of campaign {session.run_id} is running on {session.node} "
                         f"{session.job}".rstrip()
@@ -168,11 +168,11 @@ class Heart:
         """Earlier sessions with cases of this part that have not ended, and said so not long ago."""
         mine = self.session.started_at, self.path.name
         return {
-            path: each
-            for path, each in self._of_these_cases().items()
-            if each.outcome in (WAITING, RUNNING)
-            and (each.started_at, path.name) < mine
-            and self.now() - _stamp(path) < each.lease_s
+            path: other
+            for path, other in self._of_these_cases().items()
+            if other.outcome in (WAITING, RUNNING)
+            and (other.started_at, path.name) < mine
+            and self.now() - _stamp(path) < other.lease_s
         }
 
     def _of_these_cases(self) -> dict[Path, Session]:
@@ -181,15 +181,15 @@ class Heart:
         Those of this machine only where no lock keeps them apart.
         """
         mine = CampaignPart.parse(self.session.part)
-        found = {}
+        others = {}
         for path in sorted(self.path.parent.glob("*.json")):
             cut = re.match(r"(\d+)of(\d+)-", path.name)
             if path == self.path or not cut or (int(cut[2]) == mine.count and int(cut[1]) != mine.index):
                 continue
-            each = read(path)
-            if each is not None and not (self.locked and each.machine == self.session.machine):
-                found[path] = each
-        return found
+            other = read(path)
+            if other is not None and not (self.locked and other.machine == self.session.machine):
+                others[path] = other
+        return others
 
     def beat(self, progress: Progress) -> None:
         """Say how far it is, if it was not said just now. TakenOverError when another process took this part over."""
@@ -197,17 +197,22 @@ class Heart:
             return
         self.fence()
         measured = sum(progress.statuses.values())
-        told = {"total": progress.total, "done": progress.done, "measured": measured, "statuses": progress.statuses}
+        progress_fields = {
+            "total": progress.total,
+            "done": progress.done,
+            "measured": measured,
+            "statuses": progress.statuses,
+        }
         with contextlib.suppress(StoreError):  # the rows say it when the store cannot be written
-            self._say(at=self.now(), **told)
+            self._say(at=self.now(), **progress_fields)
 
     def fence(self) -> None:
         """TakenOverError when another process took these cases over, because this one was silent: write no row."""
         for path, other in self._of_these_cases().items():
             later = (other.started_at, path.name) > (self.session.started_at, self.path.name)
             if later and other.ran:
-                part = self.session.part
-                raise TakenOverError(f"part {part} was taken over by {other.node}, because this node was silent")
+                own_part = self.session.part
+                raise TakenOverError(f"part {own_part} was taken over by {other.node}, because this node was silent")
 
     def end(self, outcome: str, error: str = "", **told: Any) -> None:
         """The last word; nothing when the store cannot be written."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.columns import values
 from ..datasets.ops import KINDS
-from .parts import CampaignPart, announced, cut
+from .parts import CampaignPart, announcements, cut
 from .plan import CampaignPlan
 from .sessions import RUNNING, WAITING, Session, sessions
 
@@ -64,10 +64,12 @@ class CampaignStatus:
 def status(store: Store, now: float | None = None) -> list[CampaignStatus]:
     """All campaigns that were announced in a store, in order of their names. StoreError for a damaged record."""
     spoken = sessions(Path(store.path))
-    seen = time.time() if now is None else now
+    now_s = time.time() if now is None else now
     return [
-        _campaign(store, name, record, {path: each for path, each in spoken.items() if each.campaign == name}, seen)
-        for name, record in announced(Path(store.path)).items()
+        _campaign(
+            store, name, record, {path: session for path, session in spoken.items() if session.campaign == name}, now_s
+        )
+        for name, record in announcements(Path(store.path)).items()
     ]
 
 
@@ -76,14 +78,14 @@ def _campaign(
 ) -> CampaignStatus:
     plan = CampaignPlan.from_json(plan_text(record))
     count = int(record["parts"])
-    runs = {(each.device_id, each.run_id) for each in spoken.values()}
+    runs = {(session.device_id, session.run_id) for session in spoken.values()}
     plan = _as_run(Path(store.path), plan, [run_id for _, run_id in sorted(runs)])
     done, failures = _rows(store, plan, runs)
     by_part: dict[str, list[tuple[Path, Session]]] = {}
-    for path, each in sorted(spoken.items(), key=lambda item: item[1].started_at):
-        by_part.setdefault(each.part, []).append((path, each))
+    for path, session in sorted(spoken.items(), key=lambda item: item[1].started_at):
+        by_part.setdefault(session.part, []).append((path, session))
     parts = [
-        _part(found, now) for _, found in sorted(by_part.items(), key=lambda item: CampaignPart.parse(item[0]).index)
+        _part(starts, now) for _, starts in sorted(by_part.items(), key=lambda item: CampaignPart.parse(item[0]).index)
     ]
     unheard = [i for i in range(count) if str(CampaignPart(i, count)) not in by_part]
     return CampaignStatus(
@@ -92,7 +94,7 @@ def _campaign(
         len(plan.cases),
         done,
         failures,
-        sum(each.busy_s for each in parts),
+        sum(part.busy_s for part in parts),
         _left(spoken.values(), parts, [len(cut(plan, CampaignPart(i, count)).cases) for i in unheard]),
         tuple(parts),
         len(unheard),
@@ -129,8 +131,8 @@ def _rows(store: Store, plan: CampaignPlan, runs: Iterable[tuple[str, str]]) -> 
     return done, dict(failures)
 
 
-def _part(found: Sequence[tuple[Path, Session]], now: float) -> PartStatus:
-    path, last = ([each for each in found if each[1].ran or each[1].outcome != "failed"] or found)[-1]
+def _part(starts: Sequence[tuple[Path, Session]], now: float) -> PartStatus:
+    path, last = ([start for start in starts if start[1].ran or start[1].outcome != "failed"] or starts)[-1]
     heard_s = max(now - _written_at(path), 0.0)
     silent = last.outcome in (RUNNING, WAITING) and heard_s > last.lease_s
     pace = last.busy_s / last.measured if last.measured else None
@@ -144,8 +146,8 @@ def _part(found: Sequence[tuple[Path, Session]], now: float) -> PartStatus:
         last.done,
         last.total,
         dict(last.statuses),
-        len(found),
-        sum(each.busy_s for _, each in found),
+        len(starts),
+        sum(session.busy_s for _, session in starts),
         pace * (last.total - last.done) if pace and going else None,
         heard_s,
         last.clock_offset_s,
@@ -162,11 +164,11 @@ def _written_at(path: Path) -> float:
 
 def _left(spoken: Iterable[Session], parts: Sequence[PartStatus], unheard: Sequence[int]) -> float | None:
     """Seconds until the last running part is through and those that wait have had their turn; None when unknown."""
-    told = list(spoken)
-    measured, busy = sum(each.measured for each in told), sum(each.busy_s for each in told)
-    running = [each.left_s for each in parts if each.left_s is not None]
+    all_sessions = list(spoken)
+    measured, busy = sum(session.measured for session in all_sessions), sum(session.busy_s for session in all_sessions)
+    running = [part.left_s for part in parts if part.left_s is not None]
     idle = sum(unheard) + sum(
-        each.total - each.done for each in parts if each.left_s is None and each.state != "complete"
+        part.total - part.done for part in parts if part.left_s is None and part.state != "complete"
     )
     if not idle:
         return max(running, default=0.0)

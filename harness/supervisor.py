@@ -104,8 +104,8 @@ class Supervisor:
         raise CampaignError(self._hopeless)
 
     def _held_words(self) -> str:
-        held = ", ".join(map(str, self.left_behind))
-        return f"; the driver still holds process {held}" if held else ""
+        pids = ", ".join(map(str, self.left_behind))
+        return f"; the driver still holds process {pids}" if pids else ""
 
     def _pause(self, seconds: float) -> None:
         """Wait, but raise InterruptError at once when the campaign is to stop."""
@@ -234,8 +234,8 @@ class Supervisor:
         self._stderr.seek(max(0, size - STDERR_TAIL_BYTES))
         lines = self._stderr.read().decode(errors="replace").splitlines()
         stack = next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
-        kept = [line.strip() for line in lines[: None if stack is None else stack + 1] if line.strip()]
-        return kept[-1][:300] if kept else ""
+        printed = [line.strip() for line in lines[: None if stack is None else stack + 1] if line.strip()]
+        return printed[-1][:300] if printed else ""
 
 
 @dataclass(frozen=True)

@@ -132,33 +132,33 @@ def measure(
         earliest = now_ns() + round(min(LEAST_S, LEAST_SHARE * budget_s) * 1e9)
         rule = stopping or MedianWidth(ci_width)
         deadline = max(deadline, earliest)
-        found = collect(sampler.take, rule, deadline, clocks, now_ns, pause, sampler.batch, earliest, spin)
+        samples = collect(sampler.take, rule, deadline, clocks, now_ns, pause, sampler.batch, earliest, spin)
         watts = None
         if energy_j and energy_s and sampler.timer == "cuda_graph" and cache == "warm":
             watts = mean_power_w(sampler, energy_j, energy_s, now_ns)
-    made = summarise(found, sampler.calls, sampler.timer, cache)
-    return replace(made, power_w=watts, event_overhead_us=sampler.overhead_us)
+    timing = summarise(samples, sampler.calls, sampler.timer, cache)
+    return replace(timing, power_w=watts, event_overhead_us=sampler.overhead_us)
 
 
-def summarise(found: Collected, calls: int, timer: str, cache: str) -> Timing:
+def summarise(samples: Collected, calls: int, timer: str, cache: str) -> Timing:
     """Statistics of samples that each averaged over ``calls`` calls."""
-    low, middle, high = np.percentile(found.values, [10, 50, 90])
+    low, middle, high = np.percentile(samples.values, [10, 50, 90])
     return Timing(
         latency_us=float(middle),
         latency_p10_us=float(low),
         latency_p90_us=float(high),
-        latency_min_us=float(found.values.min()),
-        latency_mean_us=float(found.values.mean()),
-        latency_std_us=float(found.values.std()),
-        iterations=len(found.values) * calls,
+        latency_min_us=float(samples.values.min()),
+        latency_mean_us=float(samples.values.mean()),
+        latency_std_us=float(samples.values.std()),
+        iterations=len(samples.values) * calls,
         timer=timer,
         cache=cache,
-        throttled=found.throttled,
-        samples=len(found.values),
-        converged=found.converged,
-        discarded=found.discarded,
-        clocks=None if found.clock_mhz is None else "steady" if found.settled else "burst",
-        sm_clock_mhz=found.clock_mhz,
+        throttled=samples.throttled,
+        samples=len(samples.values),
+        converged=samples.converged,
+        discarded=samples.discarded,
+        clocks=None if samples.clock_mhz is None else "steady" if samples.settled else "burst",
+        sm_clock_mhz=samples.clock_mhz,
     )
 
 
@@ -180,23 +180,25 @@ def collect(
     device rests. Rests, and what was thrown away, are not on the budget: the deadline moves with them. What cannot be
     had at the clock of the beginning is had at the one that the power limit leaves, all of it, once that has settled.
     """
-    made = _Collection(pause, now_ns, spin)
+    collection = _Collection(pause, now_ns, spin)
     while True:
-        made.add(take(max(batch, len(made.values) // 4)))
+        collection.add(take(max(batch, len(collection.values) // 4)))
         now = now_ns()
-        over = now >= deadline_ns + made.lost_ns or len(made.values) >= MOST_SAMPLES
-        array = np.array(made.values)
-        enough = len(array) > 0 and now >= earliest_ns + made.lost_ns and stopping(array)
-        if made.slowed(batch, take):
+        over = now >= deadline_ns + collection.lost_ns or len(collection.values) >= MOST_SAMPLES
+        array = np.array(collection.values)
+        enough = len(array) > 0 and now >= earliest_ns + collection.lost_ns and stopping(array)
+        if collection.slowed(batch, take):
             continue
         if (
             clocks is not None
-            and (over or enough or now - made.read_ns >= CLOCKS_EVERY_NS)
-            and made.throttled(clocks())
+            and (over or enough or now - collection.read_ns >= CLOCKS_EVERY_NS)
+            and collection.throttled(clocks())
         ):
             continue
         if over or enough:
-            return Collected(array, enough, made.hot, made.discarded, made.settled, made.clock_mhz())
+            return Collected(
+                array, enough, collection.hot, collection.discarded, collection.settled, collection.clock_mhz()
+            )
 
 
 @dataclass

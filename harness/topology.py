@@ -50,8 +50,8 @@ class NodeTopology:
     @property
     def rails(self) -> bool:
         """Whether every GPU has a NIC of its own under its switch."""
-        own = [{nic for nic in self.nics if self.links.get((gpu, nic)) in NEAR} for gpu in self.gpus]
-        return bool(self.nics) and all(own) and len(set().union(*own)) >= len(self.gpus)
+        near_nics = [{nic for nic in self.nics if self.links.get((gpu, nic)) in NEAR} for gpu in self.gpus]
+        return bool(self.nics) and all(near_nics) and len(set().union(*near_nics)) >= len(self.gpus)
 
 
 def parse(text: str) -> NodeTopology:
@@ -77,13 +77,13 @@ def parse(text: str) -> NodeTopology:
 
 def nics(folder: Path = INFINIBAND) -> list[Nic]:
     """The ports of this machine that are up, from sysfs; none where it has no RDMA."""
-    found = []
+    cards = []
     for port in sorted(folder.glob("*/ports/*")):
         state, rate, layer = (_read(port / name) for name in ("state", "rate", "link_layer"))
         speed = re.match(r"([\d.]+) Gb/sec", rate)
         if "ACTIVE" in state and speed:
-            found.append(Nic(port.parent.parent.name, float(speed[1]) / 8, "ib" if layer == "InfiniBand" else "roce"))
-    return found
+            cards.append(Nic(port.parent.parent.name, float(speed[1]) / 8, "ib" if layer == "InfiniBand" else "roce"))
+    return cards
 
 
 def read() -> NodeTopology:
@@ -105,27 +105,29 @@ def uuids() -> dict[str, str]:
     return {f"GPU{index}": uuid for index, uuid in re.findall(r"^(\d+), *GPU-(\S+)", reply, re.MULTILINE)}
 
 
-def cluster(found: NodeTopology, ports: Sequence[Nic], device_id: str, nodes: int = 1) -> dict[str, Any]:
+def cluster(node: NodeTopology, ports: Sequence[Nic], device_id: str, nodes: int = 1) -> dict[str, Any]:
     """A cluster of such nodes in ``conf/cluster`` format, each figure with its source."""
-    used = [port for port in ports if not found.legend or port.name in found.legend.values()] or list(ports)
+    used = [port for port in ports if not node.legend or port.name in node.legend.values()] or list(ports)
     fabric = used[0].fabric if used else "roce"
-    seen = f"nvidia-smi topo -m on {node_name()}"
+    source = f"nvidia-smi topo -m on {node_name()}"
     values: dict[str, Any] = {
-        "id": f"{device_id}_{len(found.gpus)}_{'nvlink' if found.nvlinks else 'pcie'}",
-        "name": f"{len(found.gpus)} x {device_id}, as seen on {node_name()}",
+        "id": f"{device_id}_{len(node.gpus)}_{'nvlink' if node.nvlinks else 'pcie'}",
+        "name": f"{len(node.gpus)} x {device_id}, as seen on {node_name()}",
         "device": device_id,
         "nodes": nodes,
-        "devices_per_node": len(found.gpus),
-        "link": "nvlink" if found.nvlinks else "pcie",
+        "devices_per_node": len(node.gpus),
+        "link": "nvlink" if node.nvlinks else "pcie",
         "fabric": fabric,
         "nic_latency_us": LATENCY_US[fabric],
-        "topology": {"shape": "rails" if found.rails else "fat_tree"},
+        "topology": {"shape": "rails" if node.rails else "fat_tree"},
     }
-    below = "a NIC under the switch of every GPU" if found.rails else "GPUs share NICs"
+    below = "a NIC under the switch of every GPU" if node.rails else "GPUs share NICs"
     sources = {
-        "devices_per_node": seen,
-        "link": f"{seen}: {found.nvlinks} NVLinks at least between two GPUs" if found.nvlinks else f"{seen}: no NVLink",
-        "topology": f"{seen}: {below}; beyond the NICs assumed",
+        "devices_per_node": source,
+        "link": f"{source}: {node.nvlinks} NVLinks at least between two GPUs"
+        if node.nvlinks
+        else f"{source}: no NVLink",
+        "topology": f"{source}: {below}; beyond the NICs assumed",
         "nic_latency_us": "assumed, as of the clusters that come with opcast",
     }
     if used:

@@ -95,8 +95,8 @@ def limit_memory(more_bytes: int) -> None:
     with open("/proc/self/status") as file:
         used = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = used + more_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    limit = used + more_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _group(settings: Settings, ranks: int) -> RankGroup | None:

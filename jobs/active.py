@@ -77,14 +77,14 @@ def run(
     if not shares:
         raise BadInputError(NO_STEPS)
     candidates = by_kind((*base.cases, *asked_cases(shares, base)), {op.kind for op in shares})
-    left, started = budget.points, time.monotonic()
+    points_left, started = budget.points, time.monotonic()
     results: list[RoundResult] = []
-    while left > 0:
+    while points_left > 0:
         rest_s = float("inf") if budget.minutes is None else budget.minutes * 60 - (time.monotonic() - started)
         if rest_s <= 0:
             return results, "the time is spent"
         subjects, open_cases = subjects_of(candidates, shares, store, device, base.settings.case_budget_s)
-        chosen = plan_round(subjects, min(budget.per_round, left), rest_s)
+        chosen = plan_round(subjects, min(budget.per_round, points_left), rest_s)
         cases = [open_cases[kind][i] for kind, picks in chosen.picks.items() for i in picks]
         if not cases:
             return results, "every candidate is measured" if rest_s == float("inf") else "the time is spent"
@@ -92,16 +92,16 @@ def run(
             return results, f"another {len(cases)} points are expected to take {chosen.gain:.1%} of the error away"
         before = {kind: subjects[kind] for kind in chosen.picks}
         measure(replace(base, cases=tuple(cases), canaries=()))
-        found = [
+        surprises = [
             _surprises(before[kind], picks, open_cases[kind], store, device) for kind, picks in chosen.picks.items()
         ]
-        errors = np.abs(np.concatenate(found)) if found else np.zeros(0)
+        errors = np.abs(np.concatenate(surprises)) if surprises else np.zeros(0)
         error = float(np.expm1(np.median(errors))) if len(errors) else None
-        left -= len(cases)
+        points_left -= len(cases)
         spent = time.monotonic() - started
         results.append(RoundResult(len(cases), spent, chosen.before, chosen.after, error))
-        told = "" if error is None else f", {error:.1%} found"
-        expected = f"error {chosen.before:.1%} expected{told}, then {chosen.after:.1%}"
+        error_text = "" if error is None else f", {error:.1%} found"
+        expected = f"error {chosen.before:.1%} expected{error_text}, then {chosen.after:.1%}"
         say(f"round {len(results)}: {len(cases)} points, {expected}")
     return results, "the points are spent"
 
@@ -116,11 +116,11 @@ def asked_cases(shares: Mapping[Op, float], base: CampaignPlan) -> list[Case]:
 
 def by_kind(cases: Sequence[Case], kinds: set[str]) -> dict[str, list[Case]]:
     """Distinct candidates of the kinds that the steps run."""
-    found: dict[str, dict[Case, None]] = {}
+    by_kind_: dict[str, dict[Case, None]] = {}
     for case in cases:
         if case.op.kind in kinds:
-            found.setdefault(case.op.kind, {})[case] = None
-    return {kind: list(each) for kind, each in found.items()}
+            by_kind_.setdefault(case.op.kind, {})[case] = None
+    return {kind: list(unique) for kind, unique in by_kind_.items()}
 
 
 def subjects_of(
@@ -130,21 +130,21 @@ def subjects_of(
     done = store.done(device.id)
     subjects, open_cases = {}, {}
     for kind, cases in candidates.items():
-        rest = [case for case in cases if case.key not in done]
-        asked = [(op, share) for op, share in shares.items() if op.kind == kind]
-        if not rest or not asked:
+        unmeasured = [case for case in cases if case.key not in done]
+        shares_of_kind = [(op, share) for op, share in shares.items() if op.kind == kind]
+        if not unmeasured or not shares_of_kind:
             continue
-        states = [Case(op, "", cache) for op, _ in asked for cache in ("cold", "warm")]
-        known = _known(kind, store, device)
+        states = [Case(op, "", cache) for op, _ in shares_of_kind for cache in ("cold", "warm")]
+        measured = _known(kind, store, device)
         subjects[kind] = Subject(
             feature_names(kind),
-            _features(kind, rest, device),
-            np.full(len(rest), case_s + CASE_S),
+            _features(kind, unmeasured, device),
+            np.full(len(unmeasured), case_s + CASE_S),
             _features(kind, states, device),
-            np.repeat([share / 2 for _, share in asked], 2),
-            *known,
+            np.repeat([share / 2 for _, share in shares_of_kind], 2),
+            *measured,
         )
-        open_cases[kind] = rest
+        open_cases[kind] = unmeasured
     return subjects, open_cases
 
 
@@ -172,11 +172,11 @@ def _known(kind: str, store: Store, device: Device) -> tuple[np.ndarray, np.ndar
     """Features and ln(measured / analytical) of all rows of a kind, whatever backend."""
     if kind not in store.kinds():
         return np.zeros((0, len(feature_names(kind))), dtype=np.float32), np.zeros(0)
-    made = [table for table in tables(kind, store.read(kind, device.id), device) if len(table)]
-    frames = [table.frame() for table in made]
+    tables_with_rows = [table for table in tables(kind, store.read(kind, device.id), device) if len(table)]
+    frames = [table.frame() for table in tables_with_rows]
     if not frames:
         return np.zeros((0, len(feature_names(kind))), dtype=np.float32), np.zeros(0)
-    ratios = [np.log(table.latency_us / ops.analytical_us) for table, ops in zip(made, frames, strict=True)]
+    ratios = [np.log(table.latency_us / ops.analytical_us) for table, ops in zip(tables_with_rows, frames, strict=True)]
     return np.concatenate([ops.matrix for ops in frames]), np.concatenate(ratios)
 
 
@@ -189,11 +189,11 @@ def _surprises(
         return np.zeros(0)
     chosen = [cases[i] for i in picks]
     rows = store.lookup(kind, device.id, "cold"), store.lookup(kind, device.id, "warm")
-    found = []
+    surprises = []
     for case in chosen:
         exact = rows[case.cache == "warm"].get((*case.op.dims, case.op.dtype, case.op.out_dtype), [])
-        found.append(next((each.latency_us for each in exact if each.backend == case.backend), np.nan))
-    latency = np.array(found)
+        surprises.append(next((row.latency_us for row in exact if row.backend == case.backend), np.nan))
+    latency = np.array(surprises)
     good = np.isfinite(latency)
     if not good.any():
         return np.zeros(0)

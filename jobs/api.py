@@ -7,6 +7,7 @@ is answered as it is.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,17 @@ from typing import TYPE_CHECKING, Any, overload
 from ..datasets.clusters import Cluster, cluster_of_file
 from ..datasets.devices import Device, device_of_file, is_file_name
 from ..datasets.ops import Op
+from ..datasets.own_warnings import OpcastWarning
 from ..simulator.network.transfers import Transfer
 from ..simulator.question.canonical import RequestError
-from ..simulator.question.keywords import clustered, predict_request, simulate_request
+from ..simulator.question.keywords import clustered, predict_request
 from ..simulator.question.network import NetworkChoice
 from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
 from ..simulator.workbench import Workbench, workbench
+from .questions import request_of, sources_of, usual
 from .resolve import this_machine, this_node
 
 if TYPE_CHECKING:
@@ -52,32 +55,18 @@ def predict(op: Sequence[Transfer], device: str | Device = ..., **options: Any) 
 def predict(op: Sequence[Op], device: str | Device = ..., **options: Any) -> list[OpPrediction]: ...
 def predict(
     op: str | Op | Sequence[Op] | Sequence[Transfer] | PredictRequest,
-    device: str | Device = "cpu",
+    device: str | Device | None = None,
     *,
-    cache: str = "warm",
-    backend: str | None = None,
-    engines: Sequence[str] = ORDER,
     home: str | Path | None = None,
-    power_cap_w: float | None = None,
-    sm_clock_mhz: float | None = None,
-    cluster: str | Cluster | None = None,
-    nodes: int | None = None,
-    network: str = "auto",
-    group: Sequence[int] | None = None,
-    stride: int | None = None,
-    all_groups: bool = False,
-    algorithm: str | None = None,
-    faults: Sequence[Mapping[str, Any]] = (),
-    fault_draw: Mapping[str, Any] | None = None,
-    faults_study: Mapping[str, Any] | None = None,
-    **dims: Any,
+    **options: Any,
 ) -> OpPrediction | list[OpPrediction]:
     """How long an op takes on a device, or a collective on the links of a cluster.
 
     ``op`` is a kind with its dims and dtype (``predict("gemm", "h100_sxm", m=4096, n=4096, k=4096, dtype="bf16")``),
     an :class:`Op`, or many of them; or a :class:`PredictRequest`, which is answered by a list, with no other argument.
-    ``home`` is where measurements and predictors lie, by default ``$OPCAST_HOME``, else ``~/.opcast``. ``power_cap_w``
-    and ``sm_clock_mhz`` ask about a device that may draw or clock no more.
+    ``home`` is where measurements and predictors lie, by default ``$OPCAST_HOME``, else ``~/.opcast``. Beside dims the
+    ``options`` are the settings that ``opcast predict --help`` lists, with the same defaults: ``cache``, ``backend``,
+    ``engines`` (``engine.order``), ``power_cap_w`` and ``sm_clock_mhz`` of a device that may draw or clock no more, …
 
     ``device`` and ``cluster`` are names, figures, or files of figures (``my_gpu.yaml``) in the format of ``conf``.
 
@@ -91,32 +80,21 @@ def predict(
     """
     if isinstance(op, PredictRequest):
         return _bench(op.sources).predict(op)
-    asked: dict[str, Any] = {
-        "cache": cache,
-        "power_cap_w": power_cap_w,
-        "sm_clock_mhz": sm_clock_mhz,
-        "nodes": nodes,
-        "group": group,
-    }
-    asked |= {"stride": stride, "all_groups": all_groups, "algorithm": algorithm, "network": network}
-    asked |= {"faults": faults, "fault_draw": fault_draw, "faults_study": faults_study}
-    place = _device(device), _cluster(cluster)
-    request = predict_request(op, *place, _sources(home, engines, backend), asked, dims)
+    known = usual("predict")
+    dims = {name: value for name, value in options.items() if name not in known}
+    said = {name: value for name, value in options.items() if name in known and value is not None}
+    sources = sources_of("predict", said, _folders(home), _home(home))
+    place = _device(device or THIS_MACHINE), _cluster(said.get("cluster"))
+    request = predict_request(op, *place, sources, {**known, **said}, dims)
     found = _bench(request.sources).predict(request)
     return found[0] if isinstance(op, (str, Op)) or request.transfers else found
 
 
 def simulate(
     model: Model | SimulateRequest,
-    workload: str | Work = "train",
-    device: str | Device = THIS_MACHINE,
+    workload: str | Work | None = None,
+    device: str | Device | None = None,
     *,
-    cluster: str | Cluster | None = None,
-    stack: str | Stack | None = None,
-    precision: str | None = None,
-    backend: str | None = None,
-    calibration: str = Sources.calibration,
-    engines: Sequence[str] = ORDER,
     home: str | Path | None = None,
     **settings: Any,
 ) -> StepReport | InferenceReport | FileReport:
@@ -125,14 +103,14 @@ def simulate(
     ``model``: a name in ``conf/model``, a folder or config.json, a hub id, ``module:callable``, a transformers
     configuration as a mapping, or a function that returns an ``nn.Module``; or a :class:`SimulateRequest`, with no
     other argument. ``device`` and ``cluster`` are names, figures, or files of figures (``my_cluster.yaml``).
-    ``workload`` is a :class:`Work` or its kind. ``settings`` are plain names:
+    ``workload`` is a :class:`Work` or its kind. ``settings`` are those that ``opcast simulate --help`` lists, with the
+    same defaults, by their own names without their group:
 
     - of the workload: ``seq_len``, ``micro_batch``, ``global_batch``, ``batch``, ``input_len``, ``output_len``, …,
     - of the layout: ``tp``, ``pp``, ``vpp``, ``dp``, ``cp``, ``ep``, ``etp``, ``zero_stage``, ``schedule``, …,
-    - of the cluster: ``nodes``, ``devices_per_node``, ``nic_gbps``, ``topology``, …,
-    - ``recompute``, ``offload``, ``quantization``, ``kv_dtype``, ``passes``, ``options``, ``stragglers``,
-      ``power_cap_w``, ``price_per_gpu_hour``,
-    - of its links: ``network`` (analytical, flow or packet), ``faults``, ``fault_draw`` and ``faults_study``,
+    - of the ``cluster``: ``nodes``, ``devices_per_node``, ``nic_gbps``, ``topology``, …,
+    - ``stack``, ``precision``, ``quantization``, ``kv_dtype``, ``recompute``, ``offload``, ``options``,
+      ``calibration``, ``engines`` (``engine.order``), …,
 
     or a ``plan`` in place of layout, cluster and framework. ``precision`` is a name in ``conf/precision``; it defaults
     to what the model's checkpoint stores, else to bf16, and to fp32 on a CPU. RequestError, with the nearest name, for
@@ -140,12 +118,8 @@ def simulate(
     """
     from ..simulator.question.requests import SimulateRequest
 
-    if isinstance(model, SimulateRequest):
-        if settings or cluster is not None or stack is not None or precision is not None:
-            raise RequestError("a request says all that is asked: change it with dataclasses.replace")
-        return _bench(model.sources).simulate(model)
-    given = {**settings, "cluster": _cluster(cluster), "stack": stack, "precision": precision}
-    request = simulate_request(model, workload, _device(device), _sources(home, engines, backend, calibration), given)
+    given = {"workload": workload, "device": device, **settings}
+    request = _request("simulate", model, given, home, SimulateRequest)
     return _bench(request.sources).simulate(request)
 
 
@@ -153,182 +127,103 @@ def search(
     model: Model | SearchRequest,
     space: Space | Mapping[str, Any] | None = None,
     *,
-    cluster: str | Cluster | None = None,
-    device: str | Device = THIS_MACHINE,
     workers: int = 1,
     points: str | Path | None = None,
-    objectives: Sequence[str] = ("step_time", "memory"),
-    constraints: Sequence[str] = (),
     rules: Sequence[str] = (),
-    top: int = 10,
-    prune: Sequence[str] = ("memory", "time"),
-    noise_floor: float = 0.03,
-    sampler: str = "auto",
-    trials: int = 1000,
-    seed: int = 0,
     home: str | Path | None = None,
     **settings: Any,
 ) -> SearchReport:
     """The best layouts of a training step on a cluster.
 
-    ``space`` is a :class:`Space` or its axes as a mapping (``{"tp": [4, 8]}``); an axis without values takes natural
-    ones. ``settings`` are those of :func:`simulate` that are not searched: ``nodes``, ``seq_len``, ``global_batch``,
-    ``stack``, ``precision``, ... ``device`` gives figures of the cluster's devices. ``workers`` are processes: the
-    answer is the same for any number. ``points`` is a folder where all points are kept as Parquet. A
-    :class:`SearchRequest` has all but ``workers`` and ``points`` in it.
+    ``space`` is a :class:`Space` or its axes as a mapping (``{"tp": [4, 8]}``), with ``rules`` beside; an axis without
+    values takes natural ones. ``settings`` are those that ``opcast search --help`` lists, with the same defaults
+    (``objectives``, ``constraints``, ``top``, …), and those of :func:`simulate` that are not searched: ``cluster``,
+    ``nodes``, ``seq_len``, ``global_batch``, ``stack``, ``precision``, … ``device`` gives figures of the cluster's
+    devices. ``workers`` are processes: the answer is the same for any number. ``points`` is a folder where all points
+    are kept as Parquet. A :class:`SearchRequest` has all but ``workers`` and ``points`` in it.
 
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """
-    from ..datasets.loading import load
     from ..simulator.search.request import SearchRequest
     from ..simulator.search.space import Space
 
-    if not isinstance(model, SearchRequest):
-        base = simulate_request(
-            model, "train", _device(device), _sources(home, ORDER, None), {**settings, "cluster": _cluster(cluster)}
-        )
-        given = {} if space is None else space
-        axes = given if isinstance(given, Space) else load(Space, _lists(given), RequestError, "space", "axis")
-        model = SearchRequest(
-            base=base,
-            space=replace(axes, rules=(*axes.rules, *rules)),
-            objectives=tuple(objectives),
-            constraints=tuple(constraints),
-            top=top,
-            prune=tuple(prune),
-            noise_floor=noise_floor,
-            sampler=sampler,
-            trials=trials,
-            seed=seed,
-        )
-    return _bench(model.base.sources).search(model, workers, points)
+    if isinstance(space, Space):
+        space = replace(space, rules=(*space.rules, *rules))
+    elif rules:
+        space = {**(space or {}), "rules": rules}
+    request = _request("search", model, {"space": space, **settings}, home, SearchRequest)
+    return _bench(request.base.sources).search(request, workers, points)
 
 
 def search_serving(
     model: Model | ServedSearchRequest,
     space: ServedSpace | Mapping[str, Any] | None = None,
     *,
-    cluster: str | Cluster | None = None,
-    device: str | Device = THIS_MACHINE,
-    input_len: int = 1024,
-    output_len: int = 256,
-    slo: Mapping[str, Any] | None = None,
     workers: int = 1,
-    objectives: Sequence[str] = ("tokens_per_s_per_gpu", "tokens_per_s_per_user"),
-    constraints: Sequence[str] = (),
-    top: int = 10,
-    noise_floor: float = 0.03,
-    confirm: int = 0,
-    link_gbps: float = 50.0,
-    link_us: float = 20.0,
     home: str | Path | None = None,
     **settings: Any,
 ) -> SearchReport:
     """The best ways to serve a model on a cluster, and the front of speed for users against use of GPUs.
 
     ``space`` is a :class:`ServedSpace` or its axes as a mapping (``{"tp": [4, 8]}``); an axis without values takes
-    natural ones. ``slo`` is what users expect (``ttft_ms``, ``tpot_ms``, ``e2e_ms``). ``settings`` are those of
-    :func:`simulate` that are not searched: ``nodes``, ``stack``, ``precision``, ... Of the best so many as ``confirm``
-    says are played through the event loop of :func:`serving`. A :class:`ServedSearchRequest` has all but ``workers``.
+    natural ones. ``settings`` are those that ``opcast search serving --help`` lists, with the same defaults:
+    ``input_len``, ``output_len``, ``slo`` (what users expect: ``ttft_ms``, ``tpot_ms``, ``e2e_ms``), ``objectives``, …;
+    and those of :func:`simulate` that are not searched: ``cluster``, ``nodes``, ``stack``, ``precision``, … Of the best
+    so many as ``confirm`` says are played through the event loop of :func:`serving`. A :class:`ServedSearchRequest` has
+    all but ``workers``.
 
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """
-    from ..datasets.loading import load
-    from ..simulator.question.serving import ServingTargets
-    from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
+    from ..simulator.search.served.request import ServedSearchRequest
 
-    if not isinstance(model, ServedSearchRequest):
-        given = {} if space is None else space
-        axes = (
-            given if isinstance(given, ServedSpace) else load(ServedSpace, _lists(given), RequestError, "space", "axis")
-        )
-        model = ServedSearchRequest(
-            step=simulate_request(
-                model,
-                "decode",
-                _device(device),
-                _sources(home, ORDER, None),
-                {**settings, "cluster": _cluster(cluster)},
-            ),
-            space=axes,
-            slo=load(ServingTargets, dict(slo or {}), RequestError, "slo"),
-            input_len=input_len,
-            output_len=output_len,
-            link_gbps=link_gbps,
-            link_us=link_us,
-            objectives=tuple(objectives),
-            constraints=tuple(constraints),
-            top=top,
-            noise_floor=noise_floor,
-            confirm=confirm,
-        )
-    return _bench(model.step.sources).search_serving(model, workers)
+    request = _request("search_serving", model, {"space": space, **settings}, home, ServedSearchRequest)
+    return _bench(request.step.sources).search_serving(request, workers)
 
 
 def serving(
     model: Model | ServingRequest | None = None,
-    device: str | Device = THIS_MACHINE,
+    device: str | Device | None = None,
     *,
-    traffic: Mapping[str, Any] | None = None,
-    scheduler: Mapping[str, Any] | None = None,
-    kv: Mapping[str, Any] | None = None,
-    slo: Mapping[str, Any] | None = None,
-    decode_pool: Mapping[str, Any] | None = None,
-    speculation: Mapping[str, Any] | None = None,
-    law: Mapping[str, Any] | None = None,
-    replicas: int = 1,
-    attention_dp: int = 1,
-    router: str = "round_robin",
-    cluster: str | Cluster | None = None,
-    stack: str | Stack | None = None,
-    precision: str | None = None,
-    engine: str | None = None,
-    args: str = "",
-    calibrate: str | Path | None = None,
-    intervals: bool | None = None,
-    price_per_gpu_hour: float | None = None,
     requests: str | Path | None = None,
     home: str | Path | None = None,
     **settings: Any,
 ) -> ServingReport:
     """What comes of traffic on the replicas of a served model.
 
-    ``traffic``, ``scheduler``, ``kv``, ``slo``, ``decode_pool`` and ``speculation`` are mappings of the settings that
-    ``opcast serving --help`` lists; ``law`` gives iteration times by hand, in place of a model. ``settings`` are those
-    of :func:`simulate` that say what a replica is: ``tp``, ``pp``, ``nodes``, ... A :class:`ServingRequest` has all.
-    ``engine`` is one as it is started, with its own ``args``, and ``calibrate`` its start-up log. ``intervals`` and
-    ``price_per_gpu_hour`` are as on the command line. ``requests`` is a file that every request is written to as a row
-    of Parquet.
+    ``settings`` are those that ``opcast serving --help`` lists, with the same defaults: ``traffic``, ``scheduler``,
+    ``kv``, ``slo``, ``decode_pool`` and ``speculation`` are mappings, ``law`` gives iteration times by hand, in place
+    of a model; ``replicas``, ``router``, ``intervals``, …; ``engine`` is one as it is started, with its own ``args``,
+    and ``calibrate`` its start-up log. Beside them stand those of :func:`simulate` that say what a replica is:
+    ``cluster``, ``nodes``, ``tp``, ``pp``, ``stack``, ``precision``, … A :class:`ServingRequest` has all. ``requests``
+    is a file that every request is written to as a row of Parquet.
 
     Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be read or
     written, ServingEngineError for bad arguments, and the errors of :func:`simulate`.
     """
     from ..simulator.question.serving import ServingRequest
-    from ..simulator.serving.connect import usual_serving_stack
-    from .serving_engine import keywords
 
-    if isinstance(model, ServingRequest):
-        sources = model.step.sources if model.step is not None else _sources(home, ORDER, None)
-        return _served(model, sources, requests)
-    runs_on = {"model": model, "cluster": cluster, "stack": stack, "precision": precision}
-    beside = [*settings, *(name for name, value in runs_on.items() if value is not None)]
-    beside += ["device"] if device != THIS_MACHINE else []
-    beside += ["calibrate"] if calibrate is not None else []
-    if law is not None and beside:
-        raise RequestError(f"{', '.join(beside)} say what a model runs on: with law there is none")
-    given: dict[str, Any] = {"traffic": traffic, "scheduler": scheduler, "kv": kv, "slo": slo}
-    given |= {"decode_pool": decode_pool, "speculation": speculation, "law": law}
-    given = {name: dict(value) for name, value in given.items() if value is not None}
-    given |= {"replicas": replicas, "attention_dp": attention_dp, "router": router}
-    given |= {"intervals": intervals, "price_per_gpu_hour": price_per_gpu_hour}
-    sources = _sources(home, ORDER, None)
-    more = {**settings, "cluster": _cluster(cluster), "stack": stack, "precision": precision}
-    if engine or args or calibrate:
-        more, given = keywords(model, more, given, engine or "", args, calibrate)
-    if law is None and model is not None:
-        more["stack"] = more["stack"] or usual_serving_stack(given.get("scheduler", {}).get("policy", "vllm"))
-        given["step"] = simulate_request(model, "decode", _device(device), sources, more)
-    return _served(ServingRequest.from_dict(given), sources, requests)
+    given = {"device": device, **settings}
+    request = _request("serving", model, given, home, ServingRequest)
+    sources = _folders(home) if request.step is None else request.step.sources
+    return _served(request, sources, requests)
+
+
+def _request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:
+    """The request of a verb's keywords; one that was made before as it is."""
+    said = {name: value for name, value in given.items() if value is not None}
+    if isinstance(model, kind):
+        if said:
+            raise RequestError("a request says all that is asked: change it with dataclasses.replace")
+        return model
+    said = said if model is None else {"model": model, **said}
+    for name, figures in (("device", _device), ("cluster", _cluster)):
+        if name in said:
+            said[name] = figures(said[name])
+    return request_of(verb, said, sources_of(verb, said, _folders(home), _home(home)), _warn)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, OpcastWarning, stacklevel=6)
 
 
 def _served(request: ServingRequest, sources: Sources, requests: str | Path | None) -> ServingReport:
@@ -353,10 +248,6 @@ def _device(device: str | Device) -> str | Device:
 def _cluster(cluster: str | Cluster | None) -> str | Cluster | None:
     """The cluster itself, or that of a file of its figures."""
     return cluster_of_file(Path(cluster)) if isinstance(cluster, str) and is_file_name(cluster) else cluster
-
-
-def _lists(axes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: [value] if isinstance(value, (str, int)) else list(value) for name, value in axes.items()}
 
 
 def simulate_file(
@@ -402,27 +293,34 @@ def validate(
     limit: int | None = None,
     rival: str = "",
     details: bool = False,
+    rules: str | Path = "",
     backend: str | None = None,
     engines: Sequence[str] = ORDER,
     home: str | Path | None = None,
 ) -> Validation:
     """Every row of a table of published results simulated and scored (``opcast validate``).
 
-    Raises TruthError for what is no table, RivalError for a rival that is not there.
+    Raises TruthError for what is no table or no folder of rules, RivalError for a rival that is not there.
     """
     from ..simulator.question.plan import load_stack
     from ..simulator.question.requests import ValidateRequest
 
     chosen = load_stack(stack) if isinstance(stack, str) else stack
     sources = _sources(home, engines, backend)
-    return _bench(sources).validate(ValidateRequest(str(truth), limit, rival, details, stack=chosen, sources=sources))
+    request = ValidateRequest(str(truth), limit, rival, details, str(rules), stack=chosen, sources=sources)
+    return _bench(sources).validate(request)
 
 
-def _sources(
-    home: str | Path | None, engines: Sequence[str], backend: str | None, calibration: str = Sources.calibration
-) -> Sources:
-    home = home or os.environ.get("OPCAST_HOME") or HOME
-    return Sources.at(str(home), tuple(engines), backend, calibration)
+def _home(home: str | Path | None) -> str:
+    return str(home or os.environ.get("OPCAST_HOME") or HOME)
+
+
+def _folders(home: str | Path | None) -> Sources:
+    return Sources.at(_home(home))
+
+
+def _sources(home: str | Path | None, engines: Sequence[str], backend: str | None) -> Sources:
+    return Sources.at(_home(home), tuple(engines), backend)
 
 
 def _bench(sources: Sources) -> Workbench:

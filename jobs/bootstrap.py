@@ -95,19 +95,19 @@ def main(arguments: list[str]) -> int:
     """Set up what the verb needs and run it; the exit code is that of what ran."""
     if not arguments or arguments[0] not in EXTRAS:
         refuse("say what to run: quickstart or test (or install), as in `python3 jobs/bootstrap.py quickstart`")
-    verb, rest = arguments[0], arguments[1:]
-    if verb == "install" and rest:
-        return runpy.run_path(str(ENGINES))["install"](sys.modules[__name__], rest[0], rest[1:])
+    verb, extra = arguments[0], arguments[1:]
+    if verb == "install" and extra:
+        return runpy.run_path(str(ENGINES))["install"](sys.modules[__name__], extra[0], extra[1:])
     if verb == "test":  # which starts hundreds of processes: each would compile opcast anew
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         sys.dont_write_bytecode = False
-    kind = rest.pop(0) if verb == "test" and rest and rest[0] in KINDS else ""
+    kind = extra.pop(0) if verb == "test" and extra and extra[0] in KINDS else ""
     move_to(kind)
     if kind == "newest" or not is_ready(verb):  # what is newest may have changed since
         set_up(verb, kind)
     if verb == "install":
         return 0
-    return run_checks(rest, () if kind else CHECKS) if verb == "test" else become([str(tool("opcast")), verb, *rest])
+    return run_checks(extra, () if kind else CHECKS) if verb == "test" else become([str(tool("opcast")), verb, *extra])
 
 
 def move_to(kind: str) -> None:
@@ -154,7 +154,7 @@ def probe_torch(interpreter: str | Path) -> tuple[str, str] | None:
     if result.returncode != 0:
         return None
     version, _, accelerator = result.stdout.strip().splitlines()[-1].partition(" ")
-    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    release = tuple(int(number) for number in version.split("+")[0].split(".")[:2])
     return (version, accelerator.strip()) if release >= (2, 6) else None
 
 
@@ -191,9 +191,9 @@ def nvidia_facts() -> tuple[float | None, float | None]:
     """The driver's version (its first two parts) and the least compute capability; None for what is not told."""
     smi = shutil.which("nvidia-smi")
     result = ask(smi, "--query-gpu=driver_version,compute_cap", "--format=csv,noheader") if smi else None
-    found = re.findall(r"^(\d+\.\d+)[^,]*, *(\d+\.\d+)", result.stdout, re.MULTILINE) if result else []
-    if found:
-        return float(found[0][0]), min(float(capability) for _, capability in found)
+    matches = re.findall(r"^(\d+\.\d+)[^,]*, *(\d+\.\d+)", result.stdout, re.MULTILINE) if result else []
+    if matches:
+        return float(matches[0][0]), min(float(capability) for _, capability in matches)
     with contextlib.suppress(OSError, ValueError):
         return float(".".join(Path("/sys/module/nvidia/version").read_text().split(".")[:2])), None
     return None, None
@@ -268,12 +268,12 @@ def install_gpu_torch(vendor: str) -> None:
     driver, capability = nvidia_facts() if vendor == "nvidia" else (None, None)
     builds = fitting_builds(driver, capability) if vendor == "nvidia" else list(TORCH_ROCM)
     card = {"nvidia": "an NVIDIA GPU", "amd": "an AMD GPU"}[vendor]
-    told = "".join([f", driver {driver}" if driver else "", f", compute capability {capability}" if capability else ""])
+    facts = (f", driver {driver}" if driver else "") + (f", compute capability {capability}" if capability else "")
     trouble = "the driver is too old for every build" if not builds else ""
     if CONSTRAINTS.exists():
         CONSTRAINTS.write_text("")  # it holds the torch of an earlier set-up, which cannot use the GPU
     for build in builds:
-        say(f"{card} is present{told}: installing torch {build or 'as the package index has it'} (several GB)")
+        say(f"{card} is present{facts}: installing torch {build or 'as the package index has it'} (several GB)")
         index = ["--index-url", TORCH_INDEX + build] if build else []
         if not attempt("--upgrade", "--force-reinstall", TORCH_ANY, *index):
             trouble = f"no torch {build} for this Python could be had (pip's words: {LOG})"
@@ -321,22 +321,22 @@ def install_opcast(verb: str, vendor: str, kind: str) -> None:
     """Editable install of this checkout with the verb's extras, in a kind of versions."""
     extras = ",".join(EXTRAS[verb])
     say(f"installing opcast[{extras}]" + (f" with the {kind} of each dependency" if kind else ""))
-    wanted = [NVML] if vendor == "nvidia" else []
+    packages = [NVML] if vendor == "nvidia" else []
     here = ["--editable", f"{ROOT}[{extras}]"]
     lost = f"opcast[{extras}] could not be installed: see the end of {LOG}, then run the same command again"
     if kind == "newest":
-        unbounded = [without_ceiling(each) for each in [*requirements(EXTRAS[verb]), *wanted]]
+        unbounded = [without_ceiling(requirement) for requirement in [*requirements(EXTRAS[verb]), *packages]]
         pip("--upgrade", "--upgrade-strategy", "eager", *unbounded, lost=lost)
         pip("--no-deps", "--editable", str(ROOT), lost=lost)
         pins = []
     else:
         pins = ["--constraint", str(lowest_pins(requirements(EXTRAS[verb])) if kind else PINS)]
-        if not attempt(*here, *wanted, *pins):
+        if not attempt(*here, *packages, *pins):
             if kind:
                 refuse(lost, code=1)
             say(f"the versions that CI had cannot all be had here (pip's words: {LOG}): taking what their ranges allow")
             pins = []
-            pip(*here, *wanted, lost=lost)
+            pip(*here, *packages, lost=lost)
     if verb != "quickstart" and shutil.which("c++") and not attempt(*PACKETS, *pins):
         say("ns-3 has no wheel for this Python: its tests are skipped")
     if verb == "test" and not attempt(*CHAKRA, *pins):
@@ -353,7 +353,7 @@ def requirements(extras: tuple[str, ...]) -> list[str]:
         text = waiting.pop(0)
         name, inner, _, _ = REQUIREMENT.fullmatch(text).groups()  # type: ignore[union-attr]
         if name == "opcast":
-            waiting += [each for extra in inner[1:-1].split(",") for each in project["optional-dependencies"][extra]]
+            waiting += [need for extra in inner[1:-1].split(",") for need in project["optional-dependencies"][extra]]
         elif name != "torch" and text not in listed:
             listed.append(text)
     return listed
@@ -362,7 +362,7 @@ def requirements(extras: tuple[str, ...]) -> list[str]:
 def without_ceiling(requirement: str) -> str:
     """A requirement of any version from its lowest on."""
     name, extras, bounds, marker = REQUIREMENT.fullmatch(requirement).groups("")  # type: ignore[union-attr]
-    floors = [each for each in bounds.split(",") if not each.strip().startswith("<")]
+    floors = [bound for bound in bounds.split(",") if not bound.strip().startswith("<")]
     return name + extras + ",".join(floors) + marker
 
 
@@ -370,8 +370,8 @@ def lowest_pins(required: list[str]) -> Path:
     """A constraints file with the lowest version of each requirement; what these require themselves stays free."""
     path = VENV / "lowest.txt"
     lines = []
-    for each in required:
-        name, _, bounds, marker = REQUIREMENT.fullmatch(each).groups("")  # type: ignore[union-attr]
+    for requirement in required:
+        name, _, bounds, marker = REQUIREMENT.fullmatch(requirement).groups("")  # type: ignore[union-attr]
         lines += [f"{name}=={bound.strip()[2:]}{marker}\n" for bound in bounds.split(",") if ">=" in bound]
     path.write_text("".join(lines))
     return path
@@ -447,7 +447,7 @@ def chosen(arguments: list[str]) -> list[str]:
     """Arguments of pytest: ``fast`` leaves slow tests out, and files are shared out over the processors."""
     lane = ["-m", "not slow"] if arguments[:1] == ["fast"] else []
     arguments = arguments[1:] if lane else arguments
-    alone = any(each.startswith(("-n", "--pdb", "--trace", "--times", "-s", "--capture")) for each in arguments)
+    alone = any(argument.startswith(("-n", "--pdb", "--trace", "--times", "-s", "--capture")) for argument in arguments)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(processors, MOST_WORKERS)
     if alone or workers == 1:
@@ -464,11 +464,11 @@ def run_checks(pytest_arguments: list[str], checks: tuple = CHECKS) -> int:
     link_source()
     pytest_arguments = chosen(pytest_arguments)
     for name, folder, command in checks:
-        whole = [str(tool(command[0])), *command[1:]]
+        full_command = [str(tool(command[0])), *command[1:]]
         say(f"{name}: {' '.join(command)}" + (", beside the tests" if name in LONG else ""))
         if name in LONG:
-            beside.append((name, talk(whole, folder)))
-        elif run(whole, cwd=folder) != 0:
+            beside.append((name, talk(full_command, folder)))
+        elif run(full_command, cwd=folder) != 0:
             failed.append(name)
     say(" ".join(["tests: pytest", *pytest_arguments]))
     if run([str(python()), "-P", "-m", "pytest", *pytest_arguments], ROOT, threads(pytest_arguments)) != 0:

@@ -19,23 +19,23 @@ ENGINES = {  # packages, and those that are built here against the torch that is
 BUILD_TOOLS = ("setuptools>=77.0.3,<85", "wheel", "ninja", "pybind11", "packaging")
 
 
-def install(bootstrap: ModuleType, name: str, rest: list) -> int:
+def install(bootstrap: ModuleType, name: str, arguments: list) -> int:
     """Set up the environment of an engine, or with ``--dry-run`` let pip say what it would install; the exit code."""
-    if name not in ENGINES or rest not in ([], ["--dry-run"]):
-        given = " ".join([name, *rest])
-        bootstrap.refuse("install {}: choose {}, each alone or with --dry-run".format(given, ", ".join(ENGINES)))
+    if name not in ENGINES or arguments not in ([], ["--dry-run"]):
+        command_line = " ".join([name, *arguments])
+        bootstrap.refuse("install {}: choose {}, each alone or with --dry-run".format(command_line, ", ".join(ENGINES)))
     bootstrap.move_to(name)
     packages, built = ENGINES[name]
-    wanted = [*packages, "--editable", f"{bootstrap.ROOT}[{EXTRAS}]", bootstrap.NVML, *TEST_TOOLS]
-    if rest:
+    packages_wanted = [*packages, "--editable", f"{bootstrap.ROOT}[{EXTRAS}]", bootstrap.NVML, *TEST_TOOLS]
+    if arguments:
         bootstrap.create_venv()
-        asked = [str(bootstrap.python()), "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-        return bootstrap.run(asked + wanted)
+        dry_run = [str(bootstrap.python()), "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
+        return bootstrap.run(dry_run + packages_wanted)
     check_machine(bootstrap, name)
     bootstrap.create_venv()
     bootstrap.say("installing {} (several GB)".format(" and ".join(packages + built)))
     lost = f"{name} could not be installed: see the end of {bootstrap.LOG}"
-    bootstrap.pip(*wanted, lost=lost)
+    bootstrap.pip(*packages_wanted, lost=lost)
     bootstrap.hold(bootstrap.probe_torch(bootstrap.python())[0])
     if built:
         bootstrap.pip(*BUILD_TOOLS, lost=lost)

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import resolve
-from .show import BadInputError, print_json, say, table, wants_json
+from .show import print_json, say, table, wants_json
 from .validate import progress_bar
 from .writing import check_place, write, write_text
 
 if TYPE_CHECKING:
-    from ..simulator.question.requests import CalibrateRequest
     from ..simulator.validation.calibrate import Calibrating
 
 WRITTEN = ("output", "scores", "steps", "picture")
-HOW = ("physics", "fitted", "halves", "table", "framework", "chip")
-SERVED_HOW = ("none", "fitted", "groups", "backend", "system")
-SAID = ("no effects", "fitted on", "half left out", "table left out", "framework left out", "chip left out")
+HOW = ("physics", "fitted", "halves", "table", "framework", "chip", "roofline", "constant_share")
+SAID = (
+    "no runs",
+    "fitted on",
+    "half left out",
+    "table left out",
+    "framework left out",
+    "chip left out",
+    "roofline",
+    "constant share of it",
+)
 
 
 def run(config: dict[str, Any]) -> int:
     """Fit, print the scores, write the files; returns the exit code."""
-    from ..simulator.validation.calibrate import as_json
+    from ..simulator.validation.calibration import as_json
 
     request = resolve.calibrate_request(config)
     outputs = {name: Path(str(config[name])).expanduser() for name in WRITTEN if config[name]}
     for name, path in outputs.items():
         check_place(name, path)
-    if of_served_runs(request.tables):
-        if unknown := next((name for name in ("picture", "steps") if name in outputs), None):
-            raise BadInputError(f"{unknown}= is of tables of steps; these are served runs")
-        if request.start != "none":
-            raise BadInputError(f"start={request.start} is of effects on steps; these are served runs")
-        return run_hosts(config, request, outputs)
     made = resolve.bench(config).calibrate(request, progress_bar)
     scores = made.scores()
     if "output" in outputs:
@@ -65,47 +66,12 @@ def write_steps(path: Path, made: Calibrating) -> None:
 
     from ..simulator.validation.simulated import as_table
 
-    steps = as_table(made.observed, made.errors["physics"])
+    steps = as_table(made.observed, made.errors)
     write("steps", path, lambda temporary: pq.write_table(steps, temporary, compression="zstd"))
 
 
-def of_served_runs(tables: Sequence[str]) -> bool:
-    """Whether tables are of served runs, which say what hosts of engines add. BadInputError for a mixture."""
-    from ..datasets.truth import read_table
-
-    kinds = {read_table(Path(table).expanduser(), 1, setting="tables").kind for table in tables}
-    if "serving" in kinds and len(kinds) > 1:
-        raise BadInputError("tables of served runs are fitted by themselves: name no other tables beside them")
-    return "serving" in kinds
-
-
-def run_hosts(config: dict[str, Any], request: CalibrateRequest, outputs: Mapping[str, Path]) -> int:
-    """Fit hosts of serving engines, print the scores, write the files."""
-    from ..simulator.validation.serving_hosts import as_values
-
-    made = resolve.bench(config).fit_hosts(request, progress_bar)
-    scores, values = made.scores(), as_values(made.hosts)
-    if "output" in outputs:
-        write_text("output", outputs["output"], json.dumps(values, indent=1) + "\n")
-    if "scores" in outputs:
-        write_text("scores", outputs["scores"], json.dumps(scores, indent=1) + "\n")
-    if wants_json(config):
-        print_json({"scores": scores, "hosts": values})
-        return 0
-    for quantity in ("tpot", "ttft", "throughput"):
-        rows = [
-            (name, f"{of['none'][quantity]['rows']:.0f}", *(_both(of[how][quantity]) for how in SERVED_HOW))
-            for name, of in scores.items()
-        ]
-        heads = ("runs", "rows", "no host", "fitted on", "groups left out", "backend left out", "system left out")
-        table(f"errors of {quantity}, median / p90 in percent", heads, rows)
-    for name, path in outputs.items():
-        say(f"{name}: {path}")
-    return 0
-
-
-def _both(score: Mapping[str, float]) -> str:
-    return f"{score['median']:.1f} / {score['p90']:.1f}"
+def _three(score: Mapping[str, float]) -> str:
+    return f"{score['median']:.1f} / {score['mean']:.1f} / {score['p90']:.1f}"
 
 
 def drawn(made: Calibrating) -> str:
@@ -122,9 +88,6 @@ def drawn(made: Calibrating) -> str:
 
 
 def show(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """Median and p90 of the errors by table and by what was left out."""
-    rows = [
-        (name, f"{of['fitted']['rows']:.0f}", *(f"{of[how]['median']:.1f} / {of[how]['p90']:.1f}" for how in HOW))
-        for name, of in scores.items()
-    ]
-    table("errors of step times, median / p90 in percent", ("table", "rows", *SAID), rows)
+    """Median, mean and p90 of the errors by table and by what was left out."""
+    rows = [(name, f"{of['fitted']['rows']:.0f}", *(_three(of[how]) for how in HOW)) for name, of in scores.items()]
+    table("errors of step times, median / mean / p90 in percent", ("table", "rows", *SAID), rows)

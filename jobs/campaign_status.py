@@ -29,23 +29,23 @@ def run(config: Mapping[str, Any]) -> int:
     store, price = Store(path), config.get("price_per_gpu_hour")
     if config.get("watch") and not as_json:
         return watch(store, price)
-    found = status(store)
+    campaigns = status(store)
     if as_json:
-        print_json({"store": str(path), "campaigns": [described(each, price) for each in found]})
+        print_json({"store": str(path), "campaigns": [status_values(campaign, price) for campaign in campaigns]})
         return 0
-    for each in found:
-        show(each, price)
-    if not found:
+    for campaign in campaigns:
+        show(campaign, price)
+    if not campaigns:
         say(f"{path}: no campaign was run into this store")
     return 0
 
 
-def described(found: CampaignStatus, price: float | None) -> dict[str, Any]:
+def status_values(campaign: CampaignStatus, price: float | None) -> dict[str, Any]:
     """A campaign's status as plain values; ``cost`` in the currency of ``price_per_gpu_hour``."""
-    hours = found.device_s / 3600
+    hours = campaign.device_s / 3600
     return {
-        **asdict(found),
-        "complete": found.complete,
+        **asdict(campaign),
+        "complete": campaign.complete,
         "gpu_hours": hours,
         "cost": None if price is None else hours * price,
     }
@@ -60,54 +60,54 @@ def watch(store: Store, price: float | None) -> int:
 
     with Live(refresh_per_second=1) as live:
         while True:
-            found = status(store)
-            live.update(Group(*(drawn(each, price) for each in found)))
-            if found and all(each.complete for each in found):
+            campaigns = status(store)
+            live.update(Group(*(status_table(campaign, price) for campaign in campaigns)))
+            if campaigns and all(campaign.complete for campaign in campaigns):
                 return 0
             time.sleep(EVERY_S)
 
 
-def headline(found: CampaignStatus, price: float | None) -> str:
+def headline(campaign: CampaignStatus, price: float | None) -> str:
     """One line: cases, failures, time left, cost."""
-    told = described(found, price)
-    words = [f"{found.campaign} ({found.where}): {found.done:,} of {found.cases:,} cases"]
-    words += [f"{count} {name}" for name, count in sorted(found.failures.items())]
-    if found.not_started:
-        words.append(f"{found.not_started} parts not started")
-    if not found.complete and found.left_s is not None:
-        words.append(f"{duration(found.left_s)} left")
-    words.append(f"{told['gpu_hours']:.2f} device hours" + ("" if price is None else f", {told['cost']:.2f}"))
+    figures = status_values(campaign, price)
+    words = [f"{campaign.campaign} ({campaign.where}): {campaign.done:,} of {campaign.cases:,} cases"]
+    words += [f"{count} {name}" for name, count in sorted(campaign.failures.items())]
+    if campaign.not_started:
+        words.append(f"{campaign.not_started} parts not started")
+    if not campaign.complete and campaign.left_s is not None:
+        words.append(f"{duration(campaign.left_s)} left")
+    words.append(f"{figures['gpu_hours']:.2f} device hours" + ("" if price is None else f", {figures['cost']:.2f}"))
     return ", ".join(words)
 
 
 HEADS = ("part", "node", "job", "state", "cases", "failures", "starts", "time", "left", "note")
 
 
-def lines(found: CampaignStatus) -> list[tuple[str, ...]]:
+def lines(campaign: CampaignStatus) -> list[tuple[str, ...]]:
     """A line for each part that was started."""
-    made: list[tuple[str, ...]] = []
-    for each in found.parts:
-        failures = ", ".join(f"{count} {name}" for name, count in sorted(each.statuses.items()) if name != "ok")
-        skew = f"clock {each.clock_offset_s:+.0f} s off" if each.clock_offset_s else ""
-        note = each.error or skew or (f"silent for {duration(each.heard_s)}" if each.state == "silent" else "")
-        left = "" if each.left_s is None else duration(each.left_s)
-        cases = f"{each.done}/{each.total}"
-        counts = failures, str(each.starts), duration(each.busy_s), left, note
-        made.append((each.part, each.node, each.job, each.state, cases, *counts))
-    return made
+    rows: list[tuple[str, ...]] = []
+    for part in campaign.parts:
+        failures = ", ".join(f"{count} {name}" for name, count in sorted(part.statuses.items()) if name != "ok")
+        skew = f"clock {part.clock_offset_s:+.0f} s off" if part.clock_offset_s else ""
+        note = part.error or skew or (f"silent for {duration(part.heard_s)}" if part.state == "silent" else "")
+        time_left = "" if part.left_s is None else duration(part.left_s)
+        cases = f"{part.done}/{part.total}"
+        counts = failures, str(part.starts), duration(part.busy_s), time_left, note
+        rows.append((part.part, part.node, part.job, part.state, cases, *counts))
+    return rows
 
 
-def show(found: CampaignStatus, price: float | None) -> None:
-    table(headline(found, price), HEADS, lines(found))
+def show(campaign: CampaignStatus, price: float | None) -> None:
+    table(headline(campaign, price), HEADS, lines(campaign))
 
 
-def drawn(found: CampaignStatus, price: float | None) -> Any:
+def status_table(campaign: CampaignStatus, price: float | None) -> Any:
     """The same as a table of rich."""
     from rich.table import Table
 
-    made = Table(title=headline(found, price), title_justify="left")
+    rich_table = Table(title=headline(campaign, price), title_justify="left")
     for head in HEADS:
-        made.add_column(head)
-    for line in lines(found):
-        made.add_row(*line)
-    return made
+        rich_table.add_column(head)
+    for line in lines(campaign):
+        rich_table.add_row(*line)
+    return rich_table

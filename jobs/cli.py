@@ -22,8 +22,8 @@ from ..datasets.own_warnings import own_warnings
 from ..datasets.version import __version__
 from . import helping
 from .complaints import explain, no_word
-from .composing import any_help, as_override, compose, composed, plain, register_ops
-from .settings import by_alias, check, readable
+from .composing import any_help, as_override, compose, composed, plain, register
+from .settings import by_alias, check, command, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
 # verb -> (module of this folder, what it does)
@@ -168,8 +168,8 @@ def unforeseen(error: Exception) -> str:
         return f"{error.filename or 'input or output'}: {error.strerror} ({DEBUG}=1 shows where)"
     if isinstance(error, MemoryError):
         return f"out of memory: this question is too big for this machine ({DEBUG}=1 shows where)"
-    said = "" if one_line(error) == type(error).__name__ else f": {one_line(error)}"
-    return f"unexpected {type(error).__name__}{said[:LONGEST]}, please report; {DEBUG}=1 shows the traceback"
+    message = "" if one_line(error) == type(error).__name__ else f": {one_line(error)}"
+    return f"unexpected {type(error).__name__}{message[:LONGEST]}, please report; {DEBUG}=1 shows the traceback"
 
 
 def run(verb: str, arguments: list[str]) -> int:
@@ -185,10 +185,10 @@ def run(verb: str, arguments: list[str]) -> int:
         readable(text)
     words = [text for text in settings if text and "=" not in text and text[0] not in "~+"]
     if len(words) > 1 and hasattr(module, "SUBJECT"):
-        raise BadInputError(f"`opcast {verb}` takes one of {', '.join(words)} at a time")
+        raise BadInputError(f"`{command(verb)}` takes one of {', '.join(words)} at a time")
     if words and not hasattr(module, "SUBJECT"):
-        known = [second for first, second in PAIRS if first == verb] + list(getattr(module, "WORDS", ()))
-        raise BadInputError(no_word(verb, words[0], known))
+        subjects = [second for first, second in PAIRS if first == verb] + list(getattr(module, "WORDS", ()))
+        raise BadInputError(no_word(verb, words[0], subjects))
     if HELP & set(flags) and "--hydra-help" not in flags:
         print(helping.help_of(verb, [by_alias(text) for text in settings]))
         return 0
@@ -200,11 +200,11 @@ def run(verb: str, arguments: list[str]) -> int:
 
 def last_choices(module: ModuleType, settings: Sequence[str]) -> list[str]:
     """The settings with only the last ``device=…`` of several, and the like: a choice leaves nothing of an earlier."""
-    kept = list(settings)
+    settings_left = list(settings)
     for group in getattr(module, "FREE_CHOICE", {}):
-        made = [text for text in kept if text.startswith(f"{group}=")]
-        kept = [text for text in kept if text not in made[:-1] or text == made[-1]]
-    return kept
+        choices = [text for text in settings_left if text.startswith(f"{group}=")]
+        settings_left = [text for text in settings_left if text not in choices[:-1] or text == choices[-1]]
+    return settings_left
 
 
 def parted(verb: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -219,7 +219,7 @@ def parted(verb: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             continue
         flag, equals, word = text.partition("=")
         if flag not in HYDRA_FLAGS:
-            raise BadInputError(f"{text} is no flag of `opcast {verb}`: settings are name=value; --help lists them")
+            raise BadInputError(f"{text} is no flag of `{command(verb)}`: settings are name=value; --help lists them")
         words = HYDRA_FLAGS[flag]
         flags.append(flag)
         if not words and equals:
@@ -243,7 +243,7 @@ def through_hydra(verb: str, module: ModuleType, arguments: list[str]) -> int:
     from omegaconf import DictConfig
     from omegaconf.errors import OmegaConfBaseException
 
-    register_ops(verb, [])
+    register(verb, [])
     codes: list[int] = []
 
     def job(values: dict[str, Any]) -> int:
@@ -258,7 +258,7 @@ def through_hydra(verb: str, module: ModuleType, arguments: list[str]) -> int:
 
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)  # --info makes Hydra log what it does, also to later calls
-    before, sys.argv = sys.argv, [f"opcast {verb}", *arguments]
+    before, sys.argv = sys.argv, [command(verb), *arguments]
     full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # what Hydra refuses comes here and becomes one line
     try:

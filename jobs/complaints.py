@@ -32,7 +32,7 @@ def explain(verb: str, error: Exception, overrides: Sequence[str], composed: Com
     if lines[0].startswith("Could not override") and quoted:
         name = quoted[0].partition("@")[0]
         beside = within(verb, name, overrides, composed)
-        return f"{name} is no setting of `opcast {verb}`{settings.advice(name, beside, verb)}"
+        return f"{name} is no setting of `{settings.command(verb)}`{settings.advice(name, beside, verb)}"
     if lines[0].startswith("Ambiguous value") and quoted:
         name, _, value = quoted[0].partition("=")
         if name in settings.LISTS or name.endswith("order"):
@@ -44,13 +44,13 @@ def explain(verb: str, error: Exception, overrides: Sequence[str], composed: Com
         bad = next((text for text in overrides if text.startswith(("+", "~"))), "")
         return f"{bad or lines[0]} cannot be: write name=value, without + or ~ before it"
     if lines[0].startswith("Config group override must be") or isinstance(error, TypeError):
-        known = settings.defaults(verb)
+        defaults = settings.defaults(verb)
         for text in overrides:
             group, _, choice = text.partition("=")
-            if known.get(group) == {} and choice not in choices(group):
+            if defaults.get(group) == {} and choice not in choices(group):
                 return no_choice(group, choice)
         return f"{' '.join(overrides)} cannot be read: {GRAMMAR}"
-    return f"{lines[0]} (see `opcast {verb} --help`)"
+    return f"{lines[0]} (see `{settings.command(verb)} --help`)"
 
 
 def no_choice(group: str, choice: str) -> str:
@@ -60,11 +60,11 @@ def no_choice(group: str, choice: str) -> str:
     return f"{group}={choice} does not exist; {hint}"
 
 
-def no_word(verb: str, word: str, known: Sequence[str]) -> str:
-    """The line for a word that is no setting: ``known`` words may follow the verb, and choices follow their group."""
+def no_word(verb: str, word: str, words: Sequence[str]) -> str:
+    """The line for a word that is no setting: ``words`` may follow the verb, and choices follow their group."""
     chosen = [f"{group}={word}" for group, value in settings.defaults(verb).items() if value == {}]
-    near = [text for text in chosen if is_choice(text)] or likeliest(word, known)
-    return f"`opcast {verb}` takes no word {settings.shown(word)!r}; {question(near) or GRAMMAR}"
+    near = [text for text in chosen if is_choice(text)] or likeliest(word, words)
+    return f"`{settings.command(verb)}` takes no word {settings.shown(word)!r}; {question(near) or GRAMMAR}"
 
 
 def is_choice(text: str) -> bool:
@@ -85,12 +85,12 @@ def within(verb: str, name: str, overrides: Sequence[str], composed: Compose) ->
         values = OmegaConf.to_container(composed(verb, chosen), resolve=False)
     except (HydraException, OmegaConfBaseException):  # what was chosen is wrong too: the verb's own settings are left
         return list(groups)
-    found: list[str] = []
+    paths: list[str] = []
 
-    def walk(part: object, prefix: str) -> None:
-        for key, value in part.items() if isinstance(part, dict) else ():
-            found.append(f"{prefix}{key}")
+    def walk(values_: object, prefix: str) -> None:
+        for key, value in values_.items() if isinstance(values_, dict) else ():
+            paths.append(f"{prefix}{key}")
             walk(value, f"{prefix}{key}.")
 
     walk(values, "")
-    return found
+    return paths

@@ -48,15 +48,15 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     shell, line = config["shell"], config["line"]
     if line is not None:
-        found = following(str(line))
+        words = following(str(line))
         if as_json:
-            print_json({"words": found})
+            print_json({"words": words})
         else:
-            print("\n".join(found))
+            print("\n".join(words))
         return 0
     if shell not in SCRIPTS:
-        said = f", not {shell!r}{meant(shell, SCRIPTS)}" if shell else ""
-        raise BadInputError(f"`opcast completion` takes {', '.join(SCRIPTS)}{said}")
+        complaint = f", not {shell!r}{meant(shell, SCRIPTS)}" if shell else ""
+        raise BadInputError(f"`opcast completion` takes {', '.join(SCRIPTS)}{complaint}")
     if as_json:
         print_json({"shell": shell, "script": SCRIPTS[shell]})
     else:
@@ -93,18 +93,19 @@ def following(line: str) -> list[str]:
 
 def _values(verb: str, settings: Sequence[str], name: str) -> list[str]:
     """What a setting takes: the choices of a group, or the words in the comment beside it (``# warm | cold``)."""
-    file = CONFIG_DIRECTORY / f"{verb}.yaml"
-    groups = helping.chosen_groups(read(file))
+    files = (CONFIG_DIRECTORY / f"{verb}.yaml", CONFIG_DIRECTORY / "base.yaml")
+    groups = helping.chosen_groups(read(files[0]))
     if name in groups:
         return helping.choices(name)
-    group, dot, part = name.partition(".")
+    group, dot, setting = name.partition(".")
     if dot and group in groups:
         named = [text.partition("=")[2] for text in settings if text.startswith(f"{group}=")]
-        file = CONFIG_DIRECTORY / group / f"{[groups[group], *named][-1]}.yaml"
-        name = part
-    text = "".join(helping.body(path) + "\n" for path in (file, CONFIG_DIRECTORY / "base.yaml") if path.is_file())
-    found = re.search(rf"^{re.escape(name)}:.*?#\s*([\w.-]+(?: \| [\w.-]+)+)", text, flags=re.MULTILINE)
-    return found[1].split(" | ") if found else []
+        choice = [groups[group], *named][-1]
+        text, name = helping.settings_of(group, choice) if choice in helping.choices(group) else "", setting
+    else:
+        text = "\n".join([*map(helping.body, files), helping.question_text(verb)])
+    match = re.search(rf"^{re.escape(name)}:.*?#\s*([\w.-]+(?: \| [\w.-]+)+)", text, flags=re.MULTILINE)
+    return match[1].split(" | ") if match else []
 
 
 def _by_hydra(verb: str, settings: Sequence[str], word: str) -> list[str]:
@@ -115,16 +116,18 @@ def _by_hydra(verb: str, settings: Sequence[str], word: str) -> list[str]:
     from hydra.plugins.completion_plugin import DefaultCompletionPlugin
     from omegaconf.errors import OmegaConfBaseException
 
-    from .composing import register_ops
+    from .composing import register
 
-    register_ops(verb, [text for text in settings if text.startswith("op=")])
+    register(verb, [text for text in settings if text.startswith("op=")])
     named = [text for text in settings if "=" in text]
     with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
         plugin = DefaultCompletionPlugin(GlobalHydra.instance().config_loader())
         try:
-            found = plugin._query(verb, " ".join([*named, word]))
+            candidates = plugin._query(verb, " ".join([*named, word]))
         except (HydraException, OmegaConfBaseException, ValueError, TypeError):
             return []
     groups = helping.chosen_groups(read(CONFIG_DIRECTORY / f"{verb}.yaml"))
     others = {f"{path.name}=" for path in CONFIG_DIRECTORY.iterdir() if path.is_dir() and path.name not in groups}
-    return [each for each in found if each not in others and not each.startswith(("hydra", "_"))]
+    return [
+        candidate for candidate in candidates if candidate not in others and not candidate.startswith(("hydra", "_"))
+    ]

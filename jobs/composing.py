@@ -81,7 +81,7 @@ def composed(verb: str, overrides: Sequence[str]) -> DictConfig:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
-    register_ops(verb, [text for text in overrides if text.startswith("op=")])
+    register(verb, [text for text in overrides if text.startswith("op=")])
     with initialize_config_dir(str(CONFIG_DIRECTORY), version_base="1.3"):
         return hydra_compose(verb, overrides=list(overrides))
 
@@ -114,14 +114,14 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(values, dict)
-    found = {str(key): value for key, value in values.items()}
-    if isinstance(found.get("cluster"), dict) and "path" in found["cluster"]:
-        found["cluster"] = cluster_of_file(found["cluster"])
-    device = found.get("device")
+    config_values = {str(key): value for key, value in values.items()}
+    if isinstance(config_values.get("cluster"), dict) and "path" in config_values["cluster"]:
+        config_values["cluster"] = cluster_of_file(config_values["cluster"])
+    device = config_values.get("device")
     if isinstance(device, dict) and is_file_name(str(device.get("id"))):
-        found["device"] = of_file("device", Path(device["id"]), device, "id")
-        Device.from_dict(found["device"])  # says what the file lacks
-    return found
+        config_values["device"] = of_file("device", Path(device["id"]), device, "id")
+        Device.from_dict(config_values["device"])  # says what the file lacks
+    return config_values
 
 
 def cluster_of_file(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,10 +134,10 @@ def cluster_of_file(values: Mapping[str, Any]) -> dict[str, Any]:
     return of_file("cluster", path, values, "path")
 
 
-def of_file(group: str, path: Path, values: Mapping[str, Any], place: str) -> dict[str, Any]:
+def of_file(group: str, path: Path, values: Mapping[str, Any], file_key: str) -> dict[str, Any]:
     """What a file in the format of ``conf/GROUP`` says, and the other ``values`` instead where they are given.
 
-    ``place`` is the value that names the file. BadInputError for a file that cannot be read.
+    ``file_key`` is the value that names the file. BadInputError for a file that cannot be read.
     """
     from ..datasets.reading import read_yaml
 
@@ -147,19 +147,26 @@ def of_file(group: str, path: Path, values: Mapping[str, Any], place: str) -> di
     read = read_yaml(path, BadInputError, f"{group}={path}")
     if not isinstance(read, dict):
         raise BadInputError(f"{group}={path} must be a mapping as in conf/{group}")
-    return {**read, **{name: value for name, value in values.items() if name != place}}
+    return {**read, **{name: value for name, value in values.items() if name != file_key}}
 
 
-def register_ops(verb: str, chosen: list[str]) -> None:
-    """For ``predict``, make the op kinds a Hydra group, so that ``op=gemm op.m=…`` composes: a choice per kind.
+def register(verb: str, chosen: list[str]) -> None:
+    """Make the settings of a verb's question known to Hydra, with their defaults; for ``predict`` also the op kinds.
 
-    Of other verbs ``op`` is a plain setting.
+    An op is a Hydra group, so that ``op=gemm op.m=…`` composes: a choice per kind. Of other verbs it is a setting.
     """
     from hydra.core.config_store import ConfigStore
 
     from ..datasets.ops import KINDS
+    from ..simulator.question.declaration import defaults_of
+    from .questions import CHOICES, of_choice, of_command
 
     store = ConfigStore.instance()
+    if declared_settings := of_command(verb):
+        store.store(group="questions", name=verb, node=defaults_of(declared_settings), package="_global_")
+    for group in CHOICES.keys() & settings.defaults(verb).keys():
+        for choice in CHOICES[group]:
+            store.store(group=group, name=choice, node=defaults_of(of_choice(group, choice)))
     store.repo.pop("op", None)
     if verb != "predict":
         return

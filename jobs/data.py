@@ -21,9 +21,9 @@ def run(config: dict[str, Any]) -> int:
     """Print the summary or the findings; returns the exit code."""
     as_json = wants_json(config)
     if config["what"] not in VIEWS:
-        known = ", ".join(f"`{name}`" for name in VIEWS[1:-1])
+        views = ", ".join(f"`{name}`" for name in VIEWS[1:-1])
         near = meant(config["what"], VIEWS[1:])
-        raise BadInputError(f"`opcast data` takes nothing, {known} or `{VIEWS[-1]}`, not {config['what']!r}{near}")
+        raise BadInputError(f"`opcast data` takes nothing, {views} or `{VIEWS[-1]}`, not {config['what']!r}{near}")
     request = DataRequest(config["what"], config["store"], str(config["against"] or ""))
     path = Path(request.store).expanduser()
     if not path.is_dir():
@@ -56,21 +56,21 @@ def bundle(store: Store, config: dict[str, Any], as_json: bool) -> int:
     path = Path(str(config["output"])).expanduser()
     if not isinstance(config["attach"], list):
         raise BadInputError(f"attach={config['attach']} must be a list of files, as attach=[machine.txt,report.html]")
-    attached = [Path(str(each)).expanduser() for each in config["attach"]]
-    made = pack(store, path, str(config["site"]), str(config["license"]), str(config["run"] or ""), attached)
-    rows = sum(each.get("rows", 0) for each in made.files.values())
+    attached = [Path(str(attachment)).expanduser() for attachment in config["attach"]]
+    pack_report = pack(store, path, str(config["site"]), str(config["license"]), str(config["run"] or ""), attached)
+    rows = sum(file.get("rows", 0) for file in pack_report.files.values())
     if as_json:
-        print_json({"bundle": str(path), "rows": rows, **asdict(made)})
+        print_json({"bundle": str(path), "rows": rows, **asdict(pack_report)})
     else:
-        say(f"{rows:,} rows of site {made.site} in {path}, license {made.license}")
+        say(f"{rows:,} rows of site {pack_report.site} in {path}, license {pack_report.license}")
     return 0
 
 
 def summarise(store: Store, as_json: bool) -> int:
     """What the store holds; exit code 1 when a file of it cannot be read."""
-    rows, damaged = ([asdict(each) for each in found] for found in quality.survey(store))
-    for found in damaged:
-        say(f"opcast: {found['where']} {found['what']}: {found['do']}")
+    rows, damaged = ([asdict(row) for row in row_group] for row_group in quality.survey(store))
+    for problem in damaged:
+        say(f"opcast: {problem['where']} {problem['what']}: {problem['do']}")
     if as_json:
         print_json({"store": str(store.path), "rows": rows, "notes": store.notes(), "damaged": damaged})
         return 1 if damaged else 0
@@ -98,13 +98,13 @@ def repeat(store: Store, against: str, as_json: bool) -> int:
     other = Path(against).expanduser()
     if not against or not other.is_dir():
         raise BadInputError(f"against={against or 'null'} must name the store of a second campaign on the same device")
-    found = [asdict(each) for each in agreements(store, Store(other))]
-    if not found:
+    agreed = [asdict(agreement) for agreement in agreements(store, Store(other))]
+    if not agreed:
         raise BadInputError(f"stores {store.path} and {other} share no kind and device with good rows")
     if as_json:
-        print_json({"store": str(store.path), "against": str(other), "kinds": found})
+        print_json({"store": str(store.path), "against": str(other), "kinds": agreed})
         return 0
-    rows = [[f"{value:.1f}" if isinstance(value, float) else value for value in each.values()] for each in found]
+    rows = [[f"{value:.1f}" if isinstance(value, float) else value for value in row.values()] for row in agreed]
     heads = ("op", "device", "rows", "median %", "p90 %", "most %", "bias %", "in one only")
     table(f"{other} against {store.path}", heads, rows)
     return 0

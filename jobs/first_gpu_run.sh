@@ -95,7 +95,8 @@ print(json.dumps(asdict(accelerator.ask())))" || { echo "$python cannot run opca
 gpu_tests() {
     local alone=()
     ! "$python" -c "import xdist" 2>/dev/null || alone=(-n 0)
-    (cd "$here" && "$python" -P -m pytest -m gpu -q -p no:cacheprovider "${alone[@]}" tests)
+    (cd "$here" && mapfile -t files < <(grep -rl --include="test_*.py" "mark\.gpu" tests) &&
+        "$python" -P -m pytest -m gpu -q -p no:cacheprovider "${alone[@]}" "${files[@]}")
 }
 
 # Clocks, power and heat of the first GPU once a second, while a command runs.

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..datasets.version import __version__
-from .settings import read
+from ..simulator.question.declaration import RequestSetting, defaults_of
+from .questions import CHOICES, of_choice, of_command
+from .settings import command, read
 from .show import CONFIG_DIRECTORY
 
 WANTED = (
@@ -35,14 +38,15 @@ SHOWN = ("workload", "parallel", "space")
 WIDTH = 80  # columns of what is no setting
 WORDS = re.compile(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+")  # what is quoted stays whole
 MOST = 12  # choices of a group that are all named
+COMMENTS = 30  # the column that help begins at
 
 
 def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
     """The text of ``opcast`` alone. ``verbs``: name -> (module, what it does)."""
     width = max(map(len, verbs))
     lines = [f"opcast {__version__}: how long will LLM training and inference take?", "", "What people come for:", ""]
-    for question, command in WANTED:
-        lines += [f"  {question}", f"      {command}"]
+    for question, answer in WANTED:
+        lines += [f"  {question}", f"      {answer}"]
     for heading, names in {**SECTIONS, "More": _unnamed(verbs)}.items():
         lines += ["", f"{heading}:", ""] if names else []
         lines += [f"  {name:<{width}}  {verbs[name][1]}" for name in names]
@@ -70,28 +74,32 @@ def help_of(verb: str, words: Sequence[str] = ()) -> str:
     config = read(path)
     groups = chosen_groups(config)
     named = dict(word.split("=", 1) for word in words if "=" in word)
-    parts = [folded(config["hydra"]["help"]["header"].rstrip())]
+    parts = [fold(config["hydra"]["help"]["header"].rstrip())]
     if groups:
         parts.append("Choices:\n\n" + "\n".join(_choices(group, usual) for group, usual in groups.items()))
-    parts.append(f"Settings, with their defaults:\n\n{indented(body(path))}")
+    question = question_text(verb)
+    if question:
+        parts.append(f"What is asked, with its defaults:\n\n{indent_lines(question)}")
+    heading = "What becomes of the answer" if question else "Settings, with their defaults"
+    parts.append(f"{heading}:\n\n{indent_lines(body(path))}")
     for group, usual in groups.items():
         choice = named.get(group, usual if group in SHOWN else None)
         if choice in choices(group):
-            shown = indented(settings_of(group, choice))
-            parts.append(f"Settings of {group}={choice}, as {group}.NAME=VALUE:\n\n{shown}")
-    parts.append(f"Settings that every verb has:\n\n{indented(body(CONFIG_DIRECTORY / 'base.yaml'))}")
+            choice_text = indent_lines(settings_of(group, choice))
+            parts.append(f"Settings of {group}={choice}, as {group}.NAME=VALUE:\n\n{choice_text}")
+    parts.append(f"Settings that every verb has:\n\n{indent_lines(body(CONFIG_DIRECTORY / 'base.yaml'))}")
     parts.append(
-        folded(
-            f"`opcast {verb} GROUP=CHOICE --help` shows the settings of that choice, too; `--cfg job` the "
+        fold(
+            f"`{command(verb)} GROUP=CHOICE --help` shows the settings of that choice, too; `--cfg job` the "
             "configuration that a call makes; `a=1,2,3 --multirun` runs each value."
         )
     )
     return "\n\n".join(parts)
 
 
-def folded(text: str) -> str:
+def fold(text: str) -> str:
     """The text in lines that a terminal has room for: a command goes on after a backslash, a sentence at a word."""
-    return "\n".join(part for line in text.splitlines() for part in _folded(line))
+    return "\n".join(piece for line in text.splitlines() for piece in _folded(line))
 
 
 def _folded(line: str) -> list[str]:
@@ -99,14 +107,14 @@ def _folded(line: str) -> list[str]:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
     command = indent and line.startswith("opcast ", len(indent))
-    said, mark, comment = line.partition("  # ") if command else (line, "", "")
-    made, end = [indent.removesuffix(" ")], " \\" if command else ""
-    for word in WORDS.findall(said) if command else said.split():
-        if len(made[-1]) + 1 + len(word) + len(end) > WIDTH:
-            made[-1] += end
-            made.append(f"{indent}   " if command else indent.removesuffix(" "))
-        made[-1] += f" {word}" if made[-1] or indent else word
-    return [*made, f"{indent}    # {comment}"] if mark else made
+    text, mark, comment = line.partition("  # ") if command else (line, "", "")
+    lines, end = [indent.removesuffix(" ")], " \\" if command else ""
+    for word in WORDS.findall(text) if command else text.split():
+        if len(lines[-1]) + 1 + len(word) + len(end) > WIDTH:
+            lines[-1] += end
+            lines.append(f"{indent}   " if command else indent.removesuffix(" "))
+        lines[-1] += f" {word}" if lines[-1] or indent else word
+    return [*lines, f"{indent}    # {comment}"] if mark else lines
 
 
 def chosen_groups(config: Mapping[str, Any]) -> dict[str, str | None]:
@@ -126,11 +134,13 @@ def choices(group: str) -> list[str]:
         from ..datasets.ops import KINDS
 
         return sorted(KINDS)
-    return sorted(path.stem for path in (CONFIG_DIRECTORY / group).glob("*.yaml"))
+    return sorted({path.stem for path in (CONFIG_DIRECTORY / group).glob("*.yaml")} | CHOICES.get(group, {}).keys())
 
 
 def settings_of(group: str, choice: str) -> str:
     """What ``GROUP=CHOICE`` sets, each with its default: the file as written, or the dims of an op."""
+    if choice in CHOICES.get(group, {}):
+        return text_of(of_choice(group, choice))
     if group != "op":
         return body(CONFIG_DIRECTORY / group / f"{choice}.yaml")
     from ..datasets.ops import KINDS
@@ -160,6 +170,58 @@ def body(path: Path) -> str:
     return re.sub(r"^sources:\n(?:[ \t]+.*\n?)*", "", text, flags=re.MULTILINE).strip("\n")
 
 
-def indented(text: str) -> str:
+def question_text(verb: str) -> str:
+    """The settings of a verb's question as YAML, each with its default and what it is for."""
+    return text_of(of_command(verb))
+
+
+def text_of(settings: Sequence[RequestSetting]) -> str:
+    """Settings as YAML, each with its default and what it is for."""
+    return "\n".join(line for entry in _nested(settings) for line in _lines(*entry))
+
+
+def _nested(settings: Sequence[RequestSetting]) -> list[tuple[str, Any, str, Sequence[RequestSetting]]]:
+    """Name, default, help and inner settings of each; those of one group of the command line under its name."""
+    values = defaults_of(settings)
+    help_by_path = {setting.path: setting.help for setting in settings}
+    inner = {setting.path: setting.inside for setting in settings}
+    return [
+        (name, value, help_by_path.get(name, ""), inner.get(name) or _inside(name, value, settings))
+        for name, value in values.items()
+    ]
+
+
+def _inside(name: str, value: Any, settings: Sequence[RequestSetting]) -> Sequence[RequestSetting]:
+    """The settings of a group that only the command line has, such as ``engine``."""
+    within = [setting for setting in settings if setting.path.startswith(f"{name}.")]
+    return [replace(setting, name=setting.path.partition(".")[2]) for setting in within]
+
+
+def _lines(name: str, value: Any, help_text: str, inside: Sequence[RequestSetting]) -> list[str]:
+    """One line, or one for each setting within where these have help of their own."""
+    if isinstance(value, dict) and any(setting.help for setting in inside):
+        lines = [f"{name}:" + (f"  # {help_text}" if help_text else "")]
+        for setting in inside:
+            lines += [f"  {line}" for line in _lines(setting.name, value[setting.name], setting.help, ())]
+        return lines
+    return [
+        f"{name}: {value_text(value)}".ljust(COMMENTS) + f"  # {help_text}"
+        if help_text
+        else f"{name}: {value_text(value)}"
+    ]
+
+
+def value_text(value: Any) -> str:
+    """A default as a person writes it on the command line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {value_text(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(value_text, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return '""' if value == "" else str(value)
+
+
+def indent_lines(text: str) -> str:
     """Two spaces before each line that is not empty."""
     return "\n".join(f"  {line}" if line.strip() else "" for line in text.splitlines())

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets.devices import Device, known_devices, load_device
+from ..datasets.devices import Device, known_devices, load_device, overridden
 from ..datasets.loading import load
 from ..datasets.sources.options import ImportOptions
 from ..datasets.store import Store
@@ -55,11 +55,13 @@ def options(config: dict[str, Any], store: Store) -> dict[str, Any]:
     chosen = {name: value for name, value in config.items() if name not in SHARED}
     chosen |= {name: [chosen[name]] for name in LISTS if isinstance(chosen.get(name), str)}
     if isinstance(given := chosen.get("device"), dict):
+        device_id = str(given.get("id"))
         if set(given) == {"id"}:
-            chosen["device"] = store.known_device(str(given["id"])).id
+            chosen["device"] = store.known_device(device_id).id
+        elif device_id in known_devices():  # some of its figures changed, as `predict` takes it: rows are of that id
+            chosen["device"] = overridden(load_device(device_id), given).id
         else:
-            own = Device.from_dict(given)
-            chosen["device"] = own.id if own.id in known_devices() and own == load_device(own.id) else own
+            chosen["device"] = Device.from_dict(given)
     return chosen
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from ..datasets.ops import KINDS, Op, OpError
 from ..simulator.report.answer import OpPrediction
+from ..simulator.report.link_tables import fullest_table, slowdown_table, times, transfer_table
 from .show import BadInputError, microseconds, say, table
+from .show import show as show_table
 
 OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "faults_study", "report", "picture")
 OF_LINKS = ("transfers", "faults", "fault_draw")
@@ -29,9 +31,9 @@ def with_bytes(values: Mapping[str, Any]) -> dict[str, Any]:
     size = values.get("size_bytes")
     if not isinstance(size, str) or size == "???":
         return dict(values)
-    from ..simulator.network.query import size_of
+    from ..simulator.network.query import parse_size
 
-    return {**values, "size_bytes": size_of(size)}
+    return {**values, "size_bytes": parse_size(size)}
 
 
 def check_ops(ops: Sequence[Op], config: Mapping[str, Any]) -> None:
@@ -63,10 +65,10 @@ def write(found: OpPrediction, config: Mapping[str, Any]) -> None:
         say(f"report: {write_network_report(found, Path(config['report']))}")
     if config.get("picture"):
         from ..simulator.html.page import write_text
-        from ..simulator.network.picture import svg
+        from ..simulator.network.picture import draw_svg
 
         topology, load = found.placed
-        path = write_text(svg(topology, load, "share of each link that is in use"), Path(config["picture"]))
+        path = write_text(draw_svg(topology, load, "share of each link that is in use"), Path(config["picture"]))
         say(f"picture: {path}")
 
 
@@ -88,41 +90,19 @@ def rows(found: OpPrediction) -> list[tuple[str, str]]:
 
 def show(network: Mapping[str, Any], many: bool) -> None:
     """Transfers, the fullest links, and what faults at random do, as tables."""
-    rows: list[tuple[object, ...]] = [
-        (
-            each["name"], each["collective"], each["ranks"], each["algorithm"], microseconds(each["start_us"]),
-            microseconds(each["end_us"]), f"{each['algbw_gbps']:.4g}", f"{each['busbw_gbps']:.4g}",
-        )
-        for each in network.get("transfers", ())[:LISTED]
-    ]  # fmt: skip
     if many:
-        heads = ("transfer", "collective", "ranks", "algorithm", "start", "end", "algbw GB/s", "busbw GB/s")
-        table(f"transfers ({network['fidelity']})", heads, rows)
+        show_table(transfer_table(network, LISTED), empty=True)
     show_links(network)
 
 
 def show_links(network: Mapping[str, Any], whole: str = "whole time", what: str = "time") -> None:
     """The fullest links over the ``whole``, and how much longer ``what`` takes with random faults, as tables."""
-    hot: list[tuple[object, ...]] = [
-        (link["link"], link["alike"], f"{link['busy']:.1%}", f"{link['peak']:.1%}")
-        for link in network.get("hot_links", ())
-    ]
-    if hot:
-        heads = ("link", "as full", "busy", "peak")
-        table(f"fullest links over the {whole} ({network['fidelity']})", heads, hot)
+    show_table(fullest_table(network, whole))
     if network.get("contention_s", 0.0) > NOTICED * network.get("apart_s", 0.0):
         apart, more = microseconds(network["apart_s"] * 1e6), microseconds(network["contention_s"] * 1e6)
         say(f"sharing links costs {more} of the {whole}: with links of its own for all communication it is {apart}")
     study = network.get("faults_study")
     if study:
-        slow = study["slowdown"]
-        rows: list[tuple[object, ...]] = [(name, times(value)) for name, value in slow.items()]
-        rows += [("cut off", f"{study['partitioned']} of {study['trials']}")] if study["partitioned"] else []
-        table(f"{what} with faults, {study['trials']} samples", ("", "slowdown"), rows)
+        show_table(slowdown_table(study, what), empty=True)
         worst: list[tuple[object, ...]] = [(each["where"], times(each["slowdown"])) for each in study["critical"]]
         table("most critical links", ("link", "mean slowdown"), worst)
-
-
-def times(slowdown: float | None) -> str:
-    """How many times longer; None is without end."""
-    return "cut off" if slowdown is None else f"{slowdown:.4f}x"

@@ -1,4 +1,4 @@
-"""``opcast list devices|clusters|models|ops|predictors|stacks|precisions``: what opcast knows."""
+"""``opcast list devices|clusters|models|ops|predictors|stacks|figures|precisions``: what opcast knows."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def run(config: dict[str, Any]) -> int:
         "ops": ops,
         "predictors": predictors,
         "stacks": stacks,
+        "figures": figures,
         "precisions": precisions,
     }
     chosen = config["what"]
     if not isinstance(chosen, str) or chosen not in listings:
-        said = f", not {chosen!r}{meant(chosen, listings)}" if chosen else ""
-        raise BadInputError(f"`opcast list` takes {', '.join(listings)}{said}")
+        complaint = f", not {chosen!r}{meant(chosen, listings)}" if chosen else ""
+        raise BadInputError(f"`opcast list` takes {', '.join(listings)}{complaint}")
     as_json = wants_json(config)
     heads, rows = listings[chosen](config)
     if as_json:
@@ -45,13 +46,15 @@ def devices(config: Mapping[str, Any]) -> Rows:
     from ..datasets.store import Store
     from ..models.registry import Registry
 
-    found = [load_device(name) for name in known_devices()]
+    all_devices = [load_device(name) for name in known_devices()]
     for path in resolve.stores(config):
         if path.is_dir():
             store = Store(path)
-            found += [made for name in store.measured_devices() if (made := store.device(name)) is not None]
+            all_devices += [
+                measured for name in store.measured_devices() if (measured := store.device(name)) is not None
+            ]
     learned = {name for path in resolve.registries(config) for name in Registry(path).devices()}
-    known = [d for d in found if d.id in learned]
+    learned_devices = [d for d in all_devices if d.id in learned]
     heads = ("id", "name", "units", "bf16 TFLOP/s", "memory GiB", "GB/s", "last-level MiB", "TDP W", "learned from")
     return heads, [
         (
@@ -63,20 +66,20 @@ def devices(config: Mapping[str, Any]) -> Rows:
             round(d.memory_gbps),
             d.l2_mib,
             d.tdp_w,
-            _learned_from(d, known),
+            _learned_from(d, learned_devices),
         )
-        for d in found
+        for d in all_devices
     ]
 
 
-def _learned_from(device: Device, known: Sequence[Device]) -> str:
+def _learned_from(device: Device, devices_: Sequence[Device]) -> str:
     """Whose predictors answer for a device: its own, or those of its kin, and in what they are kin."""
     from ..models.kinship import voices
 
-    own = [each.id for each in known if each.id in (device.id, device.variant_of)]
-    if own:
-        return "itself" if device.id in own else device.variant_of
-    tier, heard = voices(device, known, "bf16")
+    ids = [device_.id for device_ in devices_ if device_.id in (device.id, device.variant_of)]
+    if ids:
+        return "itself" if device.id in ids else device.variant_of
+    tier, heard = voices(device, devices_, "bf16")
     if tier == "vendor" and heard:
         return f"all of {device.vendor}"
     return f"{', '.join(sorted(heard))} (same {tier})" if heard else ""
@@ -90,7 +93,7 @@ def clusters(config: Mapping[str, Any]) -> Rows:
     """Shipped clusters: their nodes, and what joins them."""
     from ..datasets.clusters import known_clusters, load_cluster
 
-    found = [load_cluster(name) for name in known_clusters()]
+    all_clusters = [load_cluster(name) for name in known_clusters()]
     heads = ("id", "name", "device", "devices a node", "link", "fabric", "NICs a node", "GB/s a NIC", "shape")
     return heads, [
         (
@@ -104,7 +107,7 @@ def clusters(config: Mapping[str, Any]) -> Rows:
             c.nic_gbps,
             c.topology.get("shape", ""),
         )
-        for c in found
+        for c in all_clusters
     ]
 
 
@@ -121,14 +124,27 @@ def ops(config: Mapping[str, Any]) -> Rows:
 
     markup = re.compile(r":\w+:|`")  # what Sphinx would read in a docstring
     rows = ((kind.name, kind.family, " ".join(kind.names), kind.doc.splitlines()[0]) for kind in KINDS.values())
-    return ("kind", "family", "dims", "is"), [(*row, markup.sub("", said)) for *row, said in rows]
+    return ("kind", "family", "dims", "is"), [(*row, markup.sub("", help_text)) for *row, help_text in rows]
 
 
 def stacks(config: Mapping[str, Any]) -> Rows:
     """Frameworks whose ways of running a step are known."""
-    from ..simulator.question.plan import known_stacks, load_stack
+    from ..simulator.question.stack import known_stacks, load_stack
 
-    return ("id", "name"), [(each, load_stack(each).name) for each in known_stacks()]
+    return ("id", "name"), [(known_stack, load_stack(known_stack).name) for known_stack in known_stacks()]
+
+
+def figures(config: Mapping[str, Any]) -> Rows:
+    """The numbers that frameworks set, and where each is from."""
+    from ..simulator.question.stack import known_stacks, load_stack
+
+    rows: list[tuple[object, ...]] = []
+    for one in map(load_stack, known_stacks()):
+        for name, value in one.figures.items():
+            parts = value.items() if isinstance(value, Mapping) else [("", value)]
+            text = " ".join(f"{label}={number:g}".removeprefix("=") for label, number in parts)
+            rows.append((one.id, name, text, one.sources[name].basis, str(one.sources[name])))
+    return ("stack", "setting", "value", "from", "evidence"), rows
 
 
 def precisions(config: Mapping[str, Any]) -> Rows:

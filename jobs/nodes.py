@@ -17,36 +17,38 @@ def run(store: Store, config: Mapping[str, Any], as_json: bool) -> int:
         if not store.take_back(str(config["take_back"])):
             raise BadInputError(f"take_back={config['take_back']}: no rows of that node were set aside")
         say(f"rows of {config['take_back']} are handed out again")
-    found = compare(store)
+    reports = compare(store)
     if config["set_aside"]:
-        for line in set_aside(store, found):
+        for line in set_aside(store, reports):
             say(f"set aside: {line}")
     aside = store.aside()
-    gone = {(each["node"], each["gpu"], each["device"]) for each in aside}
+    gone = {(mark["node"], mark["gpu"], mark["device"]) for mark in aside}
     if as_json:
-        print_json({"store": str(store.path), "nodes": [asdict(each) for each in found], "aside": aside})
+        print_json({"store": str(store.path), "nodes": [asdict(report) for report in reports], "aside": aside})
     else:
         rows = []
-        for each in found:
+        for report in reports:
             state = (
                 "set aside"
-                if (each.node, each.gpu or "", each.device_id) in gone
+                if (report.node, report.gpu or "", report.device_id) in gone
                 else "outlier"
-                if each.outlier
+                if report.outlier
                 else ""
             )
             rows.append(
                 (
-                    each.node,
-                    each.gpu or "",
-                    each.device_id,
-                    f"{each.ratio:.3f}",
-                    each.canaries,
+                    report.node,
+                    report.gpu or "",
+                    report.device_id,
+                    f"{report.ratio:.3f}",
+                    report.canaries,
                     state,
-                    "; ".join(each.odd),
+                    "; ".join(report.odd),
                 )
             )
         table(f"nodes of {store.path}", ("node", "gpu", "device", "time", "canaries", "", "odd"), rows)
         for entry in aside:
             say(f"set aside on {entry['at'][:10]}: {entry['why']}")
-    return int(any(each.outlier and (each.node, each.gpu or "", each.device_id) not in gone for each in found))
+    return int(
+        any(report.outlier and (report.node, report.gpu or "", report.device_id) not in gone for report in reports)
+    )

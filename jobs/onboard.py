@@ -12,7 +12,7 @@ from typing import Any
 from ..datasets.ops import Op
 from ..datasets.store import Store
 from . import active
-from .planning import computing, shares_of
+from .planning import computing_ops, planned_steps, shares_of
 from .profile import measure, measured_device, plan_of
 from .show import BadInputError, print_json, say, table, wants_json
 from .train import fit_and_register, train_request
@@ -43,11 +43,12 @@ def run(config: dict[str, Any]) -> int:
     if config["device"].get("id") not in HERE:
         raise BadInputError(f"device={config['device'].get('id')}: opcast onboard measures this machine, device=local")
     total_s = seconds(str(config["budget"]))
+    planned_steps(config)  # refused now, not behind half a minute of measuring
     base = plan_of(config)
     store = Store(Path(config["store"]).expanduser())
     device = measured_device(store, base)
     say(f"{device.name}: {device.memory_gbps:.0f} GB/s, {max(device.tensor_tflops.values(), default=0.0):.2f} TFLOP/s")
-    shares = computing(shares_of(config))
+    shares = computing_ops(shares_of(config))
     left_s = MEASURING * total_s - (time.monotonic() - started)
     if left_s <= 0:
         raise BadInputError(f"budget={config['budget']} was spent on the device's figures: give more")
@@ -55,31 +56,31 @@ def run(config: dict[str, Any]) -> int:
     rounds, ended = active.run(base, shares, store, device, budget, lambda plan: measure(plan, store))
     kinds = [kind for kind in dict.fromkeys(op.kind for op in shares) if kind in store.kinds()]
     results = fit_and_register(store, device, train_request({**config, "op": kinds}, device))
-    found = judged(shares, results, config["trusted"])
-    told = {
+    kinds_trust = judge_kinds(shares, results, config["trusted"])
+    report = {
         "device": device.id,
-        "rounds": [asdict(each) for each in rounds],
+        "rounds": [asdict(round_) for round_ in rounds],
         "ended": ended,
-        "kinds": [asdict(each) for each in found],
-        "trusted_share": sum(each.share for each in found if each.trusted),
+        "kinds": [asdict(trust) for trust in kinds_trust],
+        "trusted_share": sum(trust.share for trust in kinds_trust if trust.trusted),
         "wall_time_s": time.monotonic() - started,
     }
     if as_json:
-        print_json(told)
+        print_json(report)
     else:
-        show(found, told)
+        show(kinds_trust, report)
     return 0
 
 
 def seconds(text: str) -> float:
     """A budget as ``90s``, ``30min`` or ``2h``. BadInputError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text.strip())
-    if not found or float(found[1]) <= 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", text.strip())
+    if not match or float(match[1]) <= 0:
         raise BadInputError(f"budget={text} must be a time above 0, as 90s, 30min or 2h")
-    return float(found[1]) * SECONDS[found[2]]
+    return float(match[1]) * SECONDS[match[2]]
 
 
-def judged(
+def judge_kinds(
     shares: Mapping[Op, float], results: Mapping[str, Mapping[str, Any]], limits: Mapping[str, float]
 ) -> list[Trust]:
     """Each kind of the steps, those with most time first."""
@@ -87,17 +88,17 @@ def judged(
     for op, share in shares.items():
         of_kind[op.kind] = of_kind.get(op.kind, 0.0) + share
     return [
-        _trust(kind, share, [each for label, each in results.items() if label.partition("@")[0] == kind], limits)
+        _trust(kind, share, [result for label, result in results.items() if label.partition("@")[0] == kind], limits)
         for kind, share in sorted(of_kind.items(), key=lambda item: -item[1])
     ]
 
 
-def _trust(kind: str, share: float, made: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Trust:
-    known = [each for each in made if "n" in each]
-    if not known:
-        reason = next((str(each["error"]) for each in made if "error" in each), "not measured")
+def _trust(kind: str, share: float, results: Sequence[Mapping[str, Any]], limits: Mapping[str, float]) -> Trust:
+    tested = [result for result in results if "n" in result]
+    if not tested:
+        reason = next((str(result["error"]) for result in results if "error" in result), "not measured")
         return Trust(kind, share, 0, None, None, None, False, reason)
-    most = max(known, key=lambda each: each["n"])
+    most = max(tested, key=lambda result: result["n"])
     error, covered = float(most["test_median_ape"]), float(most["coverage"])
     wrong = []
     if error > limits["median_ape"]:
@@ -108,14 +109,14 @@ def _trust(kind: str, share: float, made: Sequence[Mapping[str, Any]], limits: M
     return Trust(kind, share, *figures, not wrong, "; ".join(wrong))
 
 
-def show(found: Sequence[Trust], told: Mapping[str, Any]) -> None:
+def show(trusts: Sequence[Trust], report: Mapping[str, Any]) -> None:
     """The report for a person."""
     rows = []
-    for each in found:
-        errors = [f"{value:.1f}" if value is not None else "" for value in (each.median_ape, each.p90_ape)]
-        covered = "" if each.coverage is None else f"{each.coverage:.0%}"
-        verdict = "trusted" if each.trusted else f"not trusted: {each.why}"
-        rows.append((each.kind, f"{each.share:.1%}", each.rows, *errors, covered, verdict))
+    for trust in trusts:
+        errors = [f"{value:.1f}" if value is not None else "" for value in (trust.median_ape, trust.p90_ape)]
+        covered = "" if trust.coverage is None else f"{trust.coverage:.0%}"
+        verdict = "trusted" if trust.trusted else f"not trusted: {trust.why}"
+        rows.append((trust.kind, f"{trust.share:.1%}", trust.rows, *errors, covered, verdict))
     heads = ("op", "of the steps' time", "rows", "median APE %", "p90", "coverage", "")
-    title = f"{told['device']}: {told['trusted_share']:.0%} of the steps' time is in kinds that are trusted"
-    table(f"{title} ({told['wall_time_s'] / 60:.1f} minutes; {told['ended']})", heads, rows)
+    title = f"{report['device']}: {report['trusted_share']:.0%} of the steps' time is in kinds that are trusted"
+    table(f"{title} ({report['wall_time_s'] / 60:.1f} minutes; {report['ended']})", heads, rows)

@@ -31,7 +31,7 @@ def time_operators(step: Step, device: str, repeats: int, wait: Step) -> dict[st
     """
     recorded = _on_device(step, repeats) if device == "cuda" else _on_host(step, repeats, wait)
     names = recorded[-1][0]
-    same = [us for each, us in recorded[1:] if each == names]
+    same = [us for step_names, us in recorded[1:] if step_names == names]
     return {"names": names, "us": np.maximum(np.median(same, axis=0), LEAST_US).tolist()}
 
 
@@ -40,11 +40,11 @@ def time_operators(step: Step, device: str, repeats: int, wait: Step) -> dict[st
 
 def _on_host(step: Step, repeats: int, wait: Step) -> list[tuple[Names, np.ndarray]]:
     added = recording_us(wait)
-    found = []
+    steps = []
     for _ in range(repeats + 1):
         names, spans = _host_calls(step, wait)
-        found.append((names, np.array(spans) - added))
-    return found
+        steps.append((names, np.array(spans) - added))
+    return steps
 
 
 def _host_calls(step: Step, wait: Step) -> tuple[Names, list[float]]:
@@ -91,11 +91,11 @@ def _on_device(
     """Each step hides what the host needed for the same call in the step before."""
     empty_us = _empty_us()
     host_us: list[float] = []
-    found = []
+    steps = []
     for _ in range(repeats + 1):
         names, spans, host_us = _device_calls(step, host_us, now_ns)
-        found.append((names, np.array(spans) - empty_us))
-    return found
+        steps.append((names, np.array(spans) - empty_us))
+    return steps
 
 
 def _device_calls(

@@ -79,7 +79,7 @@ def tables(
 
     names = shapes.dim_names(shapes.kinds_in(path, default))
     for part in parts:
-        yield shapes.answered(part, ask, target.id, config["cache"], names)
+        yield shapes.answer_table(part, ask, target.id, config["cache"], names)
 
 
 def ops_of(part: shapes.RowsChunk) -> list[Op]:

@@ -13,7 +13,7 @@ from ..datasets.devices import Device
 from ..datasets.near import meant
 from ..datasets.ops import Op
 from ..datasets.store import Store
-from ..harness.parts import CampaignPart, announce, announced
+from ..harness.parts import CampaignPart, announce, announcements
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 from .writing import write_text
@@ -40,14 +40,14 @@ def run(config: dict[str, Any]) -> int:
         from . import campaign_status
 
         return campaign_status.run(config)
-    place = place_of(config["where"])
-    if config["part"] and place.name != "here":
-        raise BadInputError(f"part={config['part']} is a part that runs here: leave out where={place.name}")
+    target = place_of(config["where"])
+    if config["part"] and target.name != "here":
+        raise BadInputError(f"part={config['part']} is a part that runs here: leave out where={target.name}")
     if config["campaign"].get("name") == "active":
         return run_active(config, as_json)
-    config = placed(config, place)
+    config = with_node_device(config, target)
     plan = plan_of(config, extra=model_ops(config))
-    if plan.settings.device == "cuda" and not config["plan_out"] and place.name == "here":
+    if plan.settings.device == "cuda" and not config["plan_out"] and target.name == "here":
         check_gpu(plan)
     if config["plan_out"]:
         path = Path(str(config["plan_out"])).expanduser()
@@ -57,11 +57,11 @@ def run(config: dict[str, Any]) -> int:
         say(f"{len(plan.cases)} cases written to {path}; run them with: python -m opcast.harness {path} STORE")
         return 0
     store = Store(Path(config["store"]).expanduser())
-    if not isinstance(place, Here):
-        return elsewhere(place, plan, store, as_json)
-    part = CampaignPart.parse(str(config["part"])) if config["part"] else CampaignPart(0, place.parts)
-    announce(store.path, plan, part.count)
-    summary = measure(plan, store, part=part)
+    if not isinstance(target, Here):
+        return elsewhere(target, plan, store, as_json)
+    campaign_part = CampaignPart.parse(str(config["part"])) if config["part"] else CampaignPart(0, target.parts)
+    announce(store.path, plan, campaign_part.count)
+    summary = measure(plan, store, part=campaign_part)
     if as_json:
         from dataclasses import asdict
 
@@ -76,7 +76,7 @@ def run_active(config: dict[str, Any], as_json: bool) -> int:
     from dataclasses import asdict
 
     from . import active
-    from .planning import computing, shares_of
+    from .planning import computing_ops, shares_of
 
     budget = active.budget_of(config)
     if not config["steps"]:  # before anything is measured
@@ -84,16 +84,24 @@ def run_active(config: dict[str, Any], as_json: bool) -> int:
     base = plan_of(config)
     store = Store(Path(config["store"]).expanduser())
     device = measured_device(store, base)
-    shares = computing(shares_of(config))
+    shares = computing_ops(shares_of(config))
     results, why = active.run(base, shares, store, device, budget, lambda plan: measure(plan, store))
     if as_json:
-        print_json({"device": device.id, "rounds": [asdict(each) for each in results], "ended": why})
+        print_json({"device": device.id, "rounds": [asdict(result) for result in results], "ended": why})
         return 0
     rows, points = [], 0
-    for each in results:
-        points += each.points
-        found = "" if each.found_error is None else f"{each.found_error:.1%}"
-        rows.append((points, f"{each.spent_s:.0f}", f"{each.expected_error:.1%}", found, f"{each.expected_after:.1%}"))
+    for result in results:
+        points += result.points
+        error_text = "" if result.found_error is None else f"{result.found_error:.1%}"
+        rows.append(
+            (
+                points,
+                f"{result.spent_s:.0f}",
+                f"{result.expected_error:.1%}",
+                error_text,
+                f"{result.expected_after:.1%}",
+            )
+        )
     heads = ("points", "seconds", "error expected", "error found", "expected then")
     table(f"active campaign on {device.name}: {why}", heads, rows)
     return 0
@@ -103,68 +111,68 @@ def measured_device(store: Store, plan: CampaignPlan) -> Device:
     """The device that a plan measures here; its figures are measured first where the store has none."""
     from . import resolve
 
-    known = store.machine(resolve.this_node())
-    if known is None or (plan.settings.device == "cpu") != known.startswith("cpu_"):
+    device_id = store.machine(resolve.this_node())
+    if device_id is None or (plan.settings.device == "cpu") != device_id.startswith("cpu_"):
         first = replace(plan, cases=plan.cases[:1], canaries=())
         return store.known_device(measure(first, store).device_id)
-    return store.known_device(known)
+    return store.known_device(device_id)
 
 
-def elsewhere(place: Place, plan: CampaignPlan, store: Store, as_json: bool) -> int:
+def elsewhere(target: Place, plan: CampaignPlan, store: Store, as_json: bool) -> int:
     """Start the parts of a plan on a cluster, and say how to follow them; returns the exit code."""
     from ..harness.parts import campaign_id
 
     campaign, path = campaign_id(plan), store.path.absolute()
-    told: dict[str, Any] = {"campaign": campaign, "parts": place.parts, "where": place.name, "store": str(path)}
-    if isinstance(place, Kubernetes):
-        told["manifest"] = str(write_manifests(place, plan, campaign))
-        say(f"{place.parts} parts of {campaign} in {place.manifest}: kubectl apply -f {place.manifest}")
+    report: dict[str, Any] = {"campaign": campaign, "parts": target.parts, "where": target.name, "store": str(path)}
+    if isinstance(target, Kubernetes):
+        report["manifest"] = str(write_manifests(target, plan, campaign))
+        say(f"{target.parts} parts of {campaign} in {target.manifest}: kubectl apply -f {target.manifest}")
     else:
-        new = campaign not in announced(path)
-        record = announce(path, plan, place.parts, place.name)
+        new = campaign not in announcements(path)
+        record = announce(path, plan, target.parts, target.name)
         try:
-            if isinstance(place, Slurm):
-                told |= on_slurm(place, path, campaign)
-            elif isinstance(place, Ray):
-                told |= on_ray(place, path, campaign)
+            if isinstance(target, Slurm):
+                report |= on_slurm(target, path, campaign)
+            elif isinstance(target, Ray):
+                report |= on_ray(target, path, campaign)
         except BadInputError:
             if new:  # nobody will run it, so that nobody should wait for it
                 record.unlink(missing_ok=True)
             raise
     if as_json:
-        print_json(told)
+        print_json(report)
     return 0
 
 
-def write_manifests(place: Kubernetes, plan: CampaignPlan, campaign: str) -> Path:
+def write_manifests(target: Kubernetes, plan: CampaignPlan, campaign: str) -> Path:
     """The manifests of a campaign's Job as one YAML file."""
     import yaml
 
     from .launching.kubernetes import manifests
 
-    path = Path(place.manifest).expanduser()
-    write_text("where.manifest", path, yaml.safe_dump_all(manifests(place, plan, campaign), sort_keys=False))
+    path = Path(target.manifest).expanduser()
+    write_text("where.manifest", path, yaml.safe_dump_all(manifests(target, plan, campaign), sort_keys=False))
     return path
 
 
-def on_slurm(place: Slurm, store: Path, campaign: str) -> dict[str, Any]:
+def on_slurm(target: Slurm, store: Path, campaign: str) -> dict[str, Any]:
     """Queue the parts; with ``wait`` until all are through."""
     from .launching.slurm import submit
 
-    jobs = submit(place, store, campaign)
+    jobs = submit(target, store, campaign)
     say(f"{len(jobs)} parts of {campaign} queued as Slurm's {jobs[0].job_id.split('_')[0]}: opcast profile status")
-    if place.wait:
+    if target.wait:
         for job in jobs:
             job.wait()
     return {"jobs": [job.job_id for job in jobs]}
 
 
-def on_ray(place: Ray, store: Path, campaign: str) -> dict[str, Any]:
+def on_ray(target: Ray, store: Path, campaign: str) -> dict[str, Any]:
     """Run the parts; their summaries."""
     from .launching.ray_tasks import run_parts
 
     done = {}
-    for name, summary in run_parts(place, store, campaign):
+    for name, summary in run_parts(target, store, campaign):
         done[name] = summary
         say(f"part {name}: {summary['done']} of {summary['total']} cases in the store")
     return {"summaries": done}
@@ -177,8 +185,8 @@ def topology(config: dict[str, Any], as_json: bool) -> int:
     from ..harness.environment import gpu_device_id
     from ..harness.topology import cluster, nics, read
 
-    found = read()
-    values = cluster(found, nics(), gpu_device_id())
+    node = read()
+    values = cluster(node, nics(), gpu_device_id())
     text = yaml.safe_dump(values, sort_keys=False)
     if config["output"]:
         write_text("output", Path(str(config["output"])).expanduser(), text)
@@ -203,30 +211,30 @@ def check_gpu(plan: CampaignPlan) -> None:
         say(f"{here.name} has no fast bf16: {here.precision} is measured in its place")
 
 
-def placed(config: dict[str, Any], place: Place) -> dict[str, Any]:
+def with_node_device(config: dict[str, Any], target: Place) -> dict[str, Any]:
     """The settings with the device of the nodes that will measure, where ``auto`` would mean that of this machine.
 
     BadInputError where nothing says what it is.
     """
     spec = config["campaign"].get("settings")
-    told = {**(spec if isinstance(spec, Mapping) else {}), **(config.get("settings") or {})}
-    if told.get("device") == "cuda" and isinstance(place, (Ray, Kubernetes)) and not place.gpus:
-        raise BadInputError(f"where={place.name} gives a part no GPU to measure: where.gpus=1")
-    if told.get("device") != "auto":
+    settings = {**(spec if isinstance(spec, Mapping) else {}), **(config.get("settings") or {})}
+    if settings.get("device") == "cuda" and isinstance(target, (Ray, Kubernetes)) and not target.gpus:
+        raise BadInputError(f"where={target.name} gives a part no GPU to measure: where.gpus=1")
+    if settings.get("device") != "auto":
         return config
-    device = target_device(place, bool(config["plan_out"]))
+    device = target_device(target, bool(config["plan_out"]))
     return config if device == "auto" else {**config, "settings": {**(config.get("settings") or {}), "device": device}}
 
 
-def target_device(place: Place, only_written: bool) -> str:
+def target_device(target: Place, only_written: bool) -> str:
     """``cuda`` or ``cpu`` for a campaign that runs elsewhere, ``auto`` for one that runs here. BadInputError."""
-    if not isinstance(place, Here):
-        if place.gpus is None:
+    if not isinstance(target, Here):
+        if target.gpus is None:
             raise BadInputError(
-                f"where={place.name}: what its nodes measure is not known here: ask for a GPU (where.gpus=1), "
+                f"where={target.name}: what its nodes measure is not known here: ask for a GPU (where.gpus=1), "
                 "or name the device (+settings.device=cuda, or cpu)"
             )
-        return "cuda" if place.gpus else "cpu"
+        return "cuda" if target.gpus else "cpu"
     if not only_written:
         return "auto"
     from ..harness.environment import default_device
@@ -260,8 +268,8 @@ def model_ops(config: dict[str, Any]) -> list[Op] | list[dict[str, Any]]:
 
     Ops of steps come with the kernels that the step's stack runs.
     """
-    wanted = config["campaign"].get("name")
-    if wanted != "model":
+    campaign_name = config["campaign"].get("name")
+    if campaign_name != "model":
         return []
     if config["steps"]:
         from .planning import cases_of, shares_of
@@ -271,13 +279,13 @@ def model_ops(config: dict[str, Any]) -> list[Op] | list[dict[str, Any]]:
     from ..simulator.trace import Workload, trace
     from . import resolve
 
-    found: dict[Op, None] = {}
+    ops: dict[Op, None] = {}
     for values in config["workloads"]:
         graph = trace(
             resolve.model(config), Workload(**values), config["precision"]["dtype"], Path(config["graphs"]).expanduser()
         )
-        found.update(dict.fromkeys(node.op for node, _ in graph.weighted() if node.op is not None))
-    return list(found)
+        ops.update(dict.fromkeys(node.op for node, _ in graph.weighted() if node.op is not None))
+    return list(ops)
 
 
 def measure(
@@ -323,9 +331,9 @@ class ProgressBar:
 
     def update(self, progress: Progress) -> None:
         """Show how far the campaign is."""
-        left = "" if progress.eta_s is None else f"{progress.eta_s:.0f} s left"
+        time_left = "" if progress.eta_s is None else f"{progress.eta_s:.0f} s left"
         done = progress.done + progress.waiting
-        self.bar.update(self.task, total=progress.total, completed=done, left=left, case=progress.case[:60])
+        self.bar.update(self.task, total=progress.total, completed=done, left=time_left, case=progress.case[:60])
 
 
 def show(summary: Summary, store: Store) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
 from ..datasets.kernels import package_of
+from ..datasets.launches import Caller
 from ..datasets.ops import KINDS, Op
 from ..datasets.store import Store
 from ..harness.coverage import MeasuringWay, seconds, to_measure, ways
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["ADDED", "FREE_CHOICE", "run"]
 
 MEASURED, MEASURABLE, NOT = "measured", "measurable", "not measurable"
-REST: Mapping[str, Any] = {  # of `opcast simulate`, settings that say nothing of what a step asks for
-    "stragglers": [],
-    "price_per_gpu_hour": None,
-    "power_cap_w": None,
-    "network": "auto",
-}
 SHOWN = 40  # rows of the table
 
 
@@ -65,43 +60,44 @@ def run(config: dict[str, Any]) -> int:
     kind = config["workload"].get("kind")
     if kind == "simai":
         raise BadInputError("workload=simai is a file, not a step of a model: take train, prefill, decode or generate")
+    from ..simulator.engines.chain import caller_of
     from ..simulator.report.needs import needs
 
-    request = resolve.simulate_request({**REST, **config})
+    request = resolve.request_of("simulate", config)
     answered: Any = resolve.bench(config).answered(request)
 
-    stack = str((config.get("stack") or {}).get("id") or "")
-    store = Store(Path(str(config["store"])).expanduser())
-    found = coverage(needs(answered.report.state), answered.device, answered.engine, store, stack)
+    state, store = answered.report.state, Store(Path(str(config["store"])).expanduser())
+    caller = caller_of(state.plan.stack, answered.device)
+    covered_ops = coverage(needs(state), answered.device, answered.engine, store, caller)
     if as_json:
-        print_json(described(found, answered.device.id, stack))
+        print_json(coverage_values(covered_ops, answered.device.id, caller.framework))
     else:
-        show(found, answered.device.name, stack, float(least))
+        show(covered_ops, answered.device.name, caller.framework, float(least))
     return 0
 
 
-def coverage(needed: Iterable[Need], device: Device, engine: Engine, store: Store, stack: str) -> list[Coverage]:
+def coverage(needed: Iterable[Need], device: Device, engine: Engine, store: Store, caller: Caller) -> list[Coverage]:
     """Each op of a step, those with most time first."""
     from ..simulator.engines.answers import ask
 
     listed = [need for need in needed if KINDS[need.op.kind].family != "host"]
-    whole, once = sum(need.us for need in listed) or 1.0, ask(engine, [need.op for need in listed]).latency_us
+    total_us, once = sum(need.us for need in listed) or 1.0, ask(engine, [need.op for need in listed]).latency_us
     return [
-        _covered(need.op, need.us, need.us / whole, float(us), device, store, stack)
+        _covered(need.op, need.us, need.us / total_us, float(us), device, store, caller)
         for need, us in zip(listed, once, strict=True)
     ]
 
 
-def _covered(op: Op, us: float, share: float, once_us: float, device: Device, store: Store, stack: str) -> Coverage:
-    known = measured_by(op, device.id, store)
-    found = ways(op, device, stack)
-    able = [way for way in found if way.runs]
-    status = MEASURED if known else MEASURABLE if able else NOT
-    backends = known or tuple(way.backend for way in able)
+def _covered(op: Op, us: float, share: float, once_us: float, device: Device, store: Store, caller: Caller) -> Coverage:
+    measured = measured_by(op, device.id, store)
+    candidates = ways(op, device, caller)
+    able = [way for way in candidates if way.runs]
+    status = MEASURED if measured else MEASURABLE if able else NOT
+    backends = measured or tuple(way.backend for way in able)
     packages = tuple(dict.fromkeys(filter(None, map(package_of, backends))))
-    why = "" if able or known else _words(found)
+    why = "" if able or measured else _words(candidates)
     caches = 1 if KINDS[op.kind].collective else 2
-    chosen = () if known else to_measure(found)
+    chosen = () if measured else to_measure(candidates)
     cost_s = sum(seconds(once_us, way.bytes, _settings(), caches) for way in chosen)
     return Coverage(op, share, us, status, backends, packages, why, cost_s)
 
@@ -118,73 +114,82 @@ def _settings() -> Settings:
 
 def measured_by(op: Op, device_id: str, store: Store) -> tuple[str, ...]:
     """The backends of which the store has rows of this very op on the device."""
-    found: dict[str, None] = {}
+    backends: dict[str, None] = {}
     for cache in ("cold", "warm"):
         rows = store.lookup(op.kind, device_id, cache).get((*op.dims, op.dtype, op.out_dtype), ())
-        found.update(dict.fromkeys(row.backend for row in rows))
-    return tuple(found)
+        backends.update(dict.fromkeys(row.backend for row in rows))
+    return tuple(backends)
 
 
-def _words(found: Iterable[MeasuringWay]) -> str:
+def _words(candidates: Iterable[MeasuringWay]) -> str:
     """What each backend says, the same words once."""
-    said: dict[str, list[str]] = {}
-    for way in found:
-        said.setdefault(way.refusal, []).append(way.backend)
-    return "; ".join(f"{', '.join(names)}: {why}" for why, names in said.items()) or "no backend knows this kind"
+    ways_by_package: dict[str, list[str]] = {}
+    for way in candidates:
+        ways_by_package.setdefault(way.refusal, []).append(way.backend)
+    return (
+        "; ".join(f"{', '.join(names)}: {why}" for why, names in ways_by_package.items())
+        or "no backend knows this kind"
+    )
 
 
-def shares(found: Iterable[Coverage]) -> dict[str, float]:
+def shares(covered_ops: Iterable[Coverage]) -> dict[str, float]:
     """The share of the step's time by status."""
     totals = dict.fromkeys((MEASURED, MEASURABLE, NOT), 0.0)
-    for each in found:
-        totals[each.status] += each.share
+    for op_coverage in covered_ops:
+        totals[op_coverage.status] += op_coverage.share
     return totals
 
 
-def described(found: list[Coverage], device_id: str, stack: str) -> dict[str, Any]:
+def coverage_values(covered_ops: list[Coverage], device_id: str, stack: str) -> dict[str, Any]:
     """The JSON object."""
-    totals = shares(found)
+    totals = shares(covered_ops)
     return {
         "device": device_id,
         "stack": stack,
         "shares": {name.replace(" ", "_"): share for name, share in totals.items()},
-        "seconds": sum(each.seconds for each in found),
-        "install": installs(found),
-        "ops": [each.to_dict() for each in found],
+        "seconds": sum(op_coverage.seconds for op_coverage in covered_ops),
+        "install": installs(covered_ops),
+        "ops": [op_coverage.to_dict() for op_coverage in covered_ops],
     }
 
 
-def installs(found: Iterable[Coverage]) -> dict[str, str]:
+def installs(covered_ops: Iterable[Coverage]) -> dict[str, str]:
     """The packages of the backends that come first, and how to get each."""
     from ..harness.cases.packages import EXTRAS
 
-    first = (package_of(each.backends[0]) for each in found if each.status == MEASURABLE)
+    first = (package_of(op_coverage.backends[0]) for op_coverage in covered_ops if op_coverage.status == MEASURABLE)
     return {name: EXTRAS[name] for name in dict.fromkeys(filter(None, first)) if name in EXTRAS}
 
 
-def show(found: list[Coverage], device: str, stack: str, least: float) -> None:
+def show(covered_ops: list[Coverage], device: str, stack: str, least: float) -> None:
     """The table, what it adds up to and which packages it takes."""
     rows = [
-        (f"{each.share:.1%}", str(each.op), each.status, _how(each), f"{each.seconds:.1f} s" if each.seconds else "")
-        for each in found
-        if each.share >= least
+        (
+            f"{op_coverage.share:.1%}",
+            str(op_coverage.op),
+            op_coverage.status,
+            _how(op_coverage),
+            f"{op_coverage.seconds:.1f} s" if op_coverage.seconds else "",
+        )
+        for op_coverage in covered_ops
+        if op_coverage.share >= least
     ]
     heads = ("share", "op", "", "by", "takes")
-    table(f"{stack or 'a step'} on {device}", heads, rows[:SHOWN])
-    left = [each for each in found if each.share < least]
-    if left:
-        say(f"and {len(left)} ops below {least:.1%} each, {sum(each.share for each in left):.1%} together")
-    totals, rest = shares(found), sum(each.seconds for each in found)
+    table(f"{stack} on {device}", heads, rows[:SHOWN])
+    below = [op_coverage for op_coverage in covered_ops if op_coverage.share < least]
+    if below:
+        say(f"and {len(below)} ops below {least:.1%} each, {sum(op.share for op in below):.1%} together")
+    totals, remaining_s = shares(covered_ops), sum(op_coverage.seconds for op_coverage in covered_ops)
     say(
         f"measured {totals[MEASURED]:.1%}, measurable {totals[MEASURABLE]:.1%}, not measurable {totals[NOT]:.1%} "
-        f"of the step; what lacks takes about {rest / 60:.1f} min, beside what packages compile"
+        f"of the step; what lacks takes about {remaining_s / 60:.1f} min, beside what packages compile"
     )
-    for name, words in installs(found).items():
+    for name, words in installs(covered_ops).items():
         say(f"needs {name}: {words}")
 
 
-def _how(each: Coverage) -> str:
-    if each.status == NOT:
-        return each.why
-    more = len(each.backends) - 2
-    return ", ".join(each.backends[:2]) + (f" and {more} more" if more > 0 else "")
+def _how(op_coverage: Coverage) -> str:
+    if op_coverage.status == NOT:
+        return op_coverage.why
+    more = len(op_coverage.backends) - 2
+    return ", ".join(op_coverage.backends[:2]) + (f" and {more} more" if more > 0 else "")

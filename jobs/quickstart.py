@@ -28,10 +28,10 @@ from ..simulator.trace import Workload
 from . import resolve
 from .graphs import ops_of, trace_all
 from .onboard import HERE
-from .operator_match import compare_operators
+from .operator_match import compare_operators, step_times
 from .profile import measure, plan_of
 from .real_run import RealRunner, Turns
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .show import BadInputError, print_json, say, table, wants_json
 from .train import fit_and_register, train_request
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
         environment=environment,
         campaign=campaign_facts(summary),
         training=training,
-        steps=[step_comparison(name, reports[name], seconds[name]) for name in WORKLOADS],
+        steps=[StepComparison.of(name, reports[name], seconds[name]) for name in WORKLOADS],
         ops=compared,
     )
     say("5/5  writing the report")
@@ -135,19 +135,19 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
     return 0
 
 
-def choose_hardware(wanted: str) -> Accelerator:
+def choose_hardware(hardware: str) -> Accelerator:
     """What to measure on. BadInputError when it does not exist, or is a GPU that is not there or does not work.
 
     With ``auto`` a GPU that cannot be used is said in one line, and the CPU is taken.
     """
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise BadInputError(f"hardware={wanted!r} does not exist; choose auto, cpu or cuda")
+    if hardware not in ("auto", "cpu", "cuda"):
+        raise BadInputError(f"hardware={hardware!r} does not exist; choose auto, cpu or cuda")
     if importlib.util.find_spec("torch") is None:
         raise BadInputError("quickstart needs torch and transformers: pip install 'opcast[hf,mlflow]'")
-    if wanted == "cpu":
+    if hardware == "cpu":
         return Accelerator("cpu")
     here = accelerator.ask()
-    if wanted == "cuda" and here.hardware != "cuda":
+    if hardware == "cuda" and here.hardware != "cuda":
         raise BadInputError(f"hardware=cuda: {here.trouble or 'torch sees no GPU here'}; or use hardware=cpu")
     if here.trouble:
         say(f"{here.trouble}; going on with the CPU")
@@ -158,12 +158,12 @@ def announcement(here: Accelerator, plan: CampaignPlan, store: Store, precision:
     """What the job will take, before it starts: on what, how long, and what is known of the device."""
     device_id = here.device_id or resolve.this_machine()
     longest = plan.settings.deadline_s or BUDGET_CASE_S * len(plan.cases)
-    known = bool(figures_of_file(device_id)) or store.device(device_id) is not None
+    has_figures = bool(figures_of_file(device_id)) or store.device(device_id) is not None
     lines = [
         f"on {here.name or 'the CPU'} ({device_id}) in {precision}: measuring takes up to {longest / 60:.0f} min, "
         f"the rest about {REST_S / 60:.0f} min; stop it at any time, the same command goes on from there"
     ]
-    if not known:
+    if not has_figures:
         kind = "the CPU's" if here.hardware == "cpu" else f"{device_id} has no file in conf/device, so the GPU's"
         lines.append(f"{kind} own figures (rates, memory, caches) are measured first, in under a minute")
     if here.one_process:
@@ -196,15 +196,6 @@ def simulate_all(
     }
     plan = alone(target, precision)
     return {name: simulate(model, work, plan, target, engine, graphs) for name, work in works.items()}
-
-
-def step_comparison(name: str, report: StepReport | InferenceReport, seconds: list[float]) -> StepComparison:
-    """One workload's predicted step beside its real runs."""
-    if isinstance(report, StepReport):
-        predicted, low, high = report.step_time_s * 1e3, report.low_s * 1e3, report.high_s * 1e3
-    else:
-        predicted, low, high = report.e2e_ms, report.low_ms, report.high_ms
-    return StepComparison(name, predicted, low, high, tuple(value * 1e3 for value in seconds), report)
 
 
 def cut_short(summary: Summary) -> str:
@@ -241,14 +232,7 @@ def result(comparison: Comparison, report: Path, wall_time_s: float) -> dict[str
         "device": comparison.device["id"],
         "model": comparison.model,
         "steps": {
-            step.workload: {
-                "predicted_ms": step.predicted_ms,
-                "low_ms": step.low_ms,
-                "high_ms": step.high_ms,
-                "measured_ms": step.measured_ms,
-                "spread": step.spread,
-                "runs": len(step.measured_runs_ms),
-            }
+            step.workload: step.times_ms() | {"spread": step.spread, "runs": len(step.measured_runs_ms)}
             for step in comparison.steps
         },
         "families": {
@@ -266,14 +250,7 @@ def result(comparison: Comparison, report: Path, wall_time_s: float) -> dict[str
 def show(comparison: Comparison, report: Path, wall_time_s: float) -> None:
     """Two tables and where to look further."""
     rows = [
-        (
-            step.workload,
-            microseconds(step.predicted_ms * 1e3),
-            f"{microseconds(step.low_ms * 1e3)} to {microseconds(step.high_ms * 1e3)}",
-            f"{microseconds(step.measured_ms * 1e3)} ±{step.spread:.0f} %",
-            f"{step.error:.1f} %",
-        )
-        for step in comparison.steps
+        (step.workload, *step_times(step, f" ±{step.spread:.0f} %"), f"{step.error:.1f} %") for step in comparison.steps
     ]
     title = f"{comparison.model} ({comparison.parameters / 1e6:.0f} M parameters, {comparison.precision})"
     table(f"{title} on {comparison.device['name']}", ("step", "predicted", "interval", "measured", "error"), rows)

@@ -25,15 +25,16 @@ from ..datasets.reading import read_yaml
 from ..datasets.store import Store
 from ..simulator.question.plan import Parallel, Plan, load_stack
 from ..simulator.question.work import Work
-from ..simulator.report.answer import InferenceReport, StepReport, ape
+from ..simulator.report.comparison import StepComparison
 from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload
 from . import resolve
 from .graphs import ops_of, trace_all
+from .operator_match import step_times
 from .profile import measure, plan_of
 from .real_cluster import run_ranks
 from .real_run import RealRunError, RealRunner, Turns
-from .show import CONFIG_DIRECTORY, BadInputError, microseconds, print_json, say, table
+from .show import CONFIG_DIRECTORY, BadInputError, print_json, say, table
 from .train import fit_and_register, train_request
 
 if TYPE_CHECKING:
@@ -47,33 +48,13 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
-class RealStep:
-    """One step of one model: predicted with its interval, and every run of the real one, in milliseconds."""
+class RealStep(StepComparison):
+    """One step of one model, on one process or on ranks."""
 
     model: str
-    workload: str
     layout: str  # of the ranks; empty for one process
     seq_len: int
-    predicted_ms: float
-    low_ms: float
-    high_ms: float
-    runs_ms: tuple[float, ...]
     device: str
-
-    @property
-    def measured_ms(self) -> float:
-        """Median of the runs."""
-        return statistics.median(self.runs_ms)
-
-    @property
-    def error(self) -> float:
-        """APE in percent."""
-        return ape(self.predicted_ms, self.measured_ms)
-
-    @property
-    def inside(self) -> bool:
-        """Whether the measured median lies in the interval."""
-        return self.low_ms <= self.measured_ms <= self.high_ms
 
 
 def run(config: dict[str, Any], as_json: bool) -> int:
@@ -96,8 +77,10 @@ def run(config: dict[str, Any], as_json: bool) -> int:
     runs: dict[tuple[str, str], list[float]] = defaultdict(list)
     with RealRunner({}, {}, PRECISION, "cpu", plan.settings.threads) as runner:
         say(f"1/4  measuring {len(plan.cases)} operator shapes, none of them the models'; their real steps in between")
-        own = [partial(run_model, runner, name, models[name], workloads, suite["repeats"], runs) for name in models]
-        turns = Turns(own * int(suite["rounds"]))
+        model_runs = [
+            partial(run_model, runner, name, models[name], workloads, suite["repeats"], runs) for name in models
+        ]
+        turns = Turns(model_runs * int(suite["rounds"]))
         summary = measure(plan, store, between=turns.due)
         turns.finish()
         environment = runner.environment_facts()
@@ -136,9 +119,9 @@ def campaign_of_all(
 ) -> CampaignPlan:
     """The quickstart's campaign with the kinds that these models need beside those of its own."""
     spec = dict(config["campaign"])
-    whole = sum(float(entry.get("share", 0)) for entry in spec["cases"])
+    share_total = sum(float(entry.get("share", 0)) for entry in spec["cases"])
     more = sum(float(entry["share"]) for entry in suite["cases"])
-    budget_s = settings.pop("budget_s", None) or float(spec["budget_s"]) * (1 + more / whole)
+    budget_s = settings.pop("budget_s", None) or float(spec["budget_s"]) * (1 + more / share_total)
     spec |= {"cases": [*spec["cases"], *suite["cases"]], "budget_s": budget_s}
     return plan_of({**config, "campaign": spec, "settings": {"device": "cpu", **settings}}, exclude=left_out)
 
@@ -148,11 +131,16 @@ def plans_of_ranks(
 ) -> tuple[list[CampaignPlan], CampaignPlan]:
     """What one thread runs in parts, one for each rank, and the collectives between the ranks."""
     one = {"threads": 1, "pin": False}
-    whole = campaign_of_all(config, suite, left_out, budget_s=float(config["campaign"]["budget_s"]), **one)
-    limit = whole.settings.deadline_s / RANKS
+    full_plan = campaign_of_all(config, suite, left_out, budget_s=float(config["campaign"]["budget_s"]), **one)
+    limit = full_plan.settings.deadline_s / RANKS
     parts = [
-        replace(whole, cases=whole.cases[part::RANKS], canaries=(), settings=replace(whole.settings, deadline_s=limit))
-        for part in range(RANKS)
+        replace(
+            full_plan,
+            cases=full_plan.cases[rank::RANKS],
+            canaries=(),
+            settings=replace(full_plan.settings, deadline_s=limit),
+        )
+        for rank in range(RANKS)
     ]
     sizes = {"log2": [64, 1 << 28, 23]}
     cases = [{"kind": kind, "size_bytes": sizes, "ranks": RANKS} for kind in COLLECTIVES]
@@ -177,10 +165,10 @@ def measure_ranks(parts: Sequence[CampaignPlan], collectives: CampaignPlan, stor
             failed.append(error)
 
     others = [threading.Thread(target=part, args=(plan,), daemon=True) for plan in parts]
-    for each in others:
-        each.start()
-    for each in others:
-        each.join()
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
     if failed:
         raise failed[0]
     return store.known_device(measure(collectives, store).device_id)
@@ -212,31 +200,13 @@ def simulate_models(
 ) -> list[RealStep]:
     """Every model's steps predicted, beside their runs."""
     engine, graphs, plan = resolve.engine(config, target), Path(config["graphs"]).expanduser(), alone(target, PRECISION)
-    made = []
+    steps = []
     for model, values in models.items():
         for name, workload in workloads.items():
             work = Work(kind=workload.kind, seq_len=workload.seq_len, batch=1, input_len=workload.seq_len)
             report = simulate(values, work, plan, target, engine, graphs)
-            made.append(real_step(model, name, "", workload.seq_len, report, runs[model, name], target))
-    return made
-
-
-def real_step(
-    model: str,
-    workload: str,
-    layout: str,
-    seq_len: int,
-    report: StepReport | InferenceReport,
-    seconds: Sequence[float],
-    device: Device,
-) -> RealStep:
-    """A prediction beside its runs."""
-    if isinstance(report, StepReport):
-        took, low, high = report.step_time_s * 1e3, report.low_s * 1e3, report.high_s * 1e3
-    else:
-        took, low, high = report.e2e_ms, report.low_ms, report.high_ms
-    runs = tuple(each * 1e3 for each in seconds)
-    return RealStep(model, workload, layout, seq_len, took, low, high, runs, device.id)
+            steps.append(RealStep.of(name, report, runs[model, name], model, "", workload.seq_len, target.id))
+    return steps
 
 
 def cluster_of(device: Device) -> Cluster:
@@ -268,7 +238,7 @@ def run_cluster(
                 missed[f"{model}-train-{layout}"] = str(error)
                 say(f"     {model}, {layout}: {error}; going on without it")
                 continue
-            yield real_step(model, "train", layout, work.seq_len, report, seconds, device)
+            yield RealStep.of("train", report, seconds, model, layout, work.seq_len, device.id)
 
 
 # --- what is left behind -------------------------------------------------------------------------------
@@ -283,8 +253,8 @@ def write_tables(
 ) -> list[Path]:
     """One table of training steps and one of inference, with the figures of the devices they ran on."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = {key: environment[key] for key in ("opcast_version", "torch", "threads") if environment.get(key)}
-    source = f"opcast quickstart models=all, {datetime.now(UTC):%Y-%m-%d}, " + json.dumps(known, sort_keys=True)
+    versions = {key: environment[key] for key in ("opcast_version", "torch", "threads") if environment.get(key)}
+    source = f"opcast quickstart models=all, {datetime.now(UTC):%Y-%m-%d}, " + json.dumps(versions, sort_keys=True)
     written = []
     for name, chosen in (
         ("steps_train.csv", [step for step in steps if step.workload == "train"]),
@@ -303,7 +273,7 @@ def write_tables(
 
 def table_row(step: RealStep, config: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A step as a line of a table of results: what was run, every run's time, and what was predicted then."""
-    ranks, (low, high) = RANKS if step.layout else 1, (min(step.runs_ms), max(step.runs_ms))
+    ranks, (low, high) = RANKS if step.layout else 1, (min(step.measured_runs_ms), max(step.measured_runs_ms))
     row: dict[str, Any] = {
         "source": source,
         "row_id": "-".join(filter(None, (step.model, step.workload, step.layout))),
@@ -318,18 +288,18 @@ def table_row(step: RealStep, config: Mapping[str, Any], source: str) -> dict[st
         "stack": "torch_gloo" if step.layout else "torch",
     }
     predicted = {"predicted_ms": step.predicted_ms, "predicted_low_ms": step.low_ms, "predicted_high_ms": step.high_ms}
-    spread = {"runs": len(step.runs_ms), "fastest_ms": low, "slowest_ms": high}
-    own: dict[str, Any]
+    spread = {"runs": len(step.measured_runs_ms), "fastest_ms": low, "slowest_ms": high}
+    columns: dict[str, Any]
     if step.workload == "train":
         batch = ranks if step.layout in ("dp", "fsdp") else 1
-        own = {"zero_stage": 3 if step.layout == "fsdp" else 0, "seq_len_tokens": step.seq_len, "sp": "false"}
-        own |= {"mbs_seqs": 1, "gbs_seqs": batch, "recompute": "none", "step_time_s": step.measured_ms / 1e3}
+        columns = {"zero_stage": 3 if step.layout == "fsdp" else 0, "seq_len_tokens": step.seq_len, "sp": "false"}
+        columns |= {"mbs_seqs": 1, "gbs_seqs": batch, "recompute": "none", "step_time_s": step.measured_ms / 1e3}
     else:
         decodes = step.workload == "decode"
-        own = {"batch_size": 1, "input_len_tokens": step.seq_len, "output_len_tokens": 2 if decodes else 1}
-        own |= {"kv_cache": "dynamic", "ttft_ms": "" if decodes else step.measured_ms}
-        own |= {"itl_ms": step.measured_ms if decodes else ""}
-    return row | own | spread | predicted
+        columns = {"batch_size": 1, "input_len_tokens": step.seq_len, "output_len_tokens": 2 if decodes else 1}
+        columns |= {"kv_cache": "dynamic", "ttft_ms": "" if decodes else step.measured_ms}
+        columns |= {"itl_ms": step.measured_ms if decodes else ""}
+    return row | columns | spread | predicted
 
 
 def result(
@@ -339,13 +309,8 @@ def result(
     return {
         "steps": [
             {
-                "model": step.model,
-                "workload": step.workload,
-                "layout": step.layout,
-                "predicted_ms": step.predicted_ms,
-                "low_ms": step.low_ms,
-                "high_ms": step.high_ms,
-                "measured_ms": step.measured_ms,
+                **{name: getattr(step, name) for name in ("model", "workload", "layout")},
+                **step.times_ms(),
                 "error": step.error,
             }
             for step in steps
@@ -359,8 +324,13 @@ def result(
 
 
 def kinds_of(steps: Sequence[RealStep]) -> list[str]:
-    """The kinds of steps, those of ranks by their layout."""
-    return list(dict.fromkeys(step.layout or step.workload for step in steps))
+    """The kinds of steps."""
+    return list(dict.fromkeys(map(kind_of, steps)))
+
+
+def kind_of(step: RealStep) -> str:
+    """What kind of step it is, of ranks by their layout."""
+    return step.layout or step.workload
 
 
 def middle(
@@ -370,20 +340,13 @@ def middle(
     take: Callable[[Iterable[float]], float] = statistics.median,
 ) -> float:
     """The median (or mean) over the steps of one kind."""
-    return float(take([of(step) for step in steps if (step.layout or step.workload) == name]))
+    return float(take([of(step) for step in steps if kind_of(step) == name]))
 
 
 def show(steps: Sequence[RealStep], written: Sequence[Path], wall_time_s: float) -> None:
     """A line for every step."""
     rows = [
-        (
-            step.model,
-            step.layout or step.workload,
-            microseconds(step.predicted_ms * 1e3),
-            f"{microseconds(step.low_ms * 1e3)} to {microseconds(step.high_ms * 1e3)}",
-            microseconds(step.measured_ms * 1e3),
-            f"{step.error:.1f} %{'' if step.inside else ', outside'}",
-        )
+        (step.model, kind_of(step), *step_times(step), f"{step.error:.1f} %{'' if step.inside else ', outside'}")
         for step in steps
     ]
     table(

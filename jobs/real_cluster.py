@@ -49,17 +49,17 @@ def run_ranks(model: str | Mapping[str, Any], layout: str, seq_len: int, repeats
 def answers(started: Sequence[subprocess.Popen[str]], layout: str) -> list[dict[str, Any]]:
     """What each rank answered, however it ended behind that. RealRunError for one that gave no answer."""
     try:
-        said = [each.communicate(timeout=LIMIT_S) for each in started]
+        outputs = [process.communicate(timeout=LIMIT_S) for process in started]
     except subprocess.TimeoutExpired:
         raise RealRunError(f"{layout} of {len(started)} ranks did not end within {LIMIT_S:.0f} s") from None
     finally:
-        for each in started:
-            each.kill()
-    for each, (output, errors) in zip(started, said, strict=True):
+        for process in started:
+            process.kill()
+    for process, (output, errors) in zip(started, outputs, strict=True):
         if not output.strip():
             last = (errors.strip().splitlines() or ["no message"])[-1]
-            raise RealRunError(f"a rank of {layout} ended with code {each.returncode}: {last}")
-    return [json.loads(output.strip().splitlines()[-1]) for output, _ in said]
+            raise RealRunError(f"a rank of {layout} ended with code {process.returncode}: {last}")
+    return [json.loads(output.strip().splitlines()[-1]) for output, _ in outputs]
 
 
 def rank(request: Mapping[str, Any]) -> list[float]:
@@ -107,7 +107,7 @@ def data_parallel(module: Any, workload: Any, ranks: int) -> Callable[[], None]:
     return step
 
 
-def sharded(module: Any, workload: Any, ranks: int) -> Callable[[], None]:
+def fully_sharded(module: Any, workload: Any, ranks: int) -> Callable[[], None]:
     """FSDP2: every layer's weights are gathered before it runs, and its gradients scattered behind it."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -146,10 +146,10 @@ def tensor_parallel(module: Any, workload: Any, ranks: int) -> Callable[[], None
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "lm_head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
     }
-    whole = Replicate()
-    plan["model.layers.*.mlp"] = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(whole,))
+    replicated = Replicate()
+    plan["model.layers.*.mlp"] = PrepareModuleInput(input_layouts=(replicated,), desired_input_layouts=(replicated,))
     plan["model.layers.*.self_attn"] = PrepareModuleInput(
-        input_kwarg_layouts={"hidden_states": whole}, desired_input_kwarg_layouts={"hidden_states": whole}
+        input_kwarg_layouts={"hidden_states": replicated}, desired_input_kwarg_layouts={"hidden_states": replicated}
     )
     plan |= {f"model.layers.*.{name}": ColwiseParallel() for name in columns}
     plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in rows}
@@ -169,7 +169,7 @@ def tensor_parallel(module: Any, workload: Any, ranks: int) -> Callable[[], None
     return step
 
 
-STEPS = {"dp": data_parallel, "fsdp": sharded, "tp": tensor_parallel}
+STEPS = {"dp": data_parallel, "fsdp": fully_sharded, "tp": tensor_parallel}
 
 
 if __name__ == "__main__":

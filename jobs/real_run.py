@@ -72,8 +72,8 @@ class RealRunner:
 
     def operators(self, workload: str, repeats: int) -> tuple[list[str], list[float]]:
         """Every operator call of a step in order: its name and its median microseconds over ``repeats`` steps."""
-        found = self._ask({"do": "operators", "workload": workload, "repeats": repeats})
-        return found["names"], found["us"]
+        times = self._ask({"do": "operators", "workload": workload, "repeats": repeats})
+        return times["names"], times["us"]
 
     def environment_facts(self) -> dict[str, Any]:
         """The software and threads that real steps and measurements ran with, as the process that runs them sees it."""
@@ -93,10 +93,10 @@ class RealRunner:
             raise RealRunError(f"the process that runs {self.model} ended with code {self.process.wait()}")
         return self._checked(json.loads(line))
 
-    def _checked(self, found: dict[str, Any]) -> dict[str, Any]:
-        if "error" in found:
-            raise RealRunError(f"running {self.model} failed: {found['error']}")
-        return found
+    def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
+        if "error" in reply:
+            raise RealRunError(f"running {self.model} failed: {reply['error']}")
+        return reply
 
 
 class Turns:
@@ -190,6 +190,8 @@ class RealRun:
         import torch
 
         training = self.workload.training
+        growing = self.cache if self.workload.kind == "decode" and self.workload.cache == "dynamic" else None
+        before = layers_of(growing)
         if self.model.training is not training:
             self.model.train(training)
         with torch.set_grad_enabled(training):
@@ -199,9 +201,19 @@ class RealRun:
             synchronize(self.device)
             seconds = time.perf_counter() - start
         del output
-        if self.workload.kind == "decode" and self.cache is not None:
+        if growing is not None:
+            for layer, values in zip(growing.layers, before, strict=True):
+                vars(layer).update(values)
+        elif self.workload.kind == "decode" and self.cache is not None:
             self.cache.crop(-1)
         return seconds
+
+
+def layers_of(cache: Any) -> list[dict[str, Any]]:
+    """What each layer of a cache holds now. Keys and values that grow by copying are other tensors after a step; cut
+    off again (``cache.crop``) they would have gaps, which torch copies several times more slowly.
+    """
+    return [] if cache is None else [dict(vars(layer)) for layer in cache.layers]
 
 
 def take_place(threads: int) -> None:

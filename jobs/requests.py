@@ -71,13 +71,13 @@ def kinds_of(chosen: Any) -> tuple[str, ...]:
 def train_request(config: Mapping[str, Any], target: Device | str) -> TrainRequest:
     """The request of ``opcast train``. OptionError for an option that does not exist."""
     reported = {"evaluations": config.get("eval") or "groups", "promote": config.get("promote") or False}
-    own = {} if target == ANY_DEVICE else reported
+    evaluation = {} if target == ANY_DEVICE else reported
     return TrainRequest(
         device=target,
         store=config["store"],
         predictors=config["predictors"],
         kinds=kinds_of(config.get("op")),
-        options=Options.from_dict({**config["predictor"], **own}),
+        options=Options.from_dict({**config["predictor"], **evaluation}),
         power=bool(config.get("power")),
         tracking=config.get("tracking"),
     )

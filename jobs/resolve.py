@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..datasets.clusters import Cluster, load_cluster
+from ..datasets.clusters import Cluster
 from ..datasets.devices import Device, known_devices, load_device, overridden
 from ..datasets.ops import Op
 from ..models.power import Limits
 from ..simulator.engines import EngineError, FusedEngine
 from ..simulator.question.calibration import OWN, own_calibration
+from ..simulator.question.declaration import value_at
 from ..simulator.question.network import LINK_FAULTS, NetworkChoice, needs_cluster
 from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.sources import Sources
 from ..simulator.workbench import SHIPPED_PREDICTORS, SHIPPED_STORE, Workbench, workbench
-from .serving_engine import with_engine
-from .serving_unread import check_arguments
-from .show import BadInputError
+from . import questions
+from .show import BadInputError, say
 
 if TYPE_CHECKING:
     from ..simulator.question.plan import Plan, Stack
     from ..simulator.question.predictions import PredictRequest
-    from ..simulator.question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
-    from ..simulator.question.serving import ServingRequest
-    from ..simulator.question.work import Work
-    from ..simulator.search.request import SearchRequest
-    from ..simulator.search.served.request import ServedSearchRequest
+    from ..simulator.question.requests import CalibrateRequest, ValidateRequest
 
-OWN_OF_POOL = ("device", "cluster", "parallel", "precision")
+FIGURES = tuple(each.name for each in dataclasses.fields(Cluster))  # which a configuration has within its cluster
 __all__ = ["LINK_FAULTS", "SHIPPED_PREDICTORS", "SHIPPED_STORE"]
 
 
@@ -121,10 +118,14 @@ def predict_request(config: Mapping[str, Any], ops: list[Op], target: Device) ->
     joined = cluster(config)
     named: tuple[Any, Any] = ((), ())
     if config.get("transfers") and joined is not None:
-        from ..simulator.network.query import from_dicts, read
+        from ..simulator.network.query import parse_transfers, read_transfers
 
         given = config["transfers"]
-        whole = read(Path(given), joined.devices) if isinstance(given, str) else from_dicts(given, joined.devices)
+        whole = (
+            read_transfers(Path(given), joined.devices)
+            if isinstance(given, str)
+            else parse_transfers(given, joined.devices)
+        )
         named = tuple(whole[0]), tuple(whole[1])
     group = config.get("group")
     return PredictRequest(
@@ -145,144 +146,38 @@ def predict_request(config: Mapping[str, Any], ops: list[Op], target: Device) ->
     )
 
 
-def simulate_request(config: Mapping[str, Any]) -> SimulateRequest:
-    """The request about a step, or about a workload file. The errors of its parts."""
-    from ..datasets.loading import load
-    from ..simulator.question.plan import Parallel, PlanError
-    from ..simulator.question.requests import SimulateRequest
-    from ..simulator.question.stragglers import stragglers
-
-    values = config["workload"]
-    return SimulateRequest(
-        model=model(config),
-        work=work(values),
-        device=device(config),
-        cluster=cluster(config),
-        parallel=load(Parallel, config["parallel"], PlanError, "parallel"),
-        stack=stack(config, str(values["kind"])),
-        precision=str(config["precision"]["dtype"]),
-        quantization=str(config["precision"].get("quantization") or ""),
-        kv_dtype=str(config["precision"].get("kv_dtype") or ""),
-        recompute=str(values.get("recompute", "none")),
-        offload=config["offload"],
-        passes=config["passes"],
-        options=config["options"],
-        stragglers=stragglers(config["stragglers"] or []),
-        price_per_gpu_hour=config["price_per_gpu_hour"],
-        power_cap_w=limits(config).cap_w,
-        network=network(config),
-        sources=sources(config),
-    )
+def request_of(verb: str, config: Mapping[str, Any]) -> Any:
+    """The request of a verb's configuration. The errors of its parts."""
+    return questions.request_of(verb, given(verb, config), sources(config), say)
 
 
-def search_request(config: Mapping[str, Any]) -> SearchRequest:
-    """The request about the best of a space of layouts. RequestError for what cannot be."""
-    from ..datasets.loading import load
-    from ..simulator.question.canonical import RequestError
-    from ..simulator.search.request import SearchRequest
-    from ..simulator.search.space import Space
-
-    own = ("top", "noise_floor", "sampler", "exhaustive_up_to", "trials", "seed")
-    lists = {name: listed(config[name]) for name in ("objectives", "constraints", "prune")}
-    values = {name: listed(value) for name, value in config["space"].items()}
-    named = values.get("cluster", [])
-    joined = config.get("cluster") or (load_cluster(str(named[0])).to_dict() if named else None)
-    if not joined:
-        raise needs_cluster("a search")
-    base = simulate_request({**config, "cluster": joined, "stragglers": []})
-    given = {**{name: config[name] for name in own}, **lists, "base": base}
-    space = load(Space, values, RequestError, "space", "axis")
-    return SearchRequest(space=space, **given)
+def given(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says, by the names of the verb's settings; beside a law nothing of a model."""
+    found = {each.name: value_at(config, each.path) for each in questions.settings(verb)}
+    made = {name: value for name, value in found.items() if value is not MISSING and name not in FIGURES}
+    if config.get("law") is not None:
+        return {name: value for name, value in made.items() if name in questions.beside_law()}
+    joined = cluster(config)
+    chosen = {"model": model(config), "cluster": joined, "device": named_device(config)}
+    return made | chosen | {"stack": stack(config, verb)}
 
 
-def served_search_request(config: Mapping[str, Any]) -> ServedSearchRequest:
-    """The request about the best ways to serve a model. RequestError for what cannot be."""
-    from ..datasets.loading import load
-    from ..simulator.question.canonical import RequestError
-    from ..simulator.question.serving import ServingTargets
-    from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
-
-    own = ("input_len", "output_len", "link_gbps", "link_us", "top", "noise_floor", "confirm")
-    given: dict[str, Any] = {name: tuple(listed(config[name])) for name in ("objectives", "constraints")}
-    values = {name: listed(value) for name, value in config["space"].items()}
-    named = values.get("cluster", [])
-    joined = config.get("cluster") or (load_cluster(str(named[0])).to_dict() if named else None)
-    if not joined:
-        raise needs_cluster("a search")
-    plain = {"workload": {"kind": "decode"}, "offload": (), "passes": (), "stragglers": [], "parallel": {}}
-    return ServedSearchRequest(
-        step=simulate_request({**config, **plain, "cluster": joined}),
-        space=load(ServedSpace, values, RequestError, "space", "axis"),
-        slo=load(ServingTargets, dict(config["slo"]), RequestError, "slo"),
-        **given | {name: config[name] for name in own},
-    )
-
-
-def serving_request(config: Mapping[str, Any]) -> ServingRequest:
-    """The request about traffic on a served model, or on iterations whose times are given by hand."""
-    from ..simulator.question.serving import ServingRequest
-    from ..simulator.serving.connect import usual_engine_stack
-
-    given, config = config, with_engine(config)
-    if config["law"] is not None:
-        check_arguments(given, config)
-    parts = ("law", "traffic", "scheduler", "kv", "slo", "replicas", "attention_dp", "router", "decode_pool")
-    values = {name: config[name] for name in (*parts, "price_per_gpu_hour", "intervals", "speculation")}
-    step = None
-    if config["law"] is None:
-        policy = str((config["scheduler"] or {}).get("policy"))
-        chosen = config if config.get("stack") else {**config, "stack": usual_engine_stack(policy)}
-        work = {"kind": "decode", "expert_load": config["expert_load"]}
-        plain = {"workload": work, "offload": (), "passes": (), "stragglers": []}
-        plain["options"] = config.get("options") or {}
-        step = simulate_request({**chosen, **plain, "price_per_gpu_hour": None})
-    pool = dict(values["decode_pool"] or {})
-    if step is None:
-        pool = {name: value for name, value in pool.items() if name not in OWN_OF_POOL}
-    else:
-        pool["step"] = decoding_step(chosen, plain, pool)
-    return ServingRequest.from_dict({**values, "decode_pool": pool, "step": step})
-
-
-def decoding_step(config: Mapping[str, Any], plain: Mapping[str, Any], pool: dict[str, Any]) -> SimulateRequest | None:
-    """What a replica of the pool that decodes is, where it has a device, cluster or layout of its own; None else.
-
-    These settings are taken out of ``pool``.
-    """
-    taken = {name: pool.pop(name, None) for name in OWN_OF_POOL}
-    own = {name: value for name, value in taken.items() if value}
-    if not own:
-        return None
-    if "cluster" in own:
-        own["cluster"] = load_cluster(str(own["cluster"])).to_dict()
-        own.setdefault("device", own["cluster"]["device"])
-    if "device" in own:
-        own["device"] = {"id": str(own["device"])}
-    for name in ("parallel", "precision"):
-        if isinstance(own.get(name), Mapping):
-            own[name] = {**config[name], **own[name]}
-    if isinstance(own.get("precision"), str):
-        own["precision"] = {"dtype": own["precision"]}
-    return simulate_request({**config, **plain, **own, "price_per_gpu_hour": None})
-
-
-def listed(value: Any) -> list[Any]:
-    """The values of a setting that may be one value, a list of them, or ``auto`` or null for none."""
-    if value is None or value == "auto":
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+def named_device(config: Mapping[str, Any]) -> Device | str:
+    """The chosen device with its overrides; without a choice the name of this machine, or of the cluster's."""
+    return THIS_MACHINE if dict(config["device"]) == {"id": THIS_MACHINE} else device(config)
 
 
 def validate_request(config: Mapping[str, Any]) -> ValidateRequest:
     """The request about a table of published results."""
-    from ..simulator.question.plan import stack_from_dict
     from ..simulator.question.requests import ValidateRequest
+    from ..simulator.question.stack import stack_from_dict
 
     own = dict(config.get("device") or {})
     if set(own) == {"id"}:  # a name that is no file of ``conf/device``
         own = bench(config).device(str(own["id"])).to_dict()
     return ValidateRequest(
         truth=str(config["truth"] or ""),
+        rules=str(config["rules"] or ""),
         limit=config["limit"],
         rival=str(config["rival"] or ""),
         details=bool(config["details"]),
@@ -302,26 +197,25 @@ def calibrate_request(config: Mapping[str, Any]) -> CalibrateRequest:
     if not isinstance(tables, list):
         raise BadInputError(f"tables={given} must be a list of files, as tables=[steps.csv]")
     start = "none" if config["start"] is None else str(config["start"])
-    return CalibrateRequest(tuple(map(str, tables)), config["rows"], start, sources(config))
+    rules = str(config["rules"] or "")
+    return CalibrateRequest(tuple(map(str, tables)), config["rows"], start, rules, sources(config))
 
 
-def work(values: Mapping[str, Any]) -> Work:
-    """The workload of the configuration; WorkloadError for what opcast does not simulate."""
-    from ..simulator.question.work import Work
-
-    return Work(**{name: value for name, value in values.items() if name != "recompute"})
-
-
-def stack(config: Mapping[str, Any], work_kind: str) -> Stack | None:
+def stack(config: Mapping[str, Any], verb: str) -> Stack | None:
     """The chosen framework with its overrides, which without a choice go to the usual one; None without either."""
-    from ..simulator.question.plan import stack_from_dict
     from ..simulator.question.requests import usual_stack
+    from ..simulator.question.stack import stack_from_dict
+    from ..simulator.serving.connect import usual_serving_stack
 
     chosen = config.get("stack") or {}
-    if "id" in chosen:
-        return stack_from_dict(chosen)
-    usual = usual_stack(work_kind, alone=not config.get("cluster"))
-    return stack_from_dict(dataclasses.asdict(usual) | chosen) if chosen else None
+    if not chosen or "id" in chosen:
+        return stack_from_dict(chosen) if chosen else None
+    if verb == "serving":
+        usual = usual_serving_stack(str((config["scheduler"] or {}).get("policy")))
+    else:
+        work = config.get("workload") or {"kind": questions.QUESTIONS[verb].kind}
+        usual = usual_stack(str(work["kind"]), alone=not config.get("cluster"))
+    return stack_from_dict(dataclasses.asdict(usual) | chosen)
 
 
 def model(config: Mapping[str, Any]) -> str | dict[str, Any]:

@@ -55,7 +55,7 @@ def run(config: dict[str, Any]) -> int:
     for name in FILES:
         if config[name]:
             check_place(name, Path(str(config[name])))
-    request = resolve.serving_request(config)
+    request = resolve.request_of("serving", config)
     check_read(config, request)
     if config["what"] == "run":
         return run_once(config, request, as_json)
@@ -75,21 +75,23 @@ def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
 
     pool, apply = request.decode_pool, apply_of(config)
     paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or int(config["what"] == "compare")))
-    own, decoder = replicas_of(paired, resolve.bench(config))
-    side = PlayedReplicas(own, decoder)
+    replica, decoder = replicas_of(paired, resolve.bench(config))
+    side = PlayedReplicas(replica, decoder)
     if config["what"] == "compare":
-        return show_ways(request, compare(ways(request, own, decoder), side, apply), as_json)
+        return show_ways(request, compare(ways(request, replica, decoder), side, apply), as_json)
     if config["what"] == "sweep":
-        given = config["rates"] or []
-        rates = [number(BadInputError, "rates", each) for each in (given if isinstance(given, list) else [given])]
+        rates_set = config["rates"] or []
+        rates = [
+            number(BadInputError, "rates", rate) for rate in (rates_set if isinstance(rates_set, list) else [rates_set])
+        ]
         if not all(rates):
-            raise BadInputError(f"rates={given} must all be more than 0")
-        found = sweep(request, rates, side, apply)
-        write_page(config, request, found[-1][1], found)
+            raise BadInputError(f"rates={rates_set} must all be more than 0")
+        reports = sweep(request, rates, side, apply)
+        write_page(config, request, reports[-1][1], reports)
         if as_json:
-            print_json({"rates": [{"rate": rate} | without_curves(report) for rate, report in found]})
+            print_json({"rates": [{"rate": rate} | without_curves(report) for rate, report in reports]})
         else:
-            show_sweep(found, unit_of(request))
+            show_sweep(reports, unit_of(request))
         return 0
     best = capacity(request, side, apply)
     write_page(config, request, best.at_rate)
@@ -112,12 +114,12 @@ def apply_of(config: Mapping[str, Any]) -> Apply:
     def apply(function: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         began = time.perf_counter()
         with progress_bar(len(parts)) as advance:
-            for part in parts[:1]:
-                yield function(*part)
+            for first_part in parts[:1]:
+                yield function(*first_part)
                 advance(1)
             left_s = (time.perf_counter() - began) * (len(parts) - 1)
-            for found in (crew if left_s > WORTH_S else Crew()).apply(function, parts[1:]):
-                yield found
+            for result in (crew if left_s > WORTH_S else Crew()).apply(function, parts[1:]):
+                yield result
                 advance(1)
 
     return apply
@@ -135,24 +137,26 @@ def show_capacity(best: Capacity, unit: str) -> None:
     show(best.at_rate)
 
 
-def show_ways(request: ServingRequest, found: list[WayOfServing], as_json: bool) -> int:
+def show_ways(request: ServingRequest, ways: list[WayOfServing], as_json: bool) -> int:
     """Replicas that do both beside pools, the best first."""
     if as_json:
-        named = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in found]
-        print_json({"ways": [row | without_curves(way.report) for row, way in zip(named, found, strict=True)]})
+        named = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in ways]
+        print_json({"ways": [row | without_curves(way.report) for row, way in zip(named, ways, strict=True)]})
         return 0
-    from ..simulator.serving.report import counted
+    from ..simulator.serving.report import number_text
 
     times_of = ("TTFT p50", "p90", "TPOT p50", "p90", "KV transfer")
     heads = ("", "GPUs", *times_of, "KV tokens", "tokens/s/GPU", "goodput/GPU", "slo")
     rows: list[tuple[object, ...]] = []
-    for way in found:
+    for way in ways:
         report, moved = way.report, way.report.kv_transfer_ms
-        times = (f"{value:,.1f}" for each in (report.ttft_ms, report.tpot_ms) for value in (each.p50, each.p90))
-        rate = (f"{report.output_tokens_per_s_per_gpu:,.1f}", counted(report.goodput / report.devices))
+        times = (f"{value:,.1f}" for spread in (report.ttft_ms, report.tpot_ms) for value in (spread.p50, spread.p90))
+        rate = (f"{report.output_tokens_per_s_per_gpu:,.1f}", number_text(report.goodput / report.devices))
         share = f"{report.slo_attainment:.1%}" + (" overload" if report.overload else "")
-        kept = " / ".join(f"{kv['kv_tokens']:,.0f}" for kv in (report.pools or {"": vars(report)}).values())
-        rows.append((way.name, f"{report.devices}", *times, f"{moved.p50:,.1f}" if moved else "", kept, *rate, share))
+        kv_tokens = " / ".join(f"{kv['kv_tokens']:,.0f}" for kv in (report.pools or {"": vars(report)}).values())
+        rows.append(
+            (way.name, f"{report.devices}", *times, f"{moved.p50:,.1f}" if moved else "", kv_tokens, *rate, share)
+        )
     ranked = "goodput of a GPU" if request.slo.named else "output tokens of a GPU"
     table(f"co-located and disaggregated, milliseconds, by {ranked}", heads, rows)
     return 0
@@ -169,8 +173,8 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
         if folder.exists() and not folder.is_dir():
             raise BadInputError(f"chakra={folder} is a file; name a folder")
         logged = max(logged, most_iterations(request))
-    kept = Keeping(logged, bool(config["requests"] or config["trace"] or folder))
-    served = resolve.bench(config).serving(request, kept, progress_bar)
+    keeping = Keeping(logged, bool(config["requests"] or config["trace"] or folder))
+    served = resolve.bench(config).serving(request, keeping, progress_bar)
     if config["requests"]:
         say(f"requests: {write_rows(served, Path(str(config['requests'])))}")
     if config["trace"]:
@@ -189,7 +193,7 @@ def write_rows(served: ServedTraffic, path: Path) -> Path:
     """Every request as a row of Parquet. BadInputError where that cannot be written."""
     from ..simulator.serving.requests_table import columns, write_requests
 
-    rows = columns(served.requests, served.replica.host.ttft_us, served.bytes_per_token)
+    rows = columns(served.requests, served.host_us, served.bytes_per_token)
     return write("requests", path, partial(write_requests, rows))
 
 
@@ -198,9 +202,9 @@ def write_timeline(served: ServedTraffic, path: Path) -> Path:
     from ..simulator.formats.perfetto import write_trace
     from ..simulator.serving.timeline import tracks
 
-    shown, of = len(served.iterations), int(served.state.spans["iterations"].sum())
-    if shown < of:
-        say(f"the timeline shows the first {shown:,} of {of:,} iterations")
+    logged, of = len(served.iterations), int(served.state.spans["iterations"].sum())
+    if logged < of:
+        say(f"the timeline shows the first {logged:,} of {of:,} iterations")
     return write_trace(path, tracks(served.iterations, served.requests, served.setup))
 
 
@@ -223,7 +227,7 @@ def write_page(
     if report.replicas > 1:
         facts = (*facts, f"router {request.router}")
     title = f"{config['model']['name']} on {resolve.device(config).name}" if request.step else "Served traffic"
-    named = [(f"{rate:.4g}", rate, each) for rate, each in rates]
+    named = [(f"{rate:.4g}", rate, rate_report) for rate, rate_report in rates]
     say(f"report: {write_serving_report(report, title, facts, Path(str(config['report'])), named)}")
 
 
@@ -253,7 +257,7 @@ def without_curves(report: ServingReport) -> dict[str, Any]:
 
 def show(report: ServingReport) -> None:
     """Times, throughput, memory, and what a reader should know."""
-    from ..simulator.serving.report import counted
+    from ..simulator.serving.report import number_text
 
     spreads = {
         "TTFT": report.ttft_ms,
@@ -263,20 +267,27 @@ def show(report: ServingReport) -> None:
         "queue": report.queue_ms,
         "per output token": report.normalised_ms,
     }
-    for name, own in (("prefill", "prefill_e2e_ms"), ("KV transfer", "kv_transfer_ms"), ("decode", "decode_e2e_ms")):
-        if getattr(report, own) is not None:
-            spreads[name] = getattr(report, own)
+    for name, field_name in (
+        ("prefill", "prefill_e2e_ms"),
+        ("KV transfer", "kv_transfer_ms"),
+        ("decode", "decode_e2e_ms"),
+    ):
+        if getattr(report, field_name) is not None:
+            spreads[name] = getattr(report, field_name)
     if report.completed:
         heads = ("", "mean", "p50", "p90", "p99")
-        table("milliseconds", heads, [(name, *figures(each)) for name, each in spreads.items()])
+        table("milliseconds", heads, [(name, *figures(spread)) for name, spread in spreads.items()])
     rows: list[tuple[str, str]] = [
         ("requests", f"{report.completed:,} served, {report.rejected:,} rejected, in {report.duration_s:,.1f} s"),
         (
             "throughput",
-            f"{counted(report.requests_per_s)} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s",
+            f"{number_text(report.requests_per_s)} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s",
         ),
         ("per GPU", f"{report.output_tokens_per_s_per_gpu:,.1f} output tokens/s ({report.devices} GPUs)"),
-        ("goodput", f"{counted(report.goodput)} requests/s, {report.slo_attainment:.1%} of requests had all of slo"),
+        (
+            "goodput",
+            f"{number_text(report.goodput)} requests/s, {report.slo_attainment:.1%} of requests had all of slo",
+        ),
         ("KV memory", f"{kv_text(vars(report))}; {report.preemptions:,} preemptions"),
         ("iterations", f"{report.iterations:,}, {report.mean_batch:,.1f} tokens each; {report.utilisation:.0%} busy"),
     ]
@@ -285,8 +296,8 @@ def show(report: ServingReport) -> None:
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found"))
     rows += [
-        (f"{name} pool", f"{each['utilisation']:.0%} busy; KV memory: {kv_text(each)}")
-        for name, each in report.pools.items()
+        (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
+        for name, pool in report.pools.items()
     ]
     rows += price(report)
     if report.intervals:
@@ -304,8 +315,8 @@ def show(report: ServingReport) -> None:
 def kv_text(kv: Mapping[str, Any]) -> str:
     """How many tokens fit into the KV memory of a replica, and how much of it was in use."""
     ranks = round(kv["kv_tokens"] / kv["kv_rank_tokens"])
-    each = f" ({ranks} ranks of {kv['kv_rank_tokens']:,.0f})" if ranks > 1 else ""
-    return f"{kv['kv_tokens']:,.0f} tokens a replica{each}, {kv['kv_peak']:.0%} in use at most"
+    per_rank = f" ({ranks} ranks of {kv['kv_rank_tokens']:,.0f})" if ranks > 1 else ""
+    return f"{kv['kv_tokens']:,.0f} tokens a replica{per_rank}, {kv['kv_peak']:.0%} in use at most"
 
 
 def price(report: ServingReport) -> list[tuple[str, str]]:
@@ -332,15 +343,15 @@ def figures(spread: TimeSpread) -> tuple[str, ...]:
     return tuple(f"{value:,.1f}" for value in spread.to_dict().values())
 
 
-def show_sweep(found: list[tuple[float, ServingReport]], unit: str) -> None:
+def show_sweep(reports: list[tuple[float, ServingReport]], unit: str) -> None:
     """Latency against rate."""
     heads = (unit, "TTFT p50", "TTFT p90", "TPOT p50", "TPOT p90", "tokens/s", "slo", "")
-    rows = [(f"{rate:.4g}", *sweep_figures(report)) for rate, report in found]
+    rows = [(f"{rate:.4g}", *sweep_figures(report)) for rate, report in reports]
     table("latency against rate, milliseconds", heads, rows)
-    fullest = max((report for _, report in found), key=lambda report: report.kv_peak)
+    fullest = max((report for _, report in reports), key=lambda report: report.kv_peak)
     for name, kv in (fullest.pools or {"": vars(fullest)}).items():
         print(f"KV memory{f' of the {name} pool' if name else ''}: {kv_text(kv)}")
-    for note in dict.fromkeys(note for _, report in found for note in report.notes):
+    for note in dict.fromkeys(note for _, report in reports for note in report.notes):
         say(note)
 
 

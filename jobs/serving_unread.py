@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..simulator.question.declaration import plain_default
+from .questions import of_model, settings
 from .show import BadInputError
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
 
-OF_MODEL = (  # what says how long iterations take and how much memory they leave, in whose place a law stands
-    *("model", "device", "cluster", "parallel", "precision", "stack", "expert_load", "calibration", "calibrate"),
-    *("backend", "power_cap_w", "engine.order", "kv.fraction", "kv.graphs", "kv.seen", "intervals"),
-    *("decode_pool.device", "decode_pool.cluster", "decode_pool.parallel", "decode_pool.precision"),
-)
-OF_ARGUMENTS = ("parallel", "options", "precision", "kv")  # groups in which arguments of an engine say the same
+WITHIN = ("engine.", "kv.", "decode_pool.")  # groups of which a law leaves the rest
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -23,8 +20,9 @@ def check_words(words: Sequence[str]) -> None:
     named = [word.lstrip("+~").partition("=") for word in words]
     if not any(of("law", name) and value != "null" for name, _, value in named):
         return
+    names = {path if path.startswith(WITHIN) else path.partition(".")[0] for path in of_model()}
     for name, _, value in named:
-        if value != "null" and any(of(each, name) for each in OF_MODEL):
+        if value != "null" and any(of(setting, name) for setting in names):
             raise BadInputError(
                 f"{name}={value} says what a model runs on: with law there is none; leave out one of them"
             )
@@ -35,17 +33,6 @@ def of(setting: str, name: str) -> bool:
     return name == setting or name.startswith((f"{setting}.", f"{setting}@"))
 
 
-def check_arguments(config: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    """BadInputError where arguments of an engine say what a law leaves no room for: ``made`` is the configuration with
-    them, ``config`` without."""
-    for group in OF_ARGUMENTS:
-        before, after = config.get(group) or {}, made.get(group) or {}
-        for name, value in after.items():
-            said = value != before.get(name) and not (group == "kv" and name in ("blocks", "block_tokens"))
-            if said:
-                raise BadInputError(f"args say {group}.{name}={value}, which needs a model: with law there is none")
-
-
 def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
     """BadInputError for settings that this kind of run would not read."""
     if config["rates"] and config["what"] != "sweep":
@@ -53,7 +40,7 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
     pool = request.decode_pool
     if config["what"] == "compare" or pool.replicas:
         return
-    usual = type(pool)()
-    unread = [name for name, value in (config["decode_pool"] or {}).items() if value != getattr(usual, name, None)]
+    usual = next(plain_default(setting.default) for setting in settings("serving") if setting.name == "decode_pool")
+    unread = [name for name, value in (config["decode_pool"] or {}).items() if value != usual.get(name)]
     if unread:
         raise BadInputError(f"decode_pool.{unread[0]} is not read: no replica only decodes (decode_pool.replicas=0)")

@@ -14,6 +14,8 @@ from typing import Any
 
 from ..datasets.near import likeliest_setting, question
 from ..datasets.reading import read_yaml
+from ..simulator.question.declaration import defaults_of
+from .questions import CHOICES, of_choice, of_command
 from .show import CONFIG_DIRECTORY, BadInputError, say
 
 FOLDERS = ("home", "store", "predictors", "graphs")
@@ -25,6 +27,7 @@ FILES = (
     "trace",
     "simai",
     "truth",
+    "rules",
     "plan_out",
     "path",
     "mapping",
@@ -77,6 +80,11 @@ READERS = ("predict", "simulate", "serving", "search", "search_serving", "profil
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 
+def command(verb: str) -> str:
+    """What is typed for a verb: ``opcast profile coverage`` for the one whose file is ``profile_coverage``."""
+    return f"opcast {verb.replace('_', ' ')}"
+
+
 def readable(text: str) -> None:
     """BadInputError for a word of the command line that Hydra's parser, which calls itself for each bracket, cannot."""
     depth = max(itertools.accumulate((sign in "[{(") - (sign in "]})") for sign in text), default=0)
@@ -94,10 +102,11 @@ def check(verb: str, config: Mapping[str, Any]) -> None:
     known = names(verb)
     for name in config:
         if name not in known and name != "hydra":
-            raise BadInputError(f"{name} is no setting of `opcast {verb}`{advice(name, known, verb)}")
+            raise BadInputError(f"{name} is no setting of `{command(verb)}`{advice(name, known, verb)}")
     for name in known:
         if name not in config and name not in optional(verb):
-            raise BadInputError(f"{name} was taken away with ~{name}, and `opcast {verb}` needs it: leave ~{name} out")
+            told = f"{name} was taken away with ~{name}, and `{command(verb)}` needs it"
+            raise BadInputError(f"{told}: leave ~{name} out")
     for name in FOLDERS:
         if name in config:
             _folder(verb, name, config)
@@ -120,7 +129,7 @@ def check(verb: str, config: Mapping[str, Any]) -> None:
             if part not in parts:
                 known_parts = [f"{name}.{each}" for each in parts]
                 raise BadInputError(
-                    f"{name}.{part} is no setting of `opcast {verb}`{advice(f'{name}.{part}', known_parts, verb)}"
+                    f"{name}.{part} is no setting of `{command(verb)}`{advice(f'{name}.{part}', known_parts, verb)}"
                 )
     work = config.get("workload")
     if isinstance(work, Mapping) and isinstance(work.get("kind"), str):
@@ -155,10 +164,9 @@ def _mapping(verb: str, name: str, value: Any) -> None:
 
 def _workload(verb: str, work: Mapping[str, Any]) -> None:
     """A workload has the settings of its kind, no other's."""
-    file = CONFIG_DIRECTORY / "workload" / f"{work['kind']}.yaml"
-    if not file.is_file():
+    if work["kind"] not in CHOICES["workload"]:
         return
-    known = {f"workload.{name}" for name in read(file)}
+    known = {f"workload.{each.name}" for each in of_choice("workload", work["kind"])}
     for name in work:
         if f"workload.{name}" not in known:
             raise BadInputError(
@@ -182,7 +190,7 @@ def defaults(verb: str) -> dict[str, Any]:
                 found |= {name: {} for name in entry if not name.startswith("override ")}
         values.pop("hydra", None)
         found |= values
-    return found
+    return found | defaults_of(of_command(verb))
 
 
 @lru_cache
@@ -199,7 +207,7 @@ def read(file: Path) -> dict[str, Any]:
 
 def advice(name: str, known: Iterable[str], verb: str) -> str:
     """What was meant by a name that does not exist, as the end of a sentence."""
-    return f"; {question(likeliest_setting(name, known)) or f'`opcast {verb} --help` lists them'}"
+    return f"; {question(likeliest_setting(name, known)) or f'`{command(verb)} --help` lists them'}"
 
 
 def by_alias(text: str) -> str:

@@ -22,7 +22,7 @@ from ..datasets.dtypes import canonical_dtype
 from ..datasets.ops import KINDS, Op, OpError, kind, make_op
 from ..datasets.reading import read_json
 from ..models.analytical import BOUNDS
-from ..simulator.network.query import TransferError, size_of
+from ..simulator.network.query import TransferError, parse_size
 from ..simulator.predict.columns import Predicted
 from .show import BadInputError
 from .writing import write
@@ -65,12 +65,12 @@ def chunks(path: Path, default: str | None) -> Iterator[RowsChunk]:
 
     BadInputError for a file that cannot be read or is empty, OpError with the number of the first bad row.
     """
-    seen = 0
+    rows_before = 0
     for table in tables(path):
         if len(table):
-            yield parsed(table, path, seen, default)
-            seen += len(table)
-    if not seen:
+            yield parse_table(table, path, rows_before, default)
+            rows_before += len(table)
+    if not rows_before:
         raise BadInputError(f"shapes={path} holds no rows")
 
 
@@ -118,14 +118,16 @@ def _parquet(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
 
 
 def _json(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
-    held = read_json(path, BadInputError, f"shapes={path}")
-    if isinstance(held, dict) and all(isinstance(value, dict) for value in held.values()):  # a column each, as pandas
-        rows = list(dict.fromkeys(row for column in held.values() for row in column))
-        held = [{name: column.get(row) for name, column in held.items()} for row in rows]
-    if not isinstance(held, list):
+    document = read_json(path, BadInputError, f"shapes={path}")
+    if isinstance(document, dict) and all(
+        isinstance(value, dict) for value in document.values()
+    ):  # a column each, as pandas
+        rows = list(dict.fromkeys(row for column in document.values() for row in column))
+        document = [{name: column.get(row) for name, column in document.items()} for row in rows]
+    if not isinstance(document, list):
         raise BadInputError(f'shapes={path} must hold a list of rows, as [{{"m": 64, …}}]')
-    for first in range(0, len(held), CHUNK):
-        yield _from_rows(held[first : first + CHUNK], first, path, columns)
+    for first in range(0, len(document), CHUNK):
+        yield _from_rows(document[first : first + CHUNK], first, path, columns)
 
 
 def _lines(path: Path, columns: Sequence[str] | None) -> Iterator[pa.Table]:
@@ -165,21 +167,21 @@ def _cut(table: pa.Table) -> Iterator[pa.Table]:
 # --- from text to dims ------------------------------------------------------------------------------------
 
 
-def parsed(table: pa.Table, path: Path, first: int, default: str | None) -> RowsChunk:
+def parse_table(table: pa.Table, path: Path, first: int, default: str | None) -> RowsChunk:
     """The rows of a table in groups. OpError names the first bad row, ``first`` rows standing before the table."""
     bad: set[int] = set()
     formats = [_format(table, name, default, bad) for name in FORMATS]
     keys = np.stack([column for column, _ in formats])
     groups = []
-    whole = keys.shape[1] > 0 and bool((keys == keys[:, :1]).all())
-    for key in [keys[:, 0]] if whole else np.unique(keys, axis=1).T:
-        places = np.arange(len(table)) if whole else np.flatnonzero((keys == key[:, None]).all(axis=0))
+    same_keys = keys.shape[1] > 0 and bool((keys == keys[:, :1]).all())
+    for key in [keys[:, 0]] if same_keys else np.unique(keys, axis=1).T:
+        places = np.arange(len(table)) if same_keys else np.flatnonzero((keys == key[:, None]).all(axis=0))
         kind_name, dtype, out = (None if at < 0 else texts[at] for at, (_, texts) in zip(key, formats, strict=True))
         if kind_name not in KINDS or (bad and not bad.isdisjoint(places.tolist())):
             bad.add(int(places[0]))
             continue
-        part = table if whole else table.take(number_array(places))
-        columns = _dims(part, kind_name, places, bad)
+        group_table = table if same_keys else table.take(number_array(places))
+        columns = _dims(group_table, kind_name, places, bad)
         dtype = dtype or "bf16"
         groups.append(AlikeRows(kind_name, dtype, out or KINDS[kind_name].usual_output(dtype), places, columns))
     if bad:
@@ -193,32 +195,32 @@ def _format(table: pa.Table, name: str, default: str | None, bad: set[int]) -> t
     if name not in table.column_names:
         kinds = [default] if name == "kind" and default else []
         return np.full(len(table), 0 if kinds else -1), kinds
-    found, texts = codes(_as_text(table[name]))
+    indices, texts = codes(_as_text(table[name]))
     if name == "kind":
-        return np.where(found < 0, len(texts) if default else -1, found), [*texts, *([default] if default else [])]
-    made = []
+        return np.where(indices < 0, len(texts) if default else -1, indices), [*texts, *([default] if default else [])]
+    formats = []
     for code, text in enumerate(texts):
         try:
-            made.append(canonical_dtype(text))
+            formats.append(canonical_dtype(text))
         except ValueError:
-            made.append(text)
-            bad.update(np.flatnonzero(found == code)[:1].tolist())
-    return found, made
+            formats.append(text)
+            bad.update(np.flatnonzero(indices == code)[:1].tolist())
+    return indices, formats
 
 
-def _dims(part: pa.Table, kind_name: str, places: np.ndarray, bad: set[int]) -> dict[str, np.ndarray]:
+def _dims(group_table: pa.Table, kind_name: str, places: np.ndarray, bad: set[int]) -> dict[str, np.ndarray]:
     """The dims of rows of one kind as int64 columns; rows with what cannot be go into ``bad``."""
     columns = {}
     for dim in KINDS[kind_name].dims:
-        if dim.name not in part.column_names:
-            columns[dim.name] = np.full(len(part), -1 if dim.default is None else dim.default, dtype=np.int64)
-            wrong = np.full(len(part), dim.default is None)
+        if dim.name not in group_table.column_names:
+            columns[dim.name] = np.full(len(group_table), -1 if dim.default is None else dim.default, dtype=np.int64)
+            wrong = np.full(len(group_table), dim.default is None)
         else:
-            columns[dim.name], wrong = _column(part[dim.name], kind_name, dim)
+            columns[dim.name], wrong = _column(group_table[dim.name], kind_name, dim)
         bad.update(places[np.flatnonzero(wrong)[:1]].tolist())
-    for name in part.column_names:
+    for name in group_table.column_names:
         if name not in columns and name not in FORMATS:
-            filled = np.flatnonzero(numbers(part[name].is_valid()))
+            filled = np.flatnonzero(numbers(group_table[name].is_valid()))
             bad.update(places[filled[:1]].tolist())
     return columns
 
@@ -236,11 +238,11 @@ def _column(column: pa.ChunkedArray, kind_name: str, dim: Any) -> tuple[np.ndarr
         high = len(dim.choices) - 1 if dim.choices else 2**62 - 1
         wrong = ~missing & ((values < dim.low) | (values > high))
     else:
-        found, texts = codes(_as_text(column))
+        indices, texts = codes(_as_text(column))
         read = [_value(text, kind_name, dim) for text in texts]
-        known = np.array([0 if each is None else each for each in read] + [0], dtype=np.int64)
-        values = known[found]
-        wrong = ~missing & np.array([each is None for each in read] + [False])[found]
+        dim_numbers = np.array([0 if number is None else number for number in read] + [0], dtype=np.int64)
+        values = dim_numbers[indices]
+        wrong = ~missing & np.array([number is None for number in read] + [False])[indices]
     usual = 0 if dim.default is None else dim.default
     return np.where(missing, usual, values), wrong | (missing if dim.default is None else False)
 
@@ -268,7 +270,7 @@ def _plain(name: str, value: Any) -> Any:
     try:
         return float(text)
     except ValueError:
-        return size_of(text) if name in UNITS else text
+        return parse_size(text) if name in UNITS else text
 
 
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -283,9 +285,11 @@ def _refuse(row: Mapping[str, Any], path: Path, number: int, default: str | None
     try:
         if name is None:
             raise OpError("no kind: add a column `kind` or op=…")
-        formats = {each: str(values.pop(each)).strip() for each in ("dtype", "out_dtype") if each in values}
+        formats = {name_: str(values.pop(name_)).strip() for name_ in ("dtype", "out_dtype") if name_ in values}
         kind(str(name).strip())
-        make_op(str(name).strip(), **formats, **{each: _plain(each, value) for each, value in values.items()})
+        make_op(
+            str(name).strip(), **formats, **{dim_name: _plain(dim_name, value) for dim_name, value in values.items()}
+        )
     except (OpError, TransferError) as error:
         raise OpError(f"{path} row {number}: {error}") from None
     raise OpError(f"{path} row {number} cannot be read: {row}")
@@ -296,17 +300,17 @@ def _refuse(row: Mapping[str, Any], path: Path, number: int, default: str | None
 
 def kinds_in(path: Path, default: str | None) -> list[str]:
     """The kinds of a table in the order in which they appear, so that its answers can be written chunk by chunk."""
-    found: dict[str, None] = {}
+    kinds: dict[str, None] = {}
     try:
         for table in tables(path, ("kind",)):
             if "kind" in table.column_names:
-                found |= dict.fromkeys(text.strip() for text in codes(table["kind"])[1])
+                kinds |= dict.fromkeys(text.strip() for text in codes(table["kind"])[1])
     except BadInputError:
         pass  # a table without that column, or one that cannot be read, which reading it for good will say
-    return [*found, *([default] if default and default not in found else [])] or ([default] if default else [])
+    return [*kinds, *([default] if default and default not in kinds else [])] or ([default] if default else [])
 
 
-def answered(
+def answer_table(
     chunk: RowsChunk,
     ask: Callable[[AlikeRows], Predicted],
     device: str,
@@ -318,45 +322,45 @@ def answered(
 
     ``encoded`` texts are dictionaries and a byte or two for each row, which not all kinds of files can hold.
     """
-    found = [(group, ask(group)) for group in chunk.groups]
+    answers = [(group, ask(group)) for group in chunk.groups]
 
     def joined(values: Callable[[AlikeRows, Predicted], np.ndarray]) -> np.ndarray:
-        if len(found) == 1:
-            return values(*found[0])
-        made = np.full(chunk.rows, None, dtype=object)
-        for group, answer in found:
-            made[group.places] = values(group, answer)
-        return made
+        if len(answers) == 1:
+            return values(*answers[0])
+        joined_values = np.full(chunk.rows, None, dtype=object)
+        for group, answer in answers:
+            joined_values[group.places] = values(group, answer)
+        return joined_values
 
     def text(value: Callable[[AlikeRows], str]) -> pa.Array:
-        if len(found) == 1:
-            return repeated(value(found[0][0]), chunk.rows, encoded)
-        made = joined(lambda group, _: np.full(len(group.places), value(group), dtype=object))
-        return texts(made, encoded)
+        if len(answers) == 1:
+            return repeated_text(value(answers[0][0]), chunk.rows, encoded)
+        strings = joined(lambda group, _: np.full(len(group.places), value(group), dtype=object))
+        return texts(strings, encoded)
 
     columns: dict[str, pa.Array] = {"kind": text(lambda group: group.kind)}
     for name in names:
         columns[name] = _dim_column(chunk, name, encoded)
     columns["dtype"], columns["out_dtype"] = text(lambda g: g.dtype), text(lambda g: g.out_dtype)
-    columns["device"] = repeated(device, chunk.rows, encoded)
+    columns["device"] = repeated_text(device, chunk.rows, encoded)
     for name in ANSWERS:
-        made = joined(partial(_field, name))
-        first = getattr(found[0][1], name)
+        answer_column = joined(partial(_field, name))
+        first = getattr(answers[0][1], name)
         if name == "bound":
-            column = pa.DictionaryArray.from_arrays(pa.array(made.astype(CODE)), pa.array(BOUNDS, pa.string()))
+            column = pa.DictionaryArray.from_arrays(pa.array(answer_column.astype(CODE)), pa.array(BOUNDS, pa.string()))
             columns[name] = column if encoded else column.cast(pa.string())
         elif first.dtype.kind in "OU":
-            columns[name] = texts(made, encoded)
+            columns[name] = texts(answer_column, encoded)
         elif first.dtype.kind == "b":
-            columns[name] = pa.array(made.astype(bool), pa.bool_())
+            columns[name] = pa.array(answer_column.astype(bool), pa.bool_())
         else:
-            columns[name] = pa.array(made.astype(np.float64), pa.float64(), from_pandas=True)
+            columns[name] = pa.array(answer_column.astype(np.float64), pa.float64(), from_pandas=True)
         if name == "bound":
-            columns["cache"] = repeated(cache, chunk.rows, encoded)
+            columns["cache"] = repeated_text(cache, chunk.rows, encoded)
     return pa.table(columns)
 
 
-def repeated(text: str, rows: int, encoded: bool) -> pa.Array:
+def repeated_text(text: str, rows: int, encoded: bool) -> pa.Array:
     """The same text for every row."""
     if not encoded:
         return pa.repeat(text, rows)
@@ -366,12 +370,14 @@ def repeated(text: str, rows: int, encoded: bool) -> pa.Array:
 def texts(values: np.ndarray, encoded: bool) -> pa.Array:
     """Objects [n], each a text or None, as a column."""
     if len(values) and isinstance(values[0], str) and (values.strides == (0,) or bool((values == values[0]).all())):
-        return repeated(values[0], len(values), encoded)
+        return repeated_text(values[0], len(values), encoded)
     column = pa.array(values, pa.string())
     if not encoded:
         return column
-    made = column.dictionary_encode()
-    return pa.DictionaryArray.from_arrays(made.indices.cast(pa.from_numpy_dtype(CODE)), made.dictionary)
+    encoded_column = column.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(
+        encoded_column.indices.cast(pa.from_numpy_dtype(CODE)), encoded_column.dictionary
+    )
 
 
 def _field(name: str, _: AlikeRows, answer: Predicted) -> np.ndarray:
@@ -384,19 +390,21 @@ def _dim_column(chunk: RowsChunk, name: str, encoded: bool) -> pa.Array:
     having = [group for group in chunk.groups if name in group.columns]
     chosen = any(dim.choices for kind in KINDS.values() for dim in kind.dims if dim.name == name)
     if len(having) == 1 and len(having[0].places) == chunk.rows:
-        own = pa.array(having[0].columns[name], pa.int64())
+        dims = pa.array(having[0].columns[name], pa.int64())
         if not chosen:
-            return own
+            return dims
         choices = _dim(having[0].kind, name).choices
         if choices:
-            column = pa.DictionaryArray.from_arrays(own.cast(pa.from_numpy_dtype(CODE)), pa.array(choices, pa.string()))
+            column = pa.DictionaryArray.from_arrays(
+                dims.cast(pa.from_numpy_dtype(CODE)), pa.array(choices, pa.string())
+            )
             return column if encoded else column.cast(pa.string())
-    made = np.full(chunk.rows, None, dtype=object)
+    dim_values = np.full(chunk.rows, None, dtype=object)
     for group in having:
         dim = _dim(group.kind, name)
         values = group.columns[name]
-        made[group.places] = np.array(dim.choices, dtype=object)[values] if dim.choices else values
-    return texts(made, encoded) if chosen else pa.array(made.tolist(), pa.int64())
+        dim_values[group.places] = np.array(dim.choices, dtype=object)[values] if dim.choices else values
+    return texts(dim_values, encoded) if chosen else pa.array(dim_values.tolist(), pa.int64())
 
 
 def _dim(kind_name: str, name: str) -> Any:
@@ -418,9 +426,9 @@ def write_tables(path: Path, parts: Iterator[pa.Table]) -> int:
 
     def counted() -> Iterator[pa.Table]:
         nonlocal rows
-        for part in parts:
-            rows += len(part)
-            yield part
+        for piece in parts:
+            rows += len(piece)
+            yield piece
 
     write("output", path, lambda temporary: writers[path.suffix](temporary, counted()))
     return rows
@@ -431,11 +439,11 @@ def _to_csv(path: Path, parts: Iterator[pa.Table]) -> None:
     writer = None
     with pa.OSFile(str(path), "wb") as file:
         try:
-            for part in parts:
+            for piece in parts:
                 if writer is None:
-                    file.write((",".join(part.column_names) + "\n").encode())
-                    writer = arrow_csv.CSVWriter(file, part.schema, write_options=options)
-                writer.write_table(part)
+                    file.write((",".join(piece.column_names) + "\n").encode())
+                    writer = arrow_csv.CSVWriter(file, piece.schema, write_options=options)
+                writer.write_table(piece)
         finally:
             if writer is not None:
                 writer.close()
@@ -444,9 +452,9 @@ def _to_csv(path: Path, parts: Iterator[pa.Table]) -> None:
 def _to_parquet(path: Path, parts: Iterator[pa.Table]) -> None:
     writer = None
     try:
-        for part in parts:
-            writer = writer or pq.ParquetWriter(path, part.schema)
-            writer.write_table(part)
+        for piece in parts:
+            writer = writer or pq.ParquetWriter(path, piece.schema)
+            writer.write_table(piece)
     finally:
         if writer is not None:
             writer.close()
@@ -455,8 +463,8 @@ def _to_parquet(path: Path, parts: Iterator[pa.Table]) -> None:
 def _to_json(path: Path, parts: Iterator[pa.Table], lines: bool = False) -> None:
     with path.open("w", encoding="utf-8") as file:
         between = "" if lines else "["
-        for part in parts:
-            for row in part.to_pylist():
+        for piece in parts:
+            for row in piece.to_pylist():
                 file.write(between + json.dumps(row, ensure_ascii=False) + ("\n" if lines else ""))
                 between = "" if lines else ",\n"
         file.write("" if lines else "]\n")
@@ -464,4 +472,4 @@ def _to_json(path: Path, parts: Iterator[pa.Table], lines: bool = False) -> None
 
 def dim_names(kinds: Sequence[str]) -> list[str]:
     """The dims of some kinds, each once, in their order."""
-    return list(dict.fromkeys(name for each in kinds if each in KINDS for name in KINDS[each].names))
+    return list(dict.fromkeys(name for kind_name in kinds if kind_name in KINDS for name in KINDS[kind_name].names))

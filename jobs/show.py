@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
+
+from ..simulator.report.view import TERMINAL, ViewTable, written
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
 GAP = 3  # characters between columns of a table
@@ -20,6 +22,13 @@ NUMBER = 24  # characters of a number with its unit, as 29.5 to 59.1
 
 class BadInputError(ValueError):
     """Something the user gave cannot be used: exit code 2 and this one line."""
+
+
+OWN: Mapping[str, Callable[[Any], str]] = {  # how a terminal writes values of some kinds
+    "seconds": lambda seconds: microseconds(1e6 * seconds),
+    "us": lambda us: microseconds(us),
+    "bytes": lambda size: f"{size / 2**20:,.4g} MiB",
+}
 
 
 def one_line(error: BaseException) -> str:
@@ -89,6 +98,14 @@ def table(title: str, headers: Sequence[str], rows: Iterable[Sequence[object]]) 
         for row in cells:
             made.add_row(*(escape(row[column]) for column in columns))
         console.print(made)
+
+
+def show(view: ViewTable, empty: bool = False) -> None:
+    """A table of an answer on stdout; one without rows only where it may be ``empty``."""
+    columns, rows = view.on(TERMINAL)
+    if rows or empty:
+        texts = [[written(value, column.kind, OWN) for value, column in zip(row, columns, strict=True)] for row in rows]
+        table(view.caption, [column.title for column in columns], texts)
 
 
 def side(column: int, texts: Sequence[str]) -> Literal["left", "right"]:

@@ -41,7 +41,7 @@ def run(config: dict[str, Any]) -> int:
             number(BadInputError, name, config[name])
     within_s = config["within_s"]
     whole(BadInputError, "expand", config["expand"], 1)
-    request = resolve.simulate_request(config)
+    request = resolve.request_of("simulate", config)
     if request.network.fidelity == "packet":
         say("ns-3 moves the packets of each parallel dimension: seconds, minutes for many devices")
     answered = resolve.bench(config).answered(request)
@@ -109,7 +109,7 @@ def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int
 def strictness(value: Any) -> float:
     """The share of time that may lean on what was not measured; BadInputError for anything but true or a share."""
     if value is True:
-        return trust.STRICT_SHARE
+        return trust.STRICT_UNMEASURED_SHARE
     if isinstance(value, (int, float)) and 0 <= value <= 1:
         return float(value)
     raise BadInputError(f"strict={value!r} must be true, or the share of time allowed, from 0 to 1")
@@ -132,8 +132,8 @@ def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     """Power and cost, where they are known."""
     rows = []
     if report.power_w:
-        known = f", {report.energy_measured:.0%} by measured watts" if report.energy_measured else ""
-        watts = f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all{known}"
+        measured_text = f", {report.energy_measured:.0%} by measured watts" if report.energy_measured else ""
+        watts = f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all{measured_text}"
         rows.append(("power (estimate)", watts))
     if report.cost is not None:
         rows.append(("cost", f"{report.cost:,.4g}, {report.cost_per_million_tokens:,.4g} per million tokens"))
@@ -206,25 +206,26 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
 def show_knowledge(report: StepReport | InferenceReport) -> None:
     """Which rows or predictors answered for each kind of op, and by which clause of the rule."""
     rows: list[tuple[object, ...]] = [
-        (share.kind, microseconds(each.time_s * 1e6), each.predictor, each.clause, each.source)
+        (share.kind, microseconds(knowledge.time_s * 1e6), knowledge.predictor, knowledge.clause, knowledge.source)
         for share in report.breakdown.by_op
-        for each in share.known_by
+        for knowledge in share.known_by
     ]
     table("which measurements answered", ("op", "time", "row or predictor", "because it is", "measured by"), rows)
 
 
 def show_time(report: StepReport | InferenceReport, step_s: float) -> None:
     """What the time is made of, which adds up; then its ops, of which some run beside others and do not add up."""
-    made = report.breakdown
-    exposed = [(f"exposed {group}", seconds) for group, seconds in made.by_parallelism.items()]
-    parts = [("compute", made.compute_s), ("optimizer", made.optimizer_s)]
-    parts += exposed or [("exposed communication", made.exposed_comm_s)]
-    parts += [("bubble", made.bubble_s), ("waiting for the host", made.host_s)]
+    breakdown = report.breakdown
+    exposed = [(f"exposed {group}", seconds) for group, seconds in breakdown.by_parallelism.items()]
+    parts = [("compute", breakdown.compute_s), ("optimizer", breakdown.optimizer_s)]
+    parts += exposed or [("exposed communication", breakdown.exposed_comm_s)]
+    parts += [("bubble", breakdown.bubble_s), ("waiting for the host", breakdown.host_s)]
     rows: list[tuple[object, ...]] = [
         (name, microseconds(seconds * 1e6), f"{seconds / step_s:.1%}") for name, seconds in parts if seconds > 0
     ]
     table("where the time goes", ("part", "time", "share"), rows)
     ops: list[tuple[object, ...]] = [
-        (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines)) for s in made.by_op[:12]
+        (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
+        for s in breakdown.by_op[:12]
     ]
     table("its ops, overlapped ones in full", ("op", "calls", "time", "of the whole", "answered by"), ops)

@@ -3,39 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import nearest, whole
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .show import BadInputError, microseconds, print_json, say, show, table, wants_json
 from .trace_files import files_of, given, run_at, sighted
 
 if TYPE_CHECKING:
     from ..datasets.traces.linking import LinkReport
-    from ..simulator.execution.analysis import LateRank, RankAccount, SizeShare
-    from ..simulator.execution.usage import Imbalance, TraceMemory
+    from ..simulator.execution.analysis import RankAccount
 
 SUBJECT = "what"
 SHOWN = 12  # rows of a table
+SUBCOMMANDS = {
+    "check": "trace.check",
+    "convert": "trace_convert.run",
+    "link": "trace.link",
+    "analyse": "trace.analyse",
+    "collect": "trace.collect",
+    "explain": "trace.explain",
+    "replay": "trace_replay.run",
+    "generate": "trace_make.generate",
+    "calibrate": "trace_calibrate.run",
+    "view": "trace_view.view",
+    "reconstruct": "trace_view.reconstruct",
+    "measure": "trace_measure.run",
+}
+"""Module and function of each."""
 
 
 def run(config: dict[str, Any]) -> int:
     """Do what was asked; returns the exit code."""
     wants_json(config)
-    doing = DOING.get(str(config["what"]))
-    if doing is None:
-        raise BadInputError(f"`opcast trace` cannot {config['what']!r}; {nearest(config['what'], DOING, 'it can')}")
-    return doing(config)
+    what = str(config["what"])
+    if what not in SUBCOMMANDS:
+        raise BadInputError(f"`opcast trace` cannot {config['what']!r}; {nearest(what, SUBCOMMANDS, 'it can')}")
+    module, function = SUBCOMMANDS[what].split(".")
+    code: int = getattr(import_module(f".{module}", __package__), function)(config)
+    return code
 
 
 def check(config: dict[str, Any]) -> int:
     """Each problem of a trace or of a folder of traces as a line; exit code 2 when there are any."""
-    from ..datasets.traces.checks import problems
+    from ..datasets.traces.checks import find_problems
 
     path = given(config, "path", "the trace, or a folder of NAME.RANK.et")
-    found = problems(path)
+    found = find_problems(path)
     for line in found:
         say(f"opcast: {line}")
     if wants_json(config):
@@ -43,13 +60,6 @@ def check(config: dict[str, Any]) -> int:
     elif not found:
         say(f"{path}: nothing to complain about")
     return 2 if found else 0
-
-
-def convert(config: dict[str, Any]) -> int:
-    """A trace in another form."""
-    from .trace_convert import run as converted
-
-    return converted(config)
 
 
 # --- profiles ------------------------------------------------------------------------------------------
@@ -92,17 +102,17 @@ def linked_row(rank: int, report: LinkReport) -> tuple[object, ...]:
 
 def analyse(config: dict[str, Any]) -> int:
     """What the ranks of a run did, as recorded; beside another run where one is named."""
-    from ..simulator.execution import analysis, usage
+    from ..simulator.execution import analysis, tables, usage
 
     path = given(config, "path", "an execution trace or profile, or a folder of them")
     found = run_at(path)
-    accounts = analysis.accounts(found)
-    sizes = analysis.by_size(found)
+    accounts = analysis.recorded_accounts(found)
+    sizes = analysis.communication_by_size(found)
     late = analysis.late_ranks(found) if len(found.traces) > 1 else []
-    held, unequal = usage.memory(found), usage.imbalances(accounts)
+    held, unequal = usage.trace_memory(found), usage.imbalances(accounts)
     other = Path(str(config["other"])).expanduser() if config["other"] else None
-    others = analysis.accounts(run_at(other)) if other else []
-    compared = analysis.compared(accounts, others) if other else []
+    others = analysis.recorded_accounts(run_at(other)) if other else []
+    compared = analysis.compare_classes(accounts, others) if other else []
     if config["report"]:
         from ..simulator.html.page import write
         from ..simulator.html.traces import page
@@ -119,25 +129,26 @@ def analyse(config: dict[str, Any]) -> int:
                 "other_by_rank": [asdict(each) for each in others], "cdf_shares": analysis.CDF_SHARES}  # fmt: skip
         print_json({**answer, **side})
     else:
-        show(path, accounts)
-        show_communication(sizes, late)
-        show_usage(held, unequal)
-        if compared:
-            rows = [(n, f"{c:,}", microseconds(us), f"{o:,}", microseconds(there)) for n, c, us, o, there in compared]
-            table(f"beside {other}, means over ranks", ("class", "nodes", "time", "nodes there", "time there"), rows)
+        show_accounts(path, accounts)
+        largest = sorted(sizes, key=lambda each: -each.total_us)[:SHOWN]
+        show(tables.size_table(largest))
+        show(tables.late_table(late[:SHOWN] if any(each.waited_us > 0 for each in late) else ()))
+        show(tables.memory_table(held[:SHOWN]))
+        show(tables.imbalance_table(unequal[:SHOWN]))
+        show(tables.compared_table(compared, other))
     return 0
 
 
 def explain(config: dict[str, Any]) -> int:
     """Why a measured step takes longer than predicted, the largest cause first."""
-    from ..simulator.execution import explaining
+    from ..simulator.execution import explanation
 
     predicted = run_at(given(config, "predicted", "the traces that `opcast simulate chakra=DIR` wrote"))
     path = given(config, "measured", "a profile or execution traces of the same step")
     measured = run_at(path)
     sighted(measured, path)
     steps = whole(BadInputError, "steps", config["steps"], 1)
-    found = explaining.explain(
+    found = explanation.explain(
         predicted, measured, steps=steps, paths=(str(config["predicted"]), str(config["measured"]))
     )
     if wants_json(config):
@@ -167,49 +178,7 @@ def collect(config: dict[str, Any]) -> int:
     return 0
 
 
-def replay(config: dict[str, Any]) -> int:
-    """Do again what a trace did."""
-    from .trace_replay import run as replayed
-
-    return replayed(config)
-
-
-def generate(config: dict[str, Any]) -> int:
-    """Draw synthetic traces."""
-    from .trace_make import generate as made
-
-    return made(config)
-
-
-def calibrate(config: dict[str, Any]) -> int:
-    """A calibration of one's own run."""
-    from .trace_calibrate import run as calibrated
-
-    return calibrated(config)
-
-
-def view(config: dict[str, Any]) -> int:
-    """A graph or a timeline."""
-    from .trace_view import view as viewed
-
-    return viewed(config)
-
-
-def reconstruct(config: dict[str, Any]) -> int:
-    """The order of all nodes."""
-    from .trace_view import reconstruct as made
-
-    return made(config)
-
-
-def measure(config: dict[str, Any]) -> int:
-    """A profile's rows into the store."""
-    from .trace_measure import run as measured
-
-    return measured(config)
-
-
-def show(path: Path, accounts: Sequence[RankAccount]) -> None:
+def show_accounts(path: Path, accounts: Sequence[RankAccount]) -> None:
     """The accounts as tables."""
     rows = []
     for each in accounts[:SHOWN]:
@@ -218,47 +187,9 @@ def show(path: Path, accounts: Sequence[RankAccount]) -> None:
     table(f"{path}: {len(accounts):,} ranks", ("rank", "time", "compute", "exposed communication", "idle"), rows)
     if lacking := [(each.rank, each.note) for each in accounts if each.note]:
         table("what is missing", ("rank", "note"), lacking[:SHOWN])
+    from ..simulator.execution import tables
+
     first = accounts[0]
-    shares = [(s.name, f"{s.count:,}", microseconds(s.total_us), *(microseconds(us) for us in s.quantiles_us))
-              for s in first.classes]  # fmt: skip
     mean, most = first.parents
     title = f"rank {first.rank} by class; a node waits for {mean:.2f} others on average, {most} at most"
-    table(title, ("class", "nodes", "time", "10 %", "median", "90 %", "99 %"), shares)
-
-
-def show_communication(sizes: Sequence[SizeShare], late: Sequence[LateRank]) -> None:
-    """Communication by size, and who came last to it, as tables."""
-    if sizes:
-        largest = sorted(sizes, key=lambda each: -each.total_us)[:SHOWN]
-        rows = [(s.name, f"{s.size_bytes:,}", f"{s.count:,}", microseconds(s.total_us)) for s in largest]
-        table("communication by size, of all ranks", ("collective", "bytes up to", "calls", "time"), rows)
-    if any(each.waited_us > 0 for each in late):
-        came = [(e.rank, f"{e.calls:,}", microseconds(e.waited_us)) for e in late[:SHOWN]]
-        table("stragglers", ("rank", "last to arrive", "the others waited"), came)
-
-
-def show_usage(held: Sequence[TraceMemory], unequal: Sequence[Imbalance]) -> None:
-    """Memory and imbalance as tables."""
-    if held:
-        peaks = [(m.rank, m.device, f"{m.storages:,}", f"{m.peak_bytes / 2**20:,.4g} MiB", m.peak_node)
-                 for m in held[:SHOWN]]  # fmt: skip
-        table("tensors", ("rank", "device", "storages", "peak", "at node"), peaks)
-    if unequal:
-        rows = [(i.name, microseconds(i.mean_us), microseconds(i.most_us), i.rank) for i in unequal[:SHOWN]]
-        table("how unequal ranks are", ("class", "mean", "most", "rank"), rows)
-
-
-DOING: dict[str, Callable[[dict[str, Any]], int]] = {
-    "check": check,
-    "convert": convert,
-    "link": link,
-    "analyse": analyse,
-    "collect": collect,
-    "explain": explain,
-    "replay": replay,
-    "generate": generate,
-    "calibrate": calibrate,
-    "view": view,
-    "reconstruct": reconstruct,
-    "measure": measure,
-}
+    show(tables.class_table(first, title), empty=True)

@@ -13,10 +13,10 @@ from .writing import check_place, write_text
 def run(config: dict[str, Any]) -> int:
     """Fit, show what was held out, write the calibration; returns the exit code."""
     from ..datasets.traces.profiles import read_profile
-    from ..simulator.execution.calibrating import calibrate
+    from ..simulator.execution.calibration import calibrate
     from ..simulator.execution.run import read_run
     from ..simulator.question.calibration import OWN_FILE, load_calibration
-    from ..simulator.validation.calibrate import as_json
+    from ..simulator.validation.calibration import as_json
     from .trace_files import files_of
 
     for name, why in (("predicted", "the traces that `opcast simulate chakra=DIR` wrote of the step"),

@@ -30,11 +30,11 @@ def run(config: dict[str, Any]) -> int:
         raise BadInputError(f"output={output} must end in {', '.join(FORMS)} or .txt")
     if path.is_dir() and output.name.endswith(FORMS):
         raise BadInputError(f"path={path} is a folder: name a folder as output, or one trace of it as path")
-    found, left_out = converted(config, path)
-    write(found, path, output)
-    nodes = sum(map(len, found.traces.values()))
+    run_traces, left_out = convert_run(config, path)
+    write(run_traces, path, output)
+    nodes = sum(map(len, run_traces.traces.values()))
     if wants_json(config):
-        print_json({"path": str(path), "output": str(output), "ranks": len(found.traces), "nodes": nodes,
+        print_json({"path": str(path), "output": str(output), "ranks": len(run_traces.traces), "nodes": nodes,
                     "implied": left_out})  # fmt: skip
     else:
         more = f", without {left_out:,} dependencies that others imply" if left_out else ""
@@ -42,39 +42,41 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
-def converted(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, int]:
+def convert_run(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, int]:
     """The traces to write, and how many dependencies were left out. TraceFileError names the node that is wrong."""
-    from ..datasets.traces.checks import of_ranks, structure
-    from ..datasets.traces.dependencies import topological
-    from ..datasets.traces.pruning import pruned
+    from ..datasets.traces.checks import check_ranks, check_structure
+    from ..datasets.traces.dependencies import sorted_dependencies
+    from ..datasets.traces.pruning import prune
     from ..datasets.traces.schema import TraceFileError
     from ..simulator.execution.run import read_run
 
-    found = read_run(path)
+    run_traces = read_run(path)
     if flag(BadInputError, "validate", config["validate"]):
         wrong = [
-            line for rank, trace in found.traces.items() for line in structure(trace, found.called(rank), control=False)
+            line
+            for rank, trace in run_traces.traces.items()
+            for line in check_structure(trace, run_traces.label(rank), control=False)
         ]
-        if wrong := wrong or of_ranks(found):
+        if wrong := wrong or check_ranks(run_traces):
             more = f" (and {len(wrong) - 1:,} more: `opcast trace check path={path}`)" if wrong[1:] else ""
             raise TraceFileError(f"{wrong[0]}{more}; validate=false converts it as it is")
     if not flag(BadInputError, "prune", config["prune"]):
-        return found, 0
-    made, count = {}, 0
-    for rank, trace in found.traces.items():
-        made[rank], left_out = pruned(trace, *topological(trace, found.called(rank)))
+        return run_traces, 0
+    traces, count = {}, 0
+    for rank, trace in run_traces.traces.items():
+        traces[rank], left_out = prune(trace, *sorted_dependencies(trace, run_traces.label(rank)))
         count += left_out
-    return replace(found, traces=made), count
+    return replace(run_traces, traces=traces), count
 
 
-def write(found: RankedTraces, path: Path, output: Path) -> None:
+def write(run_traces: RankedTraces, path: Path, output: Path) -> None:
     """Write one trace to a file, or a run to a folder."""
     from ..datasets.traces import json_forms, protobuf
 
     if path.is_dir():
-        trace_make.write_run(found, trace_make.folder("output", output), path.name or "run")
+        trace_make.write_run(run_traces, trace_make.folder("output", output), path.name or "run")
         return
-    trace = next(iter(found.traces.values()))
+    trace = next(iter(run_traces.traces.values()))
     if output.name.endswith(".json"):
         json_forms.write_json(output, trace)
     else:

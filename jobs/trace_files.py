@@ -24,10 +24,10 @@ def files_of(path: Path) -> list[Path]:
     """A file, or the JSON files of a folder in the order of the numbers in their names."""
     if not path.is_dir():
         return [path]
-    found = [each for each in path.iterdir() if each.name.endswith((".json", ".json.gz"))]
-    if not found:
+    files = [entry for entry in path.iterdir() if entry.name.endswith((".json", ".json.gz"))]
+    if not files:
         raise BadInputError(f"{path} holds no .json files")
-    return sorted(found, key=lambda each: [int(part) for part in re.findall(r"\d+", each.name)])
+    return sorted(files, key=lambda file: [int(digits) for digits in re.findall(r"\d+", file.name)])
 
 
 def sighted(run: RankedTraces, path: Path) -> None:

@@ -24,36 +24,36 @@ def folder(setting: str, path: Path) -> Path:
     return path
 
 
-def write_run(run: RankedTraces, place: Path, name: str) -> int:
+def write_run(run: RankedTraces, target: Path, name: str) -> int:
     """Write the traces of a run as ``NAME.RANK.et`` beside ``comm_group.json``; how many nodes."""
     for rank, trace in run.traces.items():
-        protobuf.write(place / f"{name}.{rank}.et", trace)
+        protobuf.write(target / f"{name}.{rank}.et", trace)
     groups: Mapping[str, list[int]] = {name: list(ranks) for name, ranks in sorted(run.members.items())}
-    (place / GROUPS_FILE).write_text(json.dumps(groups) + "\n")
+    (target / GROUPS_FILE).write_text(json.dumps(groups) + "\n")
     return sum(map(len, run.traces.values()))
 
 
 def generate(config: dict[str, Any]) -> int:
     """Draw synthetic traces; returns the exit code."""
     from ..simulator.execution.synthetic import generate as made
-    from ..simulator.execution.synthetic import synthetic
+    from ..simulator.execution.synthetic import load_synthetic
 
     if not config["output"]:
         raise BadInputError("`opcast trace generate` needs output=…: the folder to write to")
-    place = folder("output", Path(str(config["output"])).expanduser())
-    asked = synthetic(config["generate"])
-    nodes = write_run(made(asked), place, "synthetic")
-    return told(config, place, nodes, asked.ranks)
+    target = folder("output", Path(str(config["output"])).expanduser())
+    synthetic = load_synthetic(config["generate"])
+    nodes = write_run(made(synthetic), target, "synthetic")
+    return show_written(config, target, nodes, synthetic.ranks)
 
 
 def to_traces(config: dict[str, Any], path: Path, output: Path) -> int:
     """A workload file of SimAI as traces; returns the exit code."""
     from ..simulator.execution.simai import traces_of
     from ..simulator.formats.simai import read_workload
-    from .workload_file import checked
+    from .workload_file import check_file
 
-    run = traces_of(read_workload(checked(read_workload, path, "path")))
-    return told(config, output, write_run(run, folder("output", output), path.stem), len(run.traces))
+    run = traces_of(read_workload(check_file(read_workload, path, "path")))
+    return show_written(config, output, write_run(run, folder("output", output), path.stem), len(run.traces))
 
 
 def to_workload(config: dict[str, Any], path: Path, output: Path) -> int:
@@ -64,13 +64,13 @@ def to_workload(config: dict[str, Any], path: Path, output: Path) -> int:
 
     run = read_run(path)
     write_text("output", output, write_workload(workload_of(run)))
-    return told(config, output, sum(map(len, run.traces.values())), len(run.traces))
+    return show_written(config, output, sum(map(len, run.traces.values())), len(run.traces))
 
 
-def told(config: dict[str, Any], place: Path, nodes: int, ranks: int) -> int:
+def show_written(config: dict[str, Any], target: Path, nodes: int, ranks: int) -> int:
     """Say what was written."""
     if wants_json(config):
-        print_json({"output": str(place), "nodes": nodes, "ranks": ranks})
+        print_json({"output": str(target), "nodes": nodes, "ranks": ranks})
     else:
-        say(f"{place}: {nodes:,} nodes of {ranks:,} ranks")
+        say(f"{target}: {nodes:,} nodes of {ranks:,} ranks")
     return 0

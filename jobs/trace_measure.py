@@ -28,7 +28,7 @@ def run(config: dict[str, Any]) -> int:
         report = import_into(store, "kineto", str(path), options)
     except SourceError as error:  # in the words of this verb's settings
         raise BadInputError(str(error).replace("say device=…", "say measured_on=…")) from None
-    trained = learned(config, store, sorted(report.written)) if config["train"] and report.written else {}
+    trained = train_kinds(config, store, sorted(report.written)) if config["train"] and report.written else {}
     if wants_json(config):
         print_json({**report.to_dict(), "store": str(store.path), "trained": trained})
         return 0
@@ -38,14 +38,14 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
-def learned(config: dict[str, Any], store: Store, written: list[tuple[str, str]]) -> dict[str, Any]:
+def train_kinds(config: dict[str, Any], store: Store, written: list[tuple[str, str]]) -> dict[str, Any]:
     """Train the kinds of each device that got rows, on all rows of the store; cards by kind."""
     from .train import fit_and_register, train_request
 
-    made: dict[str, Any] = {}
+    trained: dict[str, Any] = {}
     for device in sorted({device for _, device in written}):
         kinds = [kind for kind, of in written if of == device]
         target = resolve.device({**config, "device": {"id": device}})
-        asked = train_request({**config, "op": kinds}, target)
-        made |= fit_and_register(store, target, asked)
-    return made
+        request = train_request({**config, "op": kinds}, target)
+        trained |= fit_and_register(store, target, request)
+    return trained

@@ -12,7 +12,7 @@ from typing import Any
 from ..datasets.collective_ops import bus_factor
 from ..datasets.dtypes import BITS
 from ..datasets.loading import choice, nearest, whole
-from ..datasets.traces.calls import TraceCall, calls
+from ..datasets.traces.calls import TraceCall, rank_calls
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
 
 MODES = ("full", "compute", "communication")
@@ -64,18 +64,18 @@ def run(config: dict[str, Any]) -> int:
     device = str(config["target"] or default_device())
     choice(BadInputError, "target", device, DEVICES)
     against = _against(config["against"], device)
-    wanted = selected(calls(read_run(path)), str(config["mode"]), node_range(config["nodes"]))
-    spread = on_ranks(wanted, config["ranks"])
+    calls = select_calls(rank_calls(read_run(path)), str(config["mode"]), node_range(config["nodes"]))
+    spread = on_ranks(calls, config["ranks"])
     settings = ReplaySettings(
         device=device, lazy=config["tensors"] == "lazy", warmup=whole(BadInputError, "warmup", config["warmup"], 0),
         iterations=whole(BadInputError, "iterations", config["iterations"], 1), against=against,
         profile=str(Path(str(config["profile"])).expanduser().resolve()) if config["profile"] else "",
     )  # fmt: skip
-    found = replay(spread, settings)
-    place = torchrun_rank()
-    if place is not None and place[0] > 0:
+    reports = replay(spread, settings)
+    torchrun_place = torchrun_rank()
+    if torchrun_place is not None and torchrun_place[0] > 0:
         return 0
-    report = summary(found)
+    report = summary(reports)
     if wants_json(config):
         print_json(report)
     else:
@@ -83,34 +83,34 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
-def node_range(given: Any) -> tuple[int, int] | None:
+def node_range(node_text: Any) -> tuple[int, int] | None:
     """``[first, last]`` node ids."""
-    if given is None:
+    if node_text is None:
         return None
-    if not isinstance(given, (list, tuple)) or len(given) != 2:
-        raise BadInputError(f"nodes={given} must be two ids, the first and the last node: nodes=[10,200]")
-    first, last = (whole(BadInputError, "nodes", each, 0) for each in given)
+    if not isinstance(node_text, (list, tuple)) or len(node_text) != 2:
+        raise BadInputError(f"nodes={node_text} must be two ids, the first and the last node: nodes=[10,200]")
+    first, last = (whole(BadInputError, "nodes", number, 0) for number in node_text)
     if first > last:
-        raise BadInputError(f"nodes={list(given)}: the first is behind the last")
+        raise BadInputError(f"nodes={list(node_text)}: the first is behind the last")
     return first, last
 
 
-def _against(given: Any, device: str) -> tuple[str, str] | None:
+def _against(against_text: Any, device: str) -> tuple[str, str] | None:
     """``backend``, ``dtype`` or ``backend:dtype``."""
-    if not given:
+    if not against_text:
         return None
-    parts = str(given).split(":")
-    backend = next((each for each in parts if each in BACKENDS), "")
-    dtype = next((each for each in parts if each in BITS), "")
-    wrong = [each for each in parts if each not in (backend, dtype)]
+    parts = str(against_text).split(":")
+    backend = next((part for part in parts if part in BACKENDS), "")
+    dtype = next((part for part in parts if part in BITS), "")
+    wrong = [part for part in parts if part not in (backend, dtype)]
     if wrong or len(parts) > 2 or (backend == "nccl" and device == "cpu"):
         what = nearest(wrong[0], (*BACKENDS, *BITS), "it knows") if wrong else "nccl needs target=cuda"
-        raise BadInputError(f"against={given} is no back end, dtype or backend:dtype; {what}")
+        raise BadInputError(f"against={against_text} is no back end, dtype or backend:dtype; {what}")
     return backend, dtype
 
 
-def selected(
-    found: Mapping[int, Sequence[TraceCall]], mode: str, nodes: tuple[int, int] | None
+def select_calls(
+    calls_by_rank: Mapping[int, Sequence[TraceCall]], mode: str, nodes: tuple[int, int] | None
 ) -> dict[int, list[TraceCall]]:  # fmt: skip
     """The calls that are replayed. BadInputError where none are left."""
 
@@ -119,82 +119,84 @@ def selected(
             return False
         return mode == "full" or call.communicates == (mode == "communication")
 
-    made = {rank: [call for call in own if kept(call)] for rank, own in found.items()}
-    if not any(made.values()):
+    chosen = {rank: [call for call in calls if kept(call)] for rank, calls in calls_by_rank.items()}
+    if not any(chosen.values()):
         raise BadInputError(f"nothing to replay: no call of mode={mode} in these nodes")
-    return made
+    return chosen
 
 
-def on_ranks(found: Mapping[int, Sequence[TraceCall]], wanted: Any) -> dict[int, list[TraceCall]]:
+def on_ranks(calls_by_rank: Mapping[int, Sequence[TraceCall]], ranks_text: Any) -> dict[int, list[TraceCall]]:
     """The calls of as many ranks as wanted (default: those of the traces, renumbered from 0).
 
     A rank without a trace does what the first one does. Groups keep the ranks that are there; a group of all ranks is
     all of the replay. Messages between a rank that is there and one that is not are left out by their group.
     """
-    known = sorted(found)
-    count = len(known) if wanted is None else whole(BadInputError, "ranks", wanted, 1)
-    sources = [known[place] if place < len(known) else known[0] for place in range(count)]
-    numbers = {rank: place for place, rank in enumerate(known[:count])}
+    recorded_ranks = sorted(calls_by_rank)
+    count = len(recorded_ranks) if ranks_text is None else whole(BadInputError, "ranks", ranks_text, 1)
+    sources = [recorded_ranks[index] if index < len(recorded_ranks) else recorded_ranks[0] for index in range(count)]
+    numbers = {rank: index for index, rank in enumerate(recorded_ranks[:count])}
     everyone = tuple(range(count))
 
-    def moved(call: TraceCall, own: int) -> TraceCall:
+    def moved(call: TraceCall, new_rank: int) -> TraceCall:
         if not call.communicates:
             return call
         if call.collective == "message":
-            peer = numbers.get(call.peer, own)
-            return replace(call, ranks=(own, peer) if peer != own else (own,), peer=peer)
+            peer = numbers.get(call.peer, new_rank)
+            return replace(call, ranks=(new_rank, peer) if peer != new_rank else (new_rank,), peer=peer)
         ranks = tuple(numbers[rank] for rank in call.ranks if rank in numbers)
-        whole_run = set(call.ranks) == set(known) or (len(known) == 1 and count > 1)
-        return replace(call, ranks=everyone if whole_run else ranks if own in ranks else (own,))
+        whole_run = set(call.ranks) == set(recorded_ranks) or (len(recorded_ranks) == 1 and count > 1)
+        return replace(call, ranks=everyone if whole_run else ranks if new_rank in ranks else (new_rank,))
 
-    return {own: [moved(call, own) for call in found[source]] for own, source in enumerate(sources)}
+    return {
+        new_rank: [moved(call, new_rank) for call in calls_by_rank[source]] for new_rank, source in enumerate(sources)
+    }
 
 
 # --- results -------------------------------------------------------------------------------------------
 
 
-def summary(found: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def summary(reports: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """The JSON object: wall time, operators of the first rank, collectives of all, what was left out."""
-    first = next(iter(found.values()))
+    first = next(iter(reports.values()))
     by_op: dict[str, list[Mapping[str, Any]]] = {}
     for call in first["calls"]:
         if "why" not in call and "collective" not in call:
             by_op.setdefault(call["name"], []).append(call)
-    ops = [ReplayedOp(name, len(own), sum(c["recorded_us"] for c in own), sum(c["us"] for c in own))
-           for name, own in by_op.items()]  # fmt: skip
-    left = Counter((call["name"], call["why"]) for call in first["calls"] if "why" in call)
+    ops = [ReplayedOp(name, len(replays), sum(c["recorded_us"] for c in replays), sum(c["us"] for c in replays))
+           for name, replays in by_op.items()]  # fmt: skip
+    reasons = Counter((call["name"], call["why"]) for call in first["calls"] if "why" in call)
     return {
-        "ranks": len(found),
-        "wall_us": max(each["wall_us"] for each in found.values()),
+        "ranks": len(reports),
+        "wall_us": max(report["wall_us"] for report in reports.values()),
         "replayed": sum("why" not in call for call in first["calls"]),
-        "operators": [vars(each) for each in sorted(ops, key=lambda op: -op.replayed_us)],
-        "collectives": [vars(each) for each in collectives(found)],
+        "operators": [vars(replayed_op) for replayed_op in sorted(ops, key=lambda op: -op.replayed_us)],
+        "collectives": [vars(collective) for collective in collectives(reports)],
         "accuracy": first.get("accuracy", []),
-        "left_out": [{"name": name, "why": why, "count": count} for (name, why), count in left.most_common()],
+        "left_out": [{"name": name, "why": why, "count": count} for (name, why), count in reasons.most_common()],
     }
 
 
-def collectives(found: Mapping[int, Mapping[str, Any]]) -> list[ReplayedCollective]:
+def collectives(reports: Mapping[int, Mapping[str, Any]]) -> list[ReplayedCollective]:
     """Collectives by kind, size and group: the k-th of each group over its ranks is one call."""
     met: dict[tuple[tuple[int, ...], int], list[Mapping[str, Any]]] = {}
-    for told in found.values():
-        seen: Counter[tuple[int, ...]] = Counter()
-        for call in told["calls"]:
+    for report in reports.values():
+        counts: Counter[tuple[int, ...]] = Counter()
+        for call in report["calls"]:
             if "kind" in call:
                 ranks = tuple(call["ranks"])
-                met.setdefault((ranks, seen[ranks]), []).append(call)
-                seen[ranks] += 1
+                met.setdefault((ranks, counts[ranks]), []).append(call)
+                counts[ranks] += 1
     rows: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
-    for (ranks, _), own in met.items():
-        key = (own[0]["kind"], own[0]["dtype"], own[0]["buffer_bytes"], len(ranks))
-        rows.setdefault(key, []).append((min(c["recorded_us"] for c in own), min(c["us"] for c in own)))
-    made = []
+    for (ranks, _), durations in met.items():
+        key = (durations[0]["kind"], durations[0]["dtype"], durations[0]["buffer_bytes"], len(ranks))
+        rows.setdefault(key, []).append((min(c["recorded_us"] for c in durations), min(c["us"] for c in durations)))
+    averaged = []
     for (kind, dtype, size, width), times in rows.items():
         recorded, replayed = sum(t[0] for t in times) / len(times), median(t[1] for t in times)
         moved = float(bus_factor(kind, width)) * size / 1e3
         rates = [moved / us if us else 0.0 for us in (recorded, replayed)]
-        made.append(ReplayedCollective(kind, dtype, size, width, len(times), recorded, replayed, *rates))
-    return sorted(made, key=lambda each: -each.count * each.replayed_us)
+        averaged.append(ReplayedCollective(kind, dtype, size, width, len(times), recorded, replayed, *rates))
+    return sorted(averaged, key=lambda row: -row.count * row.replayed_us)
 
 
 def show(report: Mapping[str, Any], path: Path) -> None:
@@ -204,16 +206,16 @@ def show(report: Mapping[str, Any], path: Path) -> None:
              microseconds(o["replayed_us"])) for o in report["operators"][:SHOWN]]  # fmt: skip
     table(title, ("rank 0", "calls", "recorded", "replayed"), rows)
     if report["collectives"]:
-        shown = [(c["collective"], c["dtype"], f"{c['size_bytes']:,}", c["ranks"], c["count"],
+        collective_rows = [(c["collective"], c["dtype"], f"{c['size_bytes']:,}", c["ranks"], c["count"],
                   microseconds(c["recorded_us"]) if c["recorded_us"] else "", microseconds(c["replayed_us"]),
                   f"{c['recorded_busbw_gbps']:.3g}" if c["recorded_us"] else "", f"{c['busbw_gbps']:.3g}")
                  for c in report["collectives"][:SHOWN]]  # fmt: skip
         heads = ("collective", "dtype", "bytes", "ranks", "calls", "recorded", "replayed", "busbw recorded", "GB/s now")
-        table("collectives", heads, shown)
+        table("collectives", heads, collective_rows)
     if report["accuracy"]:
-        said = [(a["kind"], f"{a['size_bytes']:,}", a["ranks"], a["dtype"], a["other_dtype"],
+        accuracy_rows = [(a["kind"], f"{a['size_bytes']:,}", a["ranks"], a["dtype"], a["other_dtype"],
                  f"{a['max_error']:.2e}" if "max_error" in a else a["why"]) for a in report["accuracy"]]  # fmt: skip
         table("accuracy: largest error over largest number", ("collective", "bytes", "ranks", "one", "other", "error"),
-              said)  # fmt: skip
-    for each in report["left_out"][:SHOWN]:
-        say(f"left out: {each['count']} x {each['name']}: {each['why']}")
+              accuracy_rows)  # fmt: skip
+    for reason in report["left_out"][:SHOWN]:
+        say(f"left out: {reason['count']} x {reason['name']}: {reason['why']}")

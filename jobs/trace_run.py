@@ -38,7 +38,7 @@ def run(config: dict[str, Any]) -> int:
 
     choice(BadInputError, "durations", config["durations"], DURATIONS)
     window = whole(BadInputError, "window", config["window"], 0)
-    found = read_run(Path(str(config["trace"])).expanduser())
+    recorded = read_run(Path(str(config["trace"])).expanduser())
     engine, cluster = None, None
     if config["durations"] != "recorded":
         target, cluster = resolve.device(config), resolve.cluster(config)
@@ -46,67 +46,75 @@ def run(config: dict[str, Any]) -> int:
             raise BadInputError("durations=network needs the cluster whose network it is: cluster=dgx_h100")
         engine = resolve.engine(config, target)
     links = on_links(config, cluster) if config["algorithm"] else None
-    made = simulate_run(found, engine, cluster, str(config["policy"]), config["durations"] == "engine", window, links)
-    if untimed := without_time(made):
+    simulated = simulate_run(
+        recorded, engine, cluster, str(config["policy"]), config["durations"] == "engine", window, links
+    )
+    if untimed := without_time(simulated):
         say(f"{untimed:,} collectives and messages have no time: durations=network cluster=… asks for it")
-    accounts = simulated_accounts(made)
-    path, idle = path_shares(made, critical_path(made)), idle_shares(made)
+    accounts = simulated_accounts(simulated)
+    path, idle = path_shares(simulated, critical_path(simulated)), idle_shares(simulated)
     if wants_json(config):
-        print_json(answer(made, accounts, path, idle))
+        print_json(answer(simulated, accounts, path, idle))
     else:
-        show(made, accounts, path, str(config["trace"]))
+        show(simulated, accounts, path, str(config["trace"]))
         show_idle(idle)
     return 0
 
 
 def on_links(config: Mapping[str, Any], cluster: Cluster | None) -> LinkTimes:
     """How long communication takes by the algorithm that is named, on the links of the cluster."""
-    from ..simulator.execution.on_links import link_us
+    from ..simulator.execution.link_times import link_us
 
     if cluster is None:
         raise BadInputError(f"algorithm={config['algorithm']} needs links: durations=network cluster=dgx_h100")
     return partial(link_us, cluster=cluster, device=resolve.device(config), algorithm=str(config["algorithm"]))
 
 
-def without_time(made: SimulatedRun) -> int:
+def without_time(simulated: SimulatedRun) -> int:
     """Collectives and messages that carry bytes and take no time: the traces' maker left it to a simulator."""
-    none = made.duration_us[: len(made.joint.calls)] == 0.0
-    return sum(bool(each) and call.size_bytes > LEAST for each, call in zip(none, made.joint.calls, strict=True))
+    none = simulated.duration_us[: len(simulated.joint.calls)] == 0.0
+    return sum(
+        bool(is_missing) and call.size_bytes > LEAST
+        for is_missing, call in zip(none, simulated.joint.calls, strict=True)
+    )
 
 
-def asked_us(made: SimulatedRun) -> dict[str, float]:
+def asked_us(simulated: SimulatedRun) -> dict[str, float]:
     """Microseconds of all nodes by who says how long they take."""
-    found: dict[str, float] = {}
-    for name, us in zip(made.engine.tolist(), made.duration_us.tolist(), strict=True):
-        found[name] = found.get(name, 0.0) + us
-    return found
+    engine_us: dict[str, float] = {}
+    for name, us in zip(simulated.engine.tolist(), simulated.duration_us.tolist(), strict=True):
+        engine_us[name] = engine_us.get(name, 0.0) + us
+    return engine_us
 
 
 def answer(
-    made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare], idle: list[IdleShare]
+    simulated: SimulatedRun, accounts: list[RankAccount], path: list[PathShare], idle: list[IdleShare]
 ) -> dict[str, Any]:
     """The JSON object."""
-    total = made.executions.total_us
-    spent = asked_us(made)
-    whole = sum(spent.values()) or 1.0
+    total = simulated.executions.total_us
+    spent = asked_us(simulated)
+    total_us = sum(spent.values()) or 1.0
     return {
         "step_time_s": total * 1e-6,
         "ranks": len(accounts),
-        "nodes": sum(each.nodes for each in accounts),
-        "provenance": {name: us / whole for name, us in spent.items()},
-        "critical_path": [asdict(each) for each in path],
-        "idle": [asdict(each) for each in idle],
-        "by_rank": [asdict(each) for each in accounts],
+        "nodes": sum(account.nodes for account in accounts),
+        "provenance": {name: us / total_us for name, us in spent.items()},
+        "critical_path": [asdict(share) for share in path],
+        "idle": [asdict(share) for share in idle],
+        "by_rank": [asdict(account) for account in accounts],
     }
 
 
-def show(made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare], name: str) -> None:
+def show(simulated: SimulatedRun, accounts: list[RankAccount], path: list[PathShare], name: str) -> None:
     """The run as tables."""
-    total = made.executions.total_us
-    nodes = sum(each.nodes for each in accounts)
+    total = simulated.executions.total_us
+    nodes = sum(account.nodes for account in accounts)
     rows: list[tuple[object, ...]] = [
-        (each.rank, *(microseconds(us) for us in (each.total_us, each.compute_us, each.exposed_us, each.idle_us)))
-        for each in accounts[:SHOWN]
+        (
+            account.rank,
+            *(microseconds(us) for us in (account.total_us, account.compute_us, account.exposed_us, account.idle_us)),
+        )
+        for account in accounts[:SHOWN]
     ]
     table(f"{name}: {microseconds(total)}, {len(accounts):,} ranks, {nodes:,} nodes",
           ("rank", "ends", "compute", "exposed communication", "idle"), rows)  # fmt: skip
@@ -119,8 +127,8 @@ def show(made: SimulatedRun, accounts: list[RankAccount], path: list[PathShare],
 def show_idle(idle: list[IdleShare]) -> None:
     """Why devices stand still, of all ranks together."""
     by_cause: dict[str, list[IdleShare]] = {}
-    for each in idle:
-        by_cause.setdefault(each.waited_for, []).append(each)
+    for idle_share in idle:
+        by_cause.setdefault(idle_share.waited_for, []).append(idle_share)
     rows = []
     for cause, shares in sorted(by_cause.items(), key=lambda item: -sum(share.total_us for share in item[1])):
         worst = max(shares, key=lambda share: share.longest_us)
@@ -135,9 +143,9 @@ def write(report: StepReport | InferenceReport, folder: str) -> str:
     """Write the execution traces of a simulation; what was written, in words."""
     from ..simulator.execution.emit import emit
 
-    place = Path(folder).expanduser()
-    if place.exists() and not place.is_dir():
+    target = Path(folder).expanduser()
+    if target.exists() and not target.is_dir():
         raise BadInputError(f"chakra={folder} is a file; name a folder")
     assert report.state is not None
-    files = emit(report.state, place)
-    return f"{len(files):,} in {place}"
+    files = emit(report.state, target)
+    return f"{len(files):,} in {target}"

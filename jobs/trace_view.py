@@ -17,7 +17,7 @@ SHOWN = 20
 
 def view(config: dict[str, Any]) -> int:
     """A graph (``.dot``, ``.graphml``), a timeline for Perfetto (``.json.gz``), or a folder of timelines for HTA."""
-    from ..simulator.execution import viewing
+    from ..simulator.execution import views
     from ..simulator.formats.kineto import write_kineto
     from ..simulator.formats.perfetto import write_trace
     from .trace_files import given, run_at
@@ -28,35 +28,35 @@ def view(config: dict[str, Any]) -> int:
     if output.suffix in GRAPHS:
         rank = min(run.traces)
         trace = run.traces[rank]
-        graph = viewing.window(trace, run.called(rank), node_range(config["nodes"]))
-        text = viewing.dot(trace, graph) if output.suffix == ".dot" else viewing.graphml(trace, graph)
+        graph = views.window_graph(trace, run.label(rank), node_range(config["nodes"]))
+        text = views.dot(trace, graph) if output.suffix == ".dot" else views.graphml(trace, graph)
         write_text("output", output, text)
-        shown = f"{len(graph.rows):,} nodes and {len(graph.edges):,} edges of rank {rank}"
+        summary = f"{len(graph.rows):,} nodes and {len(graph.edges):,} edges of rank {rank}"
     elif output.name.endswith(TIMELINES):
-        write_trace(output, viewing.tracks(run))
-        shown = f"{len(run.traces):,} ranks, for https://ui.perfetto.dev"
+        write_trace(output, views.tracks(run))
+        summary = f"{len(run.traces):,} ranks, for https://ui.perfetto.dev"
     elif output.suffix or output.is_file():
         raise BadInputError(f"output={output} must end in {', '.join((*GRAPHS, *TIMELINES))}, or be a folder")
     else:
         for rank, trace in run.traces.items():
-            spans, total_us = viewing.kernels(trace)
+            spans, total_us = views.kernels(trace)
             write_kineto(output / f"rank{rank}.json.gz", rank, len(run.traces), spans, total_us)
-        shown = f"{len(run.traces):,} ranks, for HolisticTraceAnalysis"
+        summary = f"{len(run.traces):,} ranks, for HolisticTraceAnalysis"
     if wants_json(config):
-        print_json({"output": str(output), "shown": shown})
+        print_json({"output": str(output), "shown": summary})
     else:
-        say(f"{output}: {shown}")
+        say(f"{output}: {summary}")
     return 0
 
 
 def reconstruct(config: dict[str, Any]) -> int:
     """The order in which all nodes run, with the times that a simulation gives them; as CSV where output is named."""
     from ..simulator.execution.run import simulate_run
-    from ..simulator.execution.viewing import ScheduledNode, schedule
+    from ..simulator.execution.views import ScheduledNode, schedule
     from .trace_files import given, run_at
 
     path = given(config, "path", "an execution trace or profile, or a folder of them")
-    made = simulate_run(run_at(path), policy=str(config["policy"]))
+    simulated = simulate_run(run_at(path), policy=str(config["policy"]))
     if config["output"]:
         import csv
 
@@ -64,16 +64,16 @@ def reconstruct(config: dict[str, Any]) -> int:
             with open(temporary, "w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(ScheduledNode._fields)
-                writer.writerows(schedule(made))
+                writer.writerows(schedule(simulated))
 
         say(f"order: {write('output', Path(str(config['output'])).expanduser(), fill)}")
-    first = [each._asdict() for each in islice(schedule(made), SHOWN)]
-    total = made.executions.total_us
+    first = [entry._asdict() for entry in islice(schedule(simulated), SHOWN)]
+    total = simulated.executions.total_us
     if wants_json(config):
-        print_json({"total_us": total, "nodes": sum(map(len, made.run.traces.values())), "first": first})
+        print_json({"total_us": total, "nodes": sum(map(len, simulated.run.traces.values())), "first": first})
     else:
-        rows = [(each["node"], each["rank"], each["name"][:60], each["sort"], microseconds(each["ready_us"]),
-                 microseconds(each["start_us"]), microseconds(each["end_us"])) for each in first]  # fmt: skip
+        rows = [(entry["node"], entry["rank"], entry["name"][:60], entry["sort"], microseconds(entry["ready_us"]),
+                 microseconds(entry["start_us"]), microseconds(entry["end_us"])) for entry in first]  # fmt: skip
         table(f"{path}: {microseconds(total)}, the first nodes",
               ("node", "rank", "name", "class", "ready", "starts", "ends"), rows)  # fmt: skip
     return 0

@@ -24,9 +24,9 @@ def run(config: dict[str, Any]) -> int:
     target = resolve.device(config)
     store = Store(Path(config["store"]).expanduser())
     if target.id not in store.devices():
-        known = ", ".join(store.devices()) or "nothing"
+        devices = ", ".join(store.devices()) or "nothing"
         raise BadInputError(
-            f"store {store.path} has no measurements of {target.id}; it has {known} (`opcast profile` measures)"
+            f"store {store.path} has no measurements of {target.id}; it has {devices} (`opcast profile` measures)"
         )
     request = train_request(config, target)
     if config["rollback"]:
@@ -48,34 +48,34 @@ def roll_back(request: TrainRequest, target: Device, as_json: bool) -> int:
     from ..models.registry import Registry
 
     registry = Registry(Path(request.predictors).expanduser())
-    known = [each for each in registry.list() if each.device_id == target.id and each.current]
-    chosen = [each for each in known if not request.kinds or each.kind in request.kinds]
+    current = [model for model in registry.list() if model.device_id == target.id and model.current]
+    chosen = [model for model in current if not request.kinds or model.kind in request.kinds]
     if not chosen:
         raise BadInputError(
             f"no predictor of {', '.join(request.kinds) or 'any kind'} for {target.id} was trained here"
         )
     done = []
-    for each in chosen:
-        now = registry.roll_back(each.kind, each.device_id, each.backend)
-        name = f"{each.kind}@{each.backend}/{each.device_id}"
+    for model in chosen:
+        now = registry.roll_back(model.kind, model.device_id, model.backend)
+        name = f"{model.kind}@{model.backend}/{model.device_id}"
         alias = None
         if request.tracking and importlib.util.find_spec("mlflow") is not None:
-            labels = (each.kind, f"{each.kind}@{each.backend}")
-            found = (
+            labels = (model.kind, f"{model.kind}@{model.backend}")
+            previous = (
                 tracking.roll_back(request.tracking, target.id, label, f"{name}@{now.version}") for label in labels
             )
-            alias = next((version for version in found if version), None)
-        done.append({"predictor": name, "from": each.version, "to": now.version, "mlflow_version": alias})
-        say(f"{name}: version {now.version} answers again, in place of {each.version}")
+            alias = next((version for version in previous if version), None)
+        done.append({"predictor": name, "from": model.version, "to": now.version, "mlflow_version": alias})
+        say(f"{name}: version {now.version} answers again, in place of {model.version}")
     if as_json:
         print_json({"device": target.id, "rolled_back": done})
     return 0
 
 
-def none_trained(results: Mapping[str, Mapping[str, Any]], asked: Sequence[str]) -> str:
+def none_trained(results: Mapping[str, Mapping[str, Any]], kinds: Sequence[str]) -> str:
     """Why training failed: no kind could be learned, or not one that was named; "" where all went well."""
     missed = [label for label, result in results.items() if "error" in result and "power" not in result]
-    if not missed or (not asked and len(missed) < len(results)):
+    if not missed or (not kinds and len(missed) < len(results)):
         return ""
     return f"nothing was learned of {', '.join(missed)}: {results[missed[0]]['error']}"
 
@@ -85,13 +85,13 @@ def fit_and_register(store: Store, target: Device, request: TrainRequest) -> dic
     from ..models.registry import Registry
     from ..models.tracking import train_tracked
 
-    wanted = request.kinds or None
+    kinds = request.kinds or None
     registry = Registry(Path(request.predictors).expanduser())
-    results = train_tracked(store, target, wanted, request.options, registry, request.tracking, say)
+    results = train_tracked(store, target, kinds, request.options, registry, request.tracking, say)
     if request.power:
         from ..models import power
 
-        watts = power.train(store, target, registry.root, wanted, request.options, say)
+        watts = power.train(store, target, registry.root, kinds, request.options, say)
         for label, card in watts.items():
             results.setdefault(label, {"error": "trained for power only"})["power"] = card
     return results
@@ -127,23 +127,25 @@ def run_pooled(config: dict[str, Any], as_json: bool) -> int:
 
 def show(results: Mapping[str, Mapping[str, Any]], target: Device) -> None:
     """The evaluations as a table: a row for each of every predictor, beside what simpler answers would have cost."""
-    rows = []
+    peers = ("roofline", "calibrated", "log-log", "nearest")
+    heads = ("op", "held out", "rows", "median APE %", "mean", "p90", "coverage", *peers, "predictor")
+    rows: list[tuple[object, ...]] = []
     for kind, result in sorted(results.items()):
         if "error" in result:
-            rows.append((kind, *[""] * 9, result["error"]))
+            rows.append((kind, *[""] * (len(heads) - 2), result["error"]))
             continue
         name = result["predictor"] if result.get("promoted", True) else f"{result['predictor']}, not current"
         if "why_not" in result:
             name += f", {result['chosen']}: {result['why_not']}"
         for mode, report in result["evaluations"].items():
             if "error" in report:
-                rows.append((kind, mode, *[""] * 8, report["error"]))
+                rows.append((kind, mode, *[""] * (len(heads) - 3), report["error"]))
                 continue
-            errors = [f"{report[each]:.1f}" for each in ("median_ape", "mean_ape", "p90_ape")]
-            others = [_median(report, each) for each in ("roofline", "calibrated_roofline", "log_log", "nearest")]
+            errors = [f"{report[metric]:.1f}" for metric in ("median_ape", "mean_ape", "p90_ape")]
+            others = [
+                _median(report, baseline) for baseline in ("roofline", "calibrated_roofline", "log_log", "nearest")
+            ]
             rows.append((kind, mode, report["n"], *errors, f"{report['coverage']:.0%}", *others, name))
-    peers = ("roofline", "calibrated", "log-log", "nearest")
-    heads = ("op", "held out", "rows", "median APE %", "mean", "p90", "coverage", *peers, "predictor")
     table(f"errors of {target.name} on rows held out (simpler answers: median APE %)", heads, rows)
 
 

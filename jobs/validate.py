@@ -22,17 +22,19 @@ def run(config: dict[str, Any]) -> int:
     """Simulate a table and print the errors; returns the exit code: 1 where a row failed, 2 where none can be used."""
     as_json = wants_json(config)
     request = resolve.validate_request(config)
-    found = resolve.bench(config).validate(request, progress_bar)
-    error = f"none of the {found.rows} rows of {found.table} was simulated" if not found.simulated else ""
-    if error and found.unsupported:
-        error += f": {Counter(row.why for row in found.unsupported).most_common(1)[0][0]}"
+    validation = resolve.bench(config).validate(request, progress_bar)
+    error = (
+        f"none of the {validation.rows} rows of {validation.table} was simulated" if not validation.simulated else ""
+    )
+    if error and validation.unsupported:
+        error += f": {Counter(row.why for row in validation.unsupported).most_common(1)[0][0]}"
     if as_json:
-        print_json({**found.to_dict(), **({"error": error} if error else {})})
+        print_json({**validation.to_dict(), **({"error": error} if error else {})})
     else:
-        show(found)
+        show(validation)
     if error:
         say(f"opcast: {error}")
-    return 1 if found.failed else 2 if error else 0
+    return 1 if validation.failed else 2 if error else 0
 
 
 @contextmanager
@@ -49,7 +51,7 @@ def progress_bar(rows: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.advance(task, done)
 
 
-def show(found: Validation) -> None:
+def show(validation: Validation) -> None:
     """Errors, what they stand beside, groups, and the reasons of rows left out, as tables."""
     heads = (
         "",
@@ -63,28 +65,32 @@ def show(found: Validation) -> None:
         "its width %",
         "its score %",
     )
-    rows = list(lines("opcast", found.metrics))
-    if found.baseline is not None:
-        rows += lines("constant MFU", found.baseline["metrics"])
-        rows += lines("opcast on these", found.baseline["opcast_on_same_rows"])
-    rows += lines("repeats (noise floor)", found.noise_floor)
-    if found.rival is not None:
-        rows += lines(f"rival {found.rival.name}", found.rival.metrics)
-        rows += lines("opcast on these", found.rival.opcast)
-    table(f"{found.table}: {found.simulated} of {found.rows} rows simulated, {found.kind}", heads, rows)
-    for tag, groups in found.by_group.items():
+    rows = list(lines("opcast", validation.metrics))
+    if validation.baseline is not None:
+        rows += lines("constant MFU", validation.baseline["metrics"])
+        rows += lines("opcast on these", validation.baseline["opcast_on_same_rows"])
+    rows += lines("repeats (noise floor)", validation.noise_floor)
+    if validation.rival is not None:
+        rows += lines(f"rival {validation.rival.name}", validation.rival.metrics)
+        rows += lines("opcast on these", validation.rival.opcast)
+    table(
+        f"{validation.table}: {validation.simulated} of {validation.rows} rows simulated, {validation.kind}",
+        heads,
+        rows,
+    )
+    for tag, groups in validation.by_group.items():
         if len(groups) > 1:
-            shown = list(groups.items())[:TAGS]
-            table(f"by {tag}", heads, [line for value, metrics in shown for line in lines(value, metrics)])
-    if found.rank_correlation is not None:
-        median, mean = found.rank_correlation["median"], found.rank_correlation["mean"]
+            top_groups = list(groups.items())[:TAGS]
+            table(f"by {tag}", heads, [line for value, metrics in top_groups for line in lines(value, metrics)])
+    if validation.rank_correlation is not None:
+        median, mean = validation.rank_correlation["median"], validation.rank_correlation["mean"]
         say(f"rank correlation of layouts of one model: median {median:.2f}, mean {mean:.2f}")
-    if found.per_row is not None:
-        show_rows(found.per_row)
-    for why, count in Counter(row.why for row in found.unsupported).most_common():
+    if validation.per_row is not None:
+        show_rows(validation.per_row)
+    for why, count in Counter(row.why for row in validation.unsupported).most_common():
         say(f"not simulated, {count} rows: {why}")
-    for error, count in Counter(row.error for row in found.failed).most_common():
-        first = next(row.id for row in found.failed if row.error == error)
+    for error, count in Counter(row.error for row in validation.failed).most_common():
+        first = next(row.id for row in validation.failed if row.error == error)
         say(f"failed, {count} rows (the first is {first}): {error}")
 
 
@@ -102,13 +108,15 @@ def lines(name: str, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tup
 
 def show_rows(rows: tuple[Mapping[str, Any], ...]) -> None:
     """Every row and quantity, worst first."""
-    made = [
+    row_lines = [
         (row["id"], row.get("model", row.get("op", "")), row["devices"], row.get("layout", ""), name, values)
         for row in rows
         for name, values in row["quantities"].items()
         if "ape" in values
     ]
-    made.sort(key=lambda line: -line[-1]["ape"])
+    row_lines.sort(key=lambda line: -line[-1]["ape"])
     heads = ("row", "model", "devices", "layout", "quantity", "predicted", "measured", "APE %")
-    shown = [(*line[:5], f"{v['predicted']:.4g}", f"{v['measured']:.4g}", f"{v['ape']:.1f}") for *line, v in made]
-    table("every row, worst first", heads, shown)
+    top_rows = [
+        (*line[:5], f"{v['predicted']:.4g}", f"{v['measured']:.4g}", f"{v['ape']:.1f}") for *line, v in row_lines
+    ]
+    table("every row, worst first", heads, top_rows)

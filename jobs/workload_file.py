@@ -32,7 +32,7 @@ SHOWN = 12
 def run(config: Mapping[str, Any]) -> int:
     """Simulate the file and print the report; returns the exit code."""
     as_json = wants_json(dict(config))
-    report = simulated(config)
+    report = simulate_file(config)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -40,7 +40,7 @@ def run(config: Mapping[str, Any]) -> int:
     return 0
 
 
-def simulated(config: Mapping[str, Any]) -> FileReport:
+def simulate_file(config: Mapping[str, Any]) -> FileReport:
     """The report of the configuration's file. FormatError, BadInputError and RequestError for what it cannot be."""
     for name in NOT_FOR_FILES:
         if config.get(name):
@@ -64,8 +64,8 @@ def read(path: Any, busbw: Any = None, vpp: Any = None) -> WorkloadFile:
     """A workload file with its bandwidths. BadInputError when one cannot be read, FormatError when it is none."""
     if not path or path == "???":
         raise BadInputError("workload=simai needs a file: workload.file=workload.txt")
-    text = checked(read_workload, path, "workload.file")
-    rates = checked(read_busbw, busbw, "workload.busbw") if busbw else ""
+    text = check_file(read_workload, path, "workload.file")
+    rates = check_file(read_busbw, busbw, "workload.busbw") if busbw else ""
     return WorkloadFile(text, Path(str(path)).stem, rates, vpp)
 
 
@@ -83,7 +83,7 @@ def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
     return Path(path)
 
 
-def checked(parse: Callable[[str], object], path: Any, name: str) -> str:
+def check_file(parse: Callable[[str], object], path: Any, name: str) -> str:
     """The text of a file that ``parse`` can read. BadInputError when it cannot be read, FormatError for another."""
     try:
         text = Path(str(path)).read_text(encoding="utf-8")

@@ -33,6 +33,11 @@ opcast train device=h100_sxm store=tables predictors=mine tracking=null
 Those of PyTorch's own kernels are from NeuSight's tables and Vidur's (`opcast import source=neusight path=…`), with
 `predictor.candidates=[calibrated,lightgbm]`: trees go on as they end where a device is asked about larger sizes.
 
+Those of aiter are of tuned kernels (ROCm/aiter's configurations: the best of all that were tried, arguments taking
+turns in memory, so that they stand for a warm and a cold cache; 304 units are MI300X or MI325X, 256 MI355X or MI350X),
+those of LLMServingSim of layers on RTX cards, those of InferSim of DeepGEMM, FlashInfer and FlashAttention 3 on H20 and
+H800. Tables of these with opcast's names for columns need no mapping (`opcast import source=csv path=…`).
+
 Errors are of rows held out whole (`split` in the card says which), in percent of the measured time; coverage is of 90 %
 intervals. Roofline is the median error of the roofline alone.
 """

@@ -4,22 +4,42 @@ Operators timed for milliseconds run at boost clocks. Products that go on for te
 limit there, and the clock falls until they do not. Watts beyond idle and memory grow as the clock to the power
 ``alpha``, so that one measured chip of a kind says what others of it sustain at other limits. At one clock they grow
 as the rate: a FLOP costs the same energy in a product that leaves units idle, so that it is slowed too, if less.
+
+What a machine itself sustains, its own rows of long products say (:func:`with_own_clocks`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..datasets.columns import numbers, values
 from ..datasets.devices import DEVICE_DIRECTORY, RATE_OF, Device, DeviceError, load_device
+from ..datasets.dtypes import itemsize
+from ..datasets.row_clocks import burst_mhz, relative_clocks
+from ..datasets.vocabulary import KINDS
+from .busy import parts
+from .labs import HARNESS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PRODUCTS = ("gemm", "moe")  # families of matrix products
 MEMORY_PJ = 100.0  # a byte: H200 110 to 120, B200 75 to 100 (aiconfigurator's tables with watts)
 IDLE_SHARE = 0.2  # of the limit, clocks up and nothing to do: H200 126 of 700 W, B200 241 of 1000 W (aiconfigurator)
+LONG_US = 60_000.0  # a product whose one call the limiter would slow down, where it does: it settles in 30 to 100 ms
+SATURATING = 0.8  # of the best rate of long products: of lower ones, other things say what they draw
+MOST_WRITTEN = 2  # bytes of a result: products that add to fp32 sums draw power for them, too
 SAME_UNITS = 0.02  # by how much FLOPs a clock and unit may differ between chips that have the same units
+
+
+TELLING = ("dtype", "out_dtype", "cache", "source", "throttled", "clocks", "sm_clock_mhz")
+COLUMNS = (*KINDS["gemm"].names, *TELLING, "latency_us")  # of rows that say what a machine sustains
 
 
 @dataclass(frozen=True)
@@ -50,16 +70,78 @@ def steady_rate(device: Device, dtype: str, limit_w: float) -> float:
     return min(rate, device.tensor_rate(dtype))
 
 
-def at_boost(latency_us: np.ndarray, clock_mhz: np.ndarray, dtype: np.ndarray, device: Device) -> np.ndarray:
-    """Microseconds of products [n] at boost clock, of those that were timed at other clocks (NaN: at boost).
+def at_boost(
+    kind: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str,
+    cache: str,
+    device: Device,
+    latency_us: np.ndarray,
+    clock: np.ndarray,
+) -> np.ndarray:
+    """Microseconds of ops [n] at boost clock, of those that took ``latency_us`` at a ``clock`` relative to it.
 
-    Where a format has no anchor nobody slows them again, and they stay as they are.
+    Only the time in which products compute follows the clock. Where a format has no anchor nobody slows them again, and
+    they stay as they are; so do other families.
     """
-    slowed = np.isfinite(clock_mhz) & (clock_mhz > 0) & (clock_mhz < device.clock_mhz)
-    known = [name for name in np.unique(dtype[slowed]) if anchor(device, str(name)) is not None]
-    share = np.where(slowed & np.isin(dtype, known), clock_mhz / device.clock_mhz, 1.0)
-    made: np.ndarray = latency_us * share
+    if KINDS[kind].family not in PRODUCTS or (clock >= 1.0).all() or anchor(device, dtype) is None:
+        return latency_us
+    made: np.ndarray = latency_us / parts(kind, columns, dtype, out_dtype, device, cache).slower(clock)
     return made
+
+
+def with_own_clocks(device: Device, rows: pa.Table) -> Device:
+    """The device with the steady and boost rates that its own rows of ``gemm`` show, by format.
+
+    Such a product (:data:`LONG_US`, or held at a clock that the power limit leaves) says how low the clock falls at its
+    rate, and so which rate the limit just lets through. Where the clock of none fell, no product is slowed down.
+    """
+    if device.synchronous or not device.tdp_w or not {*TELLING, "latency_us"} <= set(rows.column_names):
+        return device
+    own = {name: _sustained(*found, device) for name, found in _long_products(device, rows).items()}
+    if not own:
+        return device
+    steady, boost = ({name: rates[at] for name, rates in own.items()} for at in (0, 1))
+    return replace(
+        device,
+        steady_tflops={**device.steady_tflops, **steady},
+        boost_tflops={**device.boost_tflops, **boost},
+    )
+
+
+def _long_products(device: Device, rows: pa.Table) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Rates at boost clock in TFLOP/s, and relative clocks, of own rows of long products by format."""
+    names = KINDS["gemm"].names
+    words, mhz = np.array(values(rows["clocks"]), dtype=object), numbers(rows["sm_clock_mhz"])
+    clock = relative_clocks(words, mhz, burst_mhz(words, mhz, device.clock_mhz))
+    latency, own = numbers(rows["latency_us"]), np.array(values(rows["source"]), dtype=object) == HARNESS
+    told = own & ~numbers(rows["throttled"]).astype(bool) & (words != None)  # noqa: E711
+    long = told & ((clock < 1.0) | (latency >= LONG_US))
+    states = np.stack([np.array(values(rows[name]), dtype=object) for name in ("dtype", "out_dtype", "cache")], axis=1)
+    found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for state in sorted({tuple(each) for each in states[long]}):
+        dtype, out_dtype, cache = state
+        if itemsize(out_dtype) > MOST_WRITTEN or not device.supports(dtype):
+            continue
+        at = np.flatnonzero(long & (states == state).all(axis=1))
+        busy = parts("gemm", {name: numbers(rows[name])[at] for name in names}, dtype, out_dtype, device, cache)
+        found.setdefault(dtype, []).append((busy.tflops(latency[at] / busy.slower(clock[at])), clock[at]))
+    return {dtype: tuple(np.concatenate(each) for each in zip(*made, strict=True)) for dtype, made in found.items()}  # type: ignore[misc]
+
+
+def _sustained(rate: np.ndarray, clock: np.ndarray, device: Device) -> tuple[float, float]:
+    """The steady and boost rate in TFLOP/s of saturating products, by long ones [n] and the clocks that they kept.
+
+    Watts of compute units are in proportion to rate · clock ^ alpha, and under the limit as many as there is room for.
+    """
+    boost = float(rate.max())
+    held = (clock < 1.0) & (rate >= SATURATING * boost)
+    if not held.any():
+        most = max(boost, *device.tensor_tflops.values())
+        return most, most
+    fits = float(np.median(rate[held] * clock[held] ** device.alpha))
+    return boost * (fits / boost) ** (1.0 / device.alpha), boost
 
 
 def core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:
@@ -125,8 +207,10 @@ def anchor(device: Device, dtype: str) -> Anchor | None:
 
     Of the same kind are chips of one architecture whose units do as many FLOPs a clock. None where none was measured.
     """
-    names = (*RATE_OF.get(dtype, (dtype,)), *(("bf16",) if dtype == "fp16" else ()))
+    names = dict.fromkeys((dtype, *RATE_OF.get(dtype, ()), *(("bf16",) if dtype == "fp16" else ())))
     for name in names if device.vendor != "cpu" else ():
+        if device.steady_tflops.get(name, 0.0) != _shipped_rates(device.id).get(name, 0.0):
+            return _of(device, name)  # of this very machine
         try:
             found = _anchor(device.id, name)
         except DeviceError:  # not shipped, or without the format
@@ -137,9 +221,18 @@ def anchor(device: Device, dtype: str) -> Anchor | None:
 
 
 def _of(device: Device, dtype: str) -> Anchor:
-    room, steady = device.tdp_w - floor_w(device), device.steady_tflops[dtype]
+    room, steady = stock_limit_w(device) - floor_w(device), device.steady_tflops[dtype]
     boost = device.boost_tflops.get(dtype, steady)
     return Anchor(steady, boost, device.clock_mhz, room, device.compute_units, device.alpha)
+
+
+@lru_cache(maxsize=1024)
+def _shipped_rates(device_id: str) -> Mapping[str, float]:
+    """The steady rates in the file of a device; none where it has no file."""
+    try:
+        return load_device(device_id).steady_tflops
+    except DeviceError:
+        return {}
 
 
 def _each_clock(device: Device, dtype: str) -> float:

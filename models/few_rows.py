@@ -23,12 +23,14 @@ from .predictor import Predictor
 from .registry import Registry
 from .splits import Split, splits
 from .table import MeasurementTable, take
+from .threads import one_thread
 from .transfer import ALONE, Ways, adapted, bases_of, learned_ways
 
 FEW_ROWS = 1000  # up to which a model over devices may know more than a table does
 ENOUGH_ROWS = 4000  # of one kind and backend: more know themselves what a table of another lab could tell
 
 
+@one_thread()
 def mended(outcome: TrainingOutcome, registries: Sequence[Registry]) -> TrainingOutcome:
     """The outcome of few rows as it was, or of another predictor that these rows correct.
 
@@ -40,7 +42,7 @@ def mended(outcome: TrainingOutcome, registries: Sequence[Registry]) -> Training
     bases = [each for each in bases_of(registries, table) if len(table) <= FEW_ROWS or _same_device(each, table)]
     if not bases:
         return outcome
-    ways = learned_ways(bases, table, outcome.options)
+    ways = learned_ways(bases, table, outcome.options, alone=outcome.learned)
     if ways.chosen == ALONE:
         return outcome
     reports, crossed = _evaluations(bases, ways)

@@ -2,16 +2,19 @@
 
 Ops that differ in nothing but their size make a series: one collective on so many ranks in one format. Inside its
 range the ratio is interpolated over log size by cubics that never overshoot (Fritsch and Carlson, SIAM J. Numer. Anal.
-17, 1980), times far above those of larger sizes left out. Beyond its largest size time goes
-on as an alpha-beta model does (Hockney, Parallel Computing 20, 1994): by the last measured time a byte, which still
-falls a little, never faster than the analytical law's. A series that was never measured is the mean of the others by
-inverse square distance (Shepard, ACM National Conference 1968), so that three rank counts between two are their mean.
+17, 1980), times far above those of larger sizes left out. Beyond its ends the ratio goes on as it does, in the mean,
+along the nearest series that were measured there: a link fills alike on eight ranks and on sixteen. Beyond the largest
+size of all, time goes on as an alpha-beta model does (Hockney, Parallel Computing 20, 1994): by the last measured time
+a byte, which still falls a little, never faster than the analytical law's, or than what was measured where that is
+faster all along. A series that was never measured is the mean of the others by inverse square distance
+(Shepard, ACM National Conference 1968), so that three rank counts between two are their mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +23,8 @@ SPIKE = 1.25  # times the least of all larger sizes: no transfer takes that much
 TAIL = 2.0  # log2 of sizes over which the last time a byte is taken
 STILL_FALLING = 0.95  # of the last measured time a byte: larger transfers fill a link better
 OTHER_CODE = 3.0  # distance between two choices or formats, in units of log2
+LEADERS = 4  # series, the nearest that reach further, whose mean says how one goes on beyond its end
+FURTHER = 1.0  # log2 of sizes by which they do
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +67,65 @@ class Interpolant:
 
     def _line(self, one: int, size: np.ndarray, time_us: np.ndarray) -> np.ndarray:
         """ln ratio of a series at log2 sizes [n] of known analytical time."""
-        part = slice(self.start[one], self.start[one + 1])
-        inside = _hermite(size, self.size[part], self.ratio[part], self.rise[part])
+        out = self._alone(one, size, time_us)
+        first, last = self._ends[one]
+        for each in np.unique(size[(size < first) | (size > last)]):
+            rows = np.flatnonzero(size == each)
+            out[rows] = self._led(one, float(each), time_us[rows], out[rows])
+        return out
+
+    def _led(self, one: int, size: float, time_us: np.ndarray, alone: np.ndarray) -> np.ndarray:
+        """The same of one size beyond the end of a series, as those go on that were measured there."""
+        up = bool(size > self._ends[one, 1])
+        end, furthest = (float(each) for each in (self._ends[one, int(up)], self._furthest[int(up)]))
+        reach = min(size, furthest) if up else max(size, furthest)
+        leaders, weights = self._leaders(one, reach, up)
+        if not len(leaders) or abs(furthest - end) < FURTHER:
+            return alone
+        own, *others = (self._inside(each, np.array([end, reach])) for each in (one, *leaders.tolist()))
+        ratio = own[0] + float(weights @ np.array([each[1] - each[0] for each in others]))
+        if not up:
+            return np.full(len(time_us), ratio)
+        law_us = time_us * 2.0 ** (reach - size)  # at the reach: as the bytes, which are many
+        told_us = np.exp(ratio) * law_us + float(weights @ self.slope[leaders]) * (time_us - law_us)
+        end_us = np.exp(own[0]) * self.last_us[one]
+        return np.asarray(np.log(np.maximum(told_us, end_us) / time_us))
+
+    def _alone(self, one: int, size: np.ndarray, time_us: np.ndarray) -> np.ndarray:
+        """The same by the points of the series alone: constant below, alpha-beta above."""
+        inside = self._inside(one, size)
+        last = self.start[one + 1] - 1
         beyond = np.maximum(time_us - self.last_us[one], 0.0)
-        reached = np.exp(self.ratio[part][-1]) * self.last_us[one] + self.slope[one] * beyond
-        return np.where(size > self.size[part][-1], np.log(reached / (self.last_us[one] + beyond)), inside)
+        reached = np.exp(self.ratio[last]) * self.last_us[one] + self.slope[one] * beyond
+        return np.where(size > self.size[last], np.log(reached / (self.last_us[one] + beyond)), inside)
+
+    def _inside(self, one: int, size: np.ndarray) -> np.ndarray:
+        """Along the points of a series, constant outside of them."""
+        part = slice(self.start[one], self.start[one + 1])
+        return _hermite(size, self.size[part], self.ratio[part], self.rise[part])
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """The smallest and largest log2 size of each series [s, 2]."""
+        return np.stack([self.size[self.start[:-1]], self.size[self.start[1:] - 1]], axis=1)
+
+    @cached_property
+    def _furthest(self) -> tuple[float, float]:
+        """The smallest and the largest log2 size of all series."""
+        return float(self._ends[:, 0].min()), float(self._ends[:, 1].max())
+
+    def _leaders(self, one: int, reach: float, up: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The nearest series that were measured from the end of one as far as a log2 size, and their shares."""
+        first, last = self._ends.T
+        able = (
+            (first <= self._ends[one, 1]) & (last >= reach) if up else (last >= self._ends[one, 0]) & (first <= reach)
+        )
+        able[one] = False
+        known = np.flatnonzero(able)
+        square = (((self.series[known] - self.series[one]) * self.scales) ** 2).sum(1)
+        near = np.argsort(square, kind="stable")[:LEADERS]
+        weights = 1.0 / np.maximum(square[near], 1e-9) ** 2
+        return known[near], weights / max(weights.sum(), 1e-300)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: np.asarray(getattr(self, name)) for name in self.__dataclass_fields__}
@@ -125,7 +184,10 @@ def _series(
     tail = min(tail, max(len(points) - 2, 0))
     grown, law_grown = measured[-1] - measured[tail], law_us[-1] - law_us[tail]
     slope = STILL_FALLING * grown / law_grown if law_grown > 1e-3 * law_us[-1] else np.exp(ratio[-1])
-    return points, ratio, _rises(points, ratio), float(law_us[-1]), float(max(slope, 1.0))
+    least = min(
+        1.0, STILL_FALLING * float(np.exp(ratio[-1]))
+    )  # the law's, or less where all that is measured is faster
+    return points, ratio, _rises(points, ratio), float(law_us[-1]), float(max(slope, least))
 
 
 def _rises(points: np.ndarray, values: np.ndarray) -> np.ndarray:

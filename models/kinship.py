@@ -21,11 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets.devices import Device
+from ..datasets.devices import Device, DeviceError, load_device
+from ..datasets.dtypes import BITS
 from ..datasets.row_checks import unit_of
+from ..datasets.vocabulary import KINDS
 from .analytical import BOUNDS, latency_us, limits, roofline_us
+from .analytical.setting import SUSTAINED_TENSOR, whole_rate
+from .clocks import PRODUCTS
 from .donors import Donor, Moved
-from .features import Frame, frame
+from .envelope import UNSEEN_CODE
+from .features import Frame, alike, frame
 from .intervals import COVERAGE, Intervals, partly_physics
 from .predictor import Prediction, Predictor, in_parts
 
@@ -35,6 +40,11 @@ SAME_UNITS = (
     0.5  # octaves in FLOPs a clock and unit within which devices of one die are alike: H20 has a quarter of H100's
 )
 REACH = 0.5  # octaves over which the voice of another generation falls by e
+ORDERED = ("memory_gbps", "vector_tflops", "l2_mib", "l2_gbps", "compute_units", "tdp_w")
+# Watts that saturating 8-bit products ask for at boost clock, for each TFLOP/s of peak: fp8 products of MI300X reach
+# 0.78 of the share of peak that those of the same die with a quarter of the units do (MI308X; aiter's 128x128 blocks),
+# and watts grow as clock to the power ``Device.alpha``. CDNA 4 taken to be alike. 16 bits ask for twice as much.
+FULL_W = {"cdna3": 0.47, "cdna4": 0.47}
 ERRORS = Path(__file__).parent / "shipped" / "kinship.json"
 
 
@@ -69,38 +79,61 @@ class Kin:
         growth = max(each.intervals.growth for each in self.predictors)
         intervals = replace(self.intervals, growth=growth)
 
+        whole = uncut(device)
+
         def answer(part: Mapping[str, np.ndarray]) -> Prediction:
             output = self.dtype if out_dtype == dtype else out_dtype
-            ops = frame(kind_name, part, self.dtype, output, device, cache)
+            ops = frame(kind_name, part, self.dtype, output, whole, cache)
+            asked = kind_name, part, dtype, out_dtype
             analytical, least = ops.analytical_us, np.zeros(1)
             if dtype != self.dtype:
-                asked = kind_name, part, dtype, out_dtype
-                analytical, least = latency_us(*asked, device, cache), roofline_us(*asked, device, cache)
+                analytical, least = latency_us(*asked, whole, cache), roofline_us(*asked, device, cache)
+            if whole is not device:
+                least = least_of_cut(*asked, device, cache)
             moved = kind_name, part, self.dtype, output
             laws = self.laws(ops, moved, cache)
-            latency = np.maximum(analytical * np.exp(self.correction(ops, laws, moved, device, cache)), least)
+            latency = np.maximum(analytical * np.exp(self.correction(ops, laws, moved, whole, cache)), least)
+            slower = self._held(asked, device, cache)
+            latency = latency * slower
+            for each in self.predictors if self.tier != TIERS[-1] and dtype == self.dtype else ():
+                if no_less(each.device, device) and not no_less(device, each.device):
+                    latency = np.maximum(latency, each.predict(part, self.dtype, output, cache=cache).latency_us)
             excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
+            if KINDS[kind_name].family in PRODUCTS and alike(dtype) != alike(self.dtype):
+                excess = excess + UNSEEN_CODE  # as on a device that has learned the other format alone
             widths = intervals.widths(analytical, excess, np.zeros(len(latency)))
-            spread = np.exp(partly_physics(widths, self.seen(laws)))
+            spread = np.exp(np.hypot(partly_physics(widths, self.seen(laws)), np.log(slower)))
             return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
 
         return in_parts(columns, answer, [each.correction for each in self.predictors])
+
+    def _held(self, asked: Moved, device: Device, cache: str) -> np.ndarray:
+        """How much slower products that compute bounds are [n] because kin have more watts for each FLOP."""
+        kind_name, _, dtype, _ = asked
+        count = len(next(iter(asked[1].values())))
+        if self.tier == "vendor" or KINDS[kind_name].family not in PRODUCTS:
+            return np.ones(count)
+        shares = [clock_share(each.device, self.dtype) for each in self.predictors]
+        change = float(np.average(shares, weights=self.voices)) / clock_share(device, dtype)
+        return np.where(limits(*asked, device, cache)[1] == BOUNDS.index("compute"), change, 1.0)
 
     def _recast(
         self, donor: Donor, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
     ) -> Prediction:
         """The same for ops of another kind than the predictors'."""
+        whole = uncut(device)
 
         def answer(part: Mapping[str, np.ndarray]) -> Prediction:
             asked = self.kind, part, dtype, out_dtype
             recast = donor.recast(asked, self.dtype)
             output = donor.out_dtype or (out_dtype if donor.units else self.dtype)
-            ops = frame(donor.kind, recast, self.dtype, output, device, cache)
-            law = latency_us(*asked, device, cache)
+            ops = frame(donor.kind, recast, self.dtype, output, whole, cache)
+            law = latency_us(*asked, whole, cache)
             moved = donor.kind, recast, self.dtype, output
             laws = self.laws(ops, moved, cache)
-            shortfall = donor.share * self.correction(ops, laws, moved, device, cache)
-            latency = np.maximum(law * np.exp(shortfall), roofline_us(*asked, device, cache))
+            shortfall = donor.share * self.correction(ops, laws, moved, whole, cache)
+            least = (roofline_us if whole is device else least_of_cut)(*asked, device, cache)
+            latency = np.maximum(law * np.exp(shortfall), least)
             inside = np.max([each.envelope.excess(ops.matrix) <= 0.0 for each in self.predictors], axis=0)
             widths = self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law)))
             spread = np.exp(partly_physics(widths, self.seen(laws)))
@@ -160,6 +193,50 @@ def tier(device: Device, other: Device, dtype: str) -> str | None:
     if device.die and device.die == other.die and units_apart(device, other, dtype) < SAME_UNITS:
         return "die"
     return "generation" if generation(device) == generation(other) else "vendor"
+
+
+def is_kin(device: Device, device_id: str, tiers: Sequence[str] = TIERS) -> bool:
+    """Whether predictors of another device may answer for a device, from one of some tiers."""
+    try:
+        return tier(device, load_device(device_id), "bf16") in tiers
+    except DeviceError:  # measured by the user, or learned from several
+        return False
+
+
+def no_less(device: Device, other: Device) -> bool:
+    """Whether a device has no less of anything than another one: no kernel of both is slower on it."""
+    rates = all(device.tensor_tflops.get(name, 0.0) >= rate for name, rate in other.tensor_tflops.items())
+    return rates and all(getattr(device, name) >= getattr(other, name) for name in ORDERED)
+
+
+def clock_share(device: Device, dtype: str) -> float:
+    """The share of its boost clock that a device's power limit leaves to saturating products; 1 where nobody knows."""
+    full_w = FULL_W.get(device.architecture, 0.0) * BITS[dtype] / 8.0
+    if not full_w or not device.tdp_w or not device.supports(dtype):
+        return 1.0
+    return float(min(1.0, (device.tdp_w / (device.tensor_rate(dtype) * full_w)) ** (1.0 / device.alpha)))
+
+
+def uncut(device: Device) -> Device:
+    """A device with the matrix units that its chip has; itself where none are cut.
+
+    How far a kernel falls short of those is what kin know. Units that are cut take longer than that, or hide behind it.
+    """
+    rates = {name: whole_rate(device, name) for name in device.tensor_tflops}
+    return device if rates == dict(device.tensor_tflops) else replace(device, tensor_tflops=rates)
+
+
+def least_of_cut(
+    kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
+) -> np.ndarray:
+    """What ops take [n] where matrix units that are cut decide, in us.
+
+    All else of a product hides behind those. In attention exponentials take turns with products: units get no further
+    than whole ones.
+    """
+    if KINDS[kind_name].family in PRODUCTS or unit_of(kind_name) != "tensor":
+        return latency_us(kind_name, columns, dtype, out_dtype, device, cache)
+    return roofline_us(kind_name, columns, dtype, out_dtype, device, cache) / SUSTAINED_TENSOR
 
 
 def generation(device: Device) -> tuple[str, int]:
@@ -245,5 +322,5 @@ def _intervals(values: Mapping[str, Any]) -> Intervals:
 
 
 def _per_clock(device: Device, dtype: str) -> float:
-    rate = device.tensor_rate(dtype) if device.supports(dtype) else device.vector_tflops
+    rate = whole_rate(device, dtype) if device.supports(dtype) else device.vector_tflops
     return rate / device.clock_mhz / device.compute_units

@@ -16,6 +16,7 @@ import numpy as np
 
 WIDTHS = Path(__file__).parent / "shipped" / "labs.json"
 HARNESS = "harness"  # the source of rows that were timed on the machine itself
+OWN_SOURCES = (HARNESS, "mine")  # beside them a table of one's own, whose mapping says so
 EDGES_US = (30.0, 300.0)  # between short, usual and long ops: start-up, clocks and caches count less and less
 
 
@@ -32,12 +33,21 @@ def widths(path: Path = WIDTHS) -> Mapping[str, np.ndarray]:
 def apart(family: str, card: Mapping[str, Any], latency_us: np.ndarray) -> np.ndarray:
     """How far labs are apart on ops of a family that take so long [n], in ln units.
 
-    0 for a predictor of rows that opcast timed itself, and for families that other labs' tables do not widen.
+    0 for a predictor of rows that were timed on the machine itself, and for families that other labs' tables do not
+    widen.
     """
-    sources = card.get("sources", {}).get("source") or (HARNESS,)
-    if HARNESS in sources or family not in widths():
+    sources = card.get("sources", {}).get("source") or OWN_SOURCES
+    if set(OWN_SOURCES).intersection(sources) or family not in widths():
         return np.zeros(len(latency_us))
     return widths()[family][band(latency_us)]
+
+
+def kernels_apart(family: str, latency_us: np.ndarray) -> np.ndarray:
+    """How far another kernel for the same op may be from the one that was timed [n], in ln units.
+
+    As far as labs are apart, whose tables are of different kernels. 0 for families of which that is not known.
+    """
+    return widths()[family][band(latency_us)] if family in widths() else np.zeros(len(latency_us))
 
 
 def band(latency_us: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .candidates import Options
+from .learning import Learned
 from .predictor import Predictor
 from .table import MeasurementTable
 
@@ -18,7 +19,7 @@ class TrainingOutcome:
     """A trained predictor with its evaluation.
 
     ``held_out_us`` [s] are the answers to rows ``held_out`` of models that had not seen them; ``options`` are those
-    of the kind, with what a search found.
+    of the kind, with what a search found. ``learned`` is what the rows taught by themselves.
     """
 
     predictor: Predictor
@@ -27,3 +28,4 @@ class TrainingOutcome:
     held_out_us: np.ndarray
     result: Mapping[str, Any]
     options: Options
+    learned: Learned

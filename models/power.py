@@ -26,11 +26,13 @@ from ..datasets.dtypes import itemsize
 from ..datasets.loading import finite
 from ..datasets.ops import Op, iterate_groups
 from ..datasets.vocabulary import KINDS, cost_columns
-from . import analytical, clocks
+from . import clocks
 from .analytical.setting import fp32_pj
+from .busy import Parts, parts
 from .features import Frame, frame
 from .predictor import Predictor
 from .registry import Registry
+from .threads import one_thread
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,46 +88,12 @@ def capped(device: Device, cap_w: float | None) -> Device:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What n ops do with their time, in us: compute follows the clock; memory overlaps it; ``rest`` adds up."""
-
-    compute: np.ndarray
-    memory: np.ndarray
-    rest: np.ndarray
-    flops: np.ndarray
-
-    @property
-    def whole(self) -> np.ndarray:
-        return np.maximum(self.rest + np.maximum(self.compute, self.memory), 1e-9)
-
-    def slower(self, clock: np.ndarray | float) -> np.ndarray:
-        """Latency over latency at full clock, for a relative ``clock`` in (0, 1]: never below 1."""
-        return np.asarray((self.rest + np.maximum(self.compute / clock, self.memory)) / self.whole)
-
-    def tflops(self, latency_us: np.ndarray) -> np.ndarray:
-        """The rate of ops that take so long, while they compute or read: without launches and what else adds up."""
-        return np.asarray(self.flops / (latency_us * (1.0 - self.rest / self.whole) * 1e6))
-
-
-@dataclass(frozen=True)
 class Drawn:
     """Answers for n ops: watts, factor on latency, and whether the watts are like those of training."""
 
     power_w: np.ndarray
     slower: np.ndarray
     in_envelope: np.ndarray
-
-
-def parts(
-    kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
-) -> Parts:
-    """The analytical law's terms as power sees them."""
-    made = []
-    for latency, _, law, _, setting in analytical.terms(kind, columns, dtype, out_dtype, device, cache):
-        given = (law.compute, law.memory, setting.cost.flops)
-        compute, memory, flops = (np.broadcast_to(np.asarray(each, dtype=float), latency.shape) for each in given)
-        made.append((compute, memory, np.maximum(latency - np.maximum(compute, memory), 0.0), flops))
-    return Parts(*(np.concatenate(each) for each in zip(*made, strict=True)))
 
 
 def baseline_w(device: Device, busy: Parts) -> np.ndarray:
@@ -302,6 +270,7 @@ def power_tables(kind: str, rows: pa.Table, device: Device, fingerprint: str = "
     return tables(kind, rows.set_column(place, "latency_us", rows.column("power_w")), device, fingerprint, eager=True)
 
 
+@one_thread()
 def fit(table: MeasurementTable, options: Options | None = None) -> Predictor:
     """The power model of a table of watts, evaluated on held-out groups. TrainingError for fewer than five rows."""
     from .candidates import Options

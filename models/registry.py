@@ -20,7 +20,8 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from ..datasets.files import write_atomically
-from .choice import ANYONE, Caller, has_learned, is_own, launched, matching, place, sources_of
+from ..datasets.launches import ANYONE, Caller, place
+from .choice import has_learned, is_own, launched, matching, sources_of
 from .predictor import CARD, MEND, MODEL, Predictor, PredictorError, load, read_card
 
 CURRENT, DEFAULT = "current", "default"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,9 +12,10 @@ import numpy as np
 from ..datasets.backends import DEFAULT_BACKEND
 from ..datasets.columns import number_array
 from ..datasets.devices import Device
+from ..datasets.row_clocks import burst_mhz, relative_clocks
 from ..datasets.vocabulary import KINDS, kind
 from .choice import ranked
-from .clocks import PRODUCTS, at_boost
+from .clocks import at_boost
 from .features import Frame, feature_names, frame
 from .intervals import PERCENTILES, wider
 from .splits import combined
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ORIGIN = ("source", "source_ref", "license", "torch", "cuda", "driver", "clocks")  # what a card says of the data
-STEADY = "steady"  # the clocks of rows that were timed at those that a power limit leaves
 EAGER = "eager"  # the timer of rows whose figure includes the host's dispatch
 
 
@@ -117,12 +117,9 @@ def tables(
     for name in (*kind(kind_name).names, "dtype", "latency_us"):
         if name not in rows.column_names:
             raise TrainingError(f"the {kind_name} table lacks column {name!r}; it has {', '.join(rows.column_names)}")
-    latency = _latency(rows, device)
     dtype = _column(rows, "dtype").astype(str)
-    if KINDS[kind_name].family in PRODUCTS and {"clocks", "sm_clock_mhz"} <= set(rows.column_names):
-        steady = _column(rows, "clocks").astype(str) == STEADY
-        mhz = _column(rows, "sm_clock_mhz").astype(np.float64)
-        latency = at_boost(latency, np.where(steady, mhz, np.nan), dtype, device)
+    out_dtype, cache = _column(rows, "out_dtype", dtype).astype(str), _column(rows, "cache", "warm").astype(str)
+    latency = _at_boost(kind_name, rows, _latency(rows, device), (dtype, out_dtype, cache), device)
     keep = np.isfinite(latency) & (latency > 0)
     if KINDS[kind_name].family in ("gemm", "attention"):
         keep &= np.isin(dtype, [name for name in np.unique(dtype) if device.supports(str(name))])
@@ -130,7 +127,6 @@ def tables(
     hidden = keep & (_column(rows, "timer", "").astype(str) == EAGER) & (not eager)
     keep &= ~hidden
     backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
-    out_dtype, cache = _column(rows, "out_dtype", dtype).astype(str), _column(rows, "cache", "warm").astype(str)
     origin = rows.select([name for name in ORIGIN if name in rows.column_names])
     noise, site = _noise(rows, latency), _column(rows, "source", "").astype(str)
     made = []
@@ -143,6 +139,26 @@ def tables(
         known = MeasurementTable(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
         least = float(latency[chosen].min()) if np.any(hidden & (backend == name)) else 0.0
         made.append(dataclasses.replace(known, noise=noise[chosen], site=site[chosen], hidden_us=least))
+    return made
+
+
+def _at_boost(
+    kind_name: str, rows: pa.Table, latency_us: np.ndarray, states: Sequence[np.ndarray], device: Device
+) -> np.ndarray:
+    """The times of rows [n] at boost clock; ``states`` are their dtype, out_dtype and cache [n]."""
+    if not {"clocks", "sm_clock_mhz"} <= set(rows.column_names):
+        return latency_us
+    clocks, mhz = _column(rows, "clocks").astype(object), _column(rows, "sm_clock_mhz").astype(np.float64)
+    clock = relative_clocks(clocks, mhz, burst_mhz(clocks, mhz, device.clock_mhz))
+    made = latency_us.copy()
+    held = np.flatnonzero(clock < 1.0)
+    keys = np.stack([each[held] for each in states], axis=1)
+    for state in sorted({tuple(each) for each in keys}):
+        at = held[(keys == state).all(axis=1)]
+        columns = {name: _column(rows, name)[at] for name in KINDS[kind_name].names}
+        dtype, out_dtype, cache = state
+        if device.supports(dtype):
+            made[at] = at_boost(kind_name, columns, dtype, out_dtype, cache, device, latency_us[at], clock[at])
     return made
 
 

@@ -18,6 +18,7 @@ from ..datasets.devices import Device
 from ..datasets.own_warnings import own_warnings
 from ..datasets.vocabulary import kind
 from .candidates import Options
+from .clocks import with_own_clocks
 from .evaluation import CrossFit, evaluate, summarise
 from .features import Frame
 from .few_rows import mended
@@ -28,6 +29,7 @@ from .promotion import judge
 from .registry import Registry
 from .sites import compared, for_any_site, without_effects
 from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, throttled
+from .threads import one_thread
 from .tuning import searched
 
 __all__ = [
@@ -59,6 +61,7 @@ class Trained:
     why: str = ""
 
 
+@one_thread()
 def fit(table: MeasurementTable, options: Options | None = None) -> TrainingOutcome:
     """Evaluate all candidates on held-out groups, fit the best on every row, calibrate its interval.
 
@@ -88,7 +91,7 @@ def fit(table: MeasurementTable, options: Options | None = None) -> TrainingOutc
         result["sites"] = dataclasses.asdict(sites)
     predictor = _predictor(table, ops, learned, result, options)
     held_out_us = table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual)
-    return TrainingOutcome(predictor, table, crossed[main].rows, held_out_us, result, options)
+    return TrainingOutcome(predictor, table, crossed[main].rows, held_out_us, result, options, learned)
 
 
 def _evaluations(
@@ -210,8 +213,9 @@ def outcomes(
 
     With a registry, its predictors and those that ship may answer for a device of few rows, corrected by these.
     """
-    target = _device(store, device)
-    known = list(store.kinds())
+    target, known = _device(store, device), list(store.kinds())
+    if "gemm" in known:
+        target = with_own_clocks(target, store.read("gemm", target.id))
     wanted = list(kinds) if kinds is not None else known
     for name in wanted:
         if name not in known:

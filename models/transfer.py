@@ -33,6 +33,7 @@ from .predictor import ANY, Predictor, PredictorError
 from .registry import Registry
 from .splits import Split
 from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, take
+from .threads import one_thread
 
 DONOR_ROWS = 12_000  # of one device: more weigh one device against the others, and teach little about a new one
 SCORED_ROWS = 4_000
@@ -111,17 +112,23 @@ class Ways:
 
 
 def learned_ways(
-    bases: Sequence[Predictor], table: MeasurementTable, options: Options, folds: Split | None = None
+    bases: Sequence[Predictor],
+    table: MeasurementTable,
+    options: Options,
+    folds: Split | None = None,
+    alone: Learned | None = None,
 ) -> Ways:
     """All ways to learn a table, compared on the same held-out groups, with options of its kind.
 
-    Few rows correct another device's answer by what suits few, unless the user named an algorithm.
+    Few rows correct another device's answer by what suits few, unless the user named an algorithm. ``alone`` is what
+    the rows taught by themselves, where that is known; its folds are everybody's.
     """
     ops = table.frame()
     usual = len(table) > options.interpolation.max_rows or options.named
     few = options if usual else dataclasses.replace(options, candidates=FEW)
     weights = weigh(ops.analytical_us, options.weight_power)
-    ways = {ALONE: learn(table, ops, options, folds)}
+    ways = {ALONE: alone or learn(table, ops, options, folds)}
+    folds = ways[ALONE].folds
     nearest = {_label(base): base for base in nearest_bases(bases, table, ops, weights)}
     for label, base in nearest.items():
         answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
@@ -130,6 +137,7 @@ def learned_ways(
     return Ways(table, options, ops, weights, ways, nearest, choose(loss, weights, ways[ALONE].folds.scored))
 
 
+@one_thread()
 def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options | None = None) -> Predictor:
     """A device's predictor from those of others and rows of the device, or from the rows alone where that is better.
 
@@ -199,8 +207,9 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
                     continue
                 if base is None or base.device.synchronous or (device_id, backend) in found:
                     continue
-                if device_id == table.device.id and is_own(sources_of(base.card)):
-                    continue
+                same = set(sources_of(base.card)).intersection(table.sources.get("source", ()))
+                if device_id == table.device.id and (is_own(sources_of(base.card)) or same):
+                    continue  # learned from these rows, or from rows like them
                 seen = {table.device.id}.intersection(base.card.get("devices", ()))
                 if not seen and formats.intersection(base.card.get("dtypes", ())):
                     found[device_id, backend] = base

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,13 +33,14 @@ def from_lightgbm(booster: lightgbm.Booster) -> Forest:
     Read from the text format, which is many times quicker than the JSON dump and exact (17 digits).
     """
     head, _, text = booster.model_to_string().partition("\nTree=")
-    leaves = _numbers(text, "num_leaves", np.int64)
-    decisions = _numbers(text, "decision_type", np.int64)
-    if _numbers(text, "is_linear", np.int64).any() or (decisions & 0b1101).any():  # categorical, missing: zero or NaN
+    lines = _lines(text)
+    leaves = _numbers(lines, "num_leaves", np.int64)
+    decisions = _numbers(lines, "decision_type", np.int64)
+    if _numbers(lines, "is_linear", np.int64).any() or (decisions & 0b1101).any():  # categorical, missing: zero or NaN
         raise ForestError("a forest holds numeric splits without missing values only")
-    features = int(_numbers(head, "max_feature_idx", np.int64)[0]) + 1
+    features = int(_numbers(_lines(head), "max_feature_idx", np.int64)[0]) + 1
     divisor = float(len(leaves)) if "\naverage_output" in head else 1.0
-    return _pack(_lightgbm_trees(text, leaves), features, divisor)
+    return _pack(_lightgbm_trees(lines, leaves), features, divisor)
 
 
 def from_sklearn(model: sklearn.ensemble.RandomForestRegressor) -> Forest:
@@ -62,12 +63,21 @@ def from_sklearn(model: sklearn.ensemble.RandomForestRegressor) -> Forest:
     return _pack(_Trees(feature, threshold, left, right, value, roots), model.n_features_in_, float(len(trees)))
 
 
-def _numbers(text: str, name: str, kind: type) -> np.ndarray:
-    """The values of every ``name=…`` line of LightGBM's text format, end to end."""
-    return np.array(" ".join(re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)).split(), dtype=kind)
+def _lines(text: str) -> dict[str, list[str]]:
+    """What follows ``name=`` in every line of LightGBM's text format, by name."""
+    found: dict[str, list[str]] = {}
+    for line in text.split("\n"):
+        name, _, values = line.partition("=")
+        found.setdefault(name, []).append(values)
+    return found
 
 
-def _lightgbm_trees(text: str, leaves: np.ndarray) -> _Trees:
+def _numbers(lines: Mapping[str, list[str]], name: str, kind: type) -> np.ndarray:
+    """The values of every ``name=…`` line, end to end."""
+    return np.array(" ".join(lines.get(name, ())).split(), dtype=kind)
+
+
+def _lightgbm_trees(lines: Mapping[str, list[str]], leaves: np.ndarray) -> _Trees:
     """Each tree as its inner nodes, as LightGBM numbers them, then its leaves, which it counts down from -1."""
     sizes = 2 * leaves - 1
     roots = np.concatenate([[0], np.cumsum(sizes)])
@@ -76,11 +86,11 @@ def _lightgbm_trees(text: str, leaves: np.ndarray) -> _Trees:
     start, inner = roots[tree][~leaf], leaves[tree][~leaf] - 1
     whole, real = np.zeros(roots[-1], np.int64), np.zeros(roots[-1])
     out = _Trees(whole, real, whole.copy(), whole.copy(), real.copy(), roots)
-    out.feature[~leaf] = _numbers(text, "split_feature", np.int64)
-    out.threshold[~leaf] = _numbers(text, "threshold", np.float64)
-    out.value[leaf] = _numbers(text, "leaf_value", np.float64)
+    out.feature[~leaf] = _numbers(lines, "split_feature", np.int64)
+    out.threshold[~leaf] = _numbers(lines, "threshold", np.float64)
+    out.value[leaf] = _numbers(lines, "leaf_value", np.float64)
     for side, name in ((out.left, "left_child"), (out.right, "right_child")):
-        child = _numbers(text, name, np.int64)
+        child = _numbers(lines, name, np.int64)
         side[~leaf] = start + np.where(child < 0, inner + ~child, child)
         side[leaf] = -1
     return out

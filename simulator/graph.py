@@ -42,7 +42,7 @@ FORMAT = 2
 PHASES = ("forward", "recompute", "backward", "optimizer")
 ROLES = ("activation", "weight", "frozen", "buffer", "gradient", "optimizer_state", "input", "cache")
 
-REST = ".rest"  # ends the source of a node that was cut off another, and is issued with it
+REST_SUFFIX = ".rest"  # ends the source of a node that was cut off another, and is issued with it
 
 _LAYER = re.compile(r"^(?:(.*?)\.)??(\d+)(?=\.|$)")
 
@@ -152,30 +152,30 @@ class Block:
     @cached_property
     def read(self) -> Touches:
         """What each node reads."""
-        return self._touches([node.reads for node in self.nodes])
+        return self._collect_touches([node.reads for node in self.nodes])
 
     @cached_property
     def written(self) -> Touches:
         """What each node writes."""
-        return self._touches([node.writes for node in self.nodes])
+        return self._collect_touches([node.writes for node in self.nodes])
 
     @cached_property
     def freed(self) -> list[tuple[Touches, np.ndarray]]:
         """What each node frees, and in which repetitions: usually, in the first and in the last one."""
-        usual = [node.frees for node in self.nodes]
-        found = [(self._touches(usual), np.arange(1, self.repeat - 1))] if self.repeat > 2 else []
+        usual_frees = [node.frees for node in self.nodes]
+        touches = [(self._collect_touches(usual_frees), np.arange(1, self.repeat - 1))] if self.repeat > 2 else []
         for which, repetition in ((0, 0), (-1, self.repeat - 1))[: min(self.repeat, 2)]:
-            own = [self.uneven.get((which, position), frees) for position, frees in enumerate(usual)]
-            found.append((self._touches(own), np.array([repetition])))
-        return found
+            end_frees = [self.uneven.get((which, position), frees) for position, frees in enumerate(usual_frees)]
+            touches.append((self._collect_touches(end_frees), np.array([repetition])))
+        return touches
 
-    def _touches(self, named: Sequence[Sequence[int]]) -> Touches:
-        tensors = list(chain.from_iterable(named))
-        node = np.repeat(np.arange(len(named)), [len(each) for each in named])
+    def _collect_touches(self, tensors_of_nodes: Sequence[Sequence[int]]) -> Touches:
+        tensors = list(chain.from_iterable(tensors_of_nodes))
+        node = np.repeat(np.arange(len(tensors_of_nodes)), [len(ids) for ids in tensors_of_nodes])
         steps = np.zeros(len(tensors), dtype=np.int64)
         if self.repeat > 1 and self.steps:
             steps[:] = [self.steps.get(tensor, 0) for tensor in tensors]
-        return Touches(np.array(tensors, dtype=np.int64), steps, node, len(named))
+        return Touches(np.array(tensors, dtype=np.int64), steps, node, len(tensors_of_nodes))
 
     def repetition(self, index: int) -> Iterator[Node]:
         """The nodes of one repetition, with their own tensors and paths."""
@@ -269,7 +269,7 @@ def shift_path(path: str, stack: str, layers: int) -> str:
     return f"{path[: match.start(2)]}{int(match.group(2)) + layers}{path[match.end(2) :]}"
 
 
-def runs(tensors: Iterable[tuple[int, str, str]]) -> tuple[Tensor, ...]:
+def join_tensors(tensors: Iterable[tuple[int, str, str]]) -> tuple[Tensor, ...]:
     """Descriptions (bytes, dtype, role) by id, equal neighbours joined."""
     joined, first = [], 0
     for description, alike in groupby(tensors):

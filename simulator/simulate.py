@@ -19,7 +19,7 @@ from .contention.fixed_point import share_links
 from .engines import Engine, FusedEngine
 from .engines.flow import flow_engine
 from .formats.simai import SimaiWorkload
-from .memory.amounts import Memory
+from .memory.breakdown import Memory
 from .question.errors import DegreeError
 from .question.plan import Parallel, Plan, load_stack
 from .question.work import Work, plainest
@@ -63,7 +63,7 @@ def simulate(
     flows = flow_engine(own) if plan.cluster.devices > 1 else None
     network: Mapping[str, Any] = {}
     if flows is not None and isinstance(own, FusedEngine):
-        trials = studies.study(state, own, faults_study) if faults_study else None
+        trials = studies.study_faults(state, own, faults_study) if faults_study else None
         network = links_report(flows, state.main.shared, trials)
     report = report_of(state, started, network)
     return replace(report, notes=(*report.notes, *notes(report, work, state)))

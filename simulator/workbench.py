@@ -19,6 +19,7 @@ from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.own_warnings import own_warnings
 from ..datasets.store import Store
 from ..models import power
+from ..models.clocks import COLUMNS, with_own_clocks
 from .engines import FusedEngine, build_engine
 from .engines.backends import check_backend
 from .engines.network import NetworkEngine
@@ -45,13 +46,13 @@ if TYPE_CHECKING:
     from .serving.serve import Keeping, ServedTraffic
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
-    from .validation.serving_hosts import HostFit
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHIPPED_STORE = PACKAGE / "datasets" / "measured"
 SHIPPED_PREDICTORS = PACKAGE / "models" / "shipped"
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-MOST = 32  # engines that are kept
+MOST = 32  # engines, and devices, that are kept
+OF_A_MACHINE = ("compute_units", "clock_mhz", "steady_tflops")  # figures that rows of its clocks stand for
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,30 @@ class Workbench:
         In a cluster ``cpu`` stands for the cluster's device. Raises DeviceError for an unknown one, RequestError for
         this machine when nobody measured it yet.
         """
-        if isinstance(given, Device):
-            return given
         self._refresh()
         name = cluster.device if cluster is not None and given == THIS_MACHINE else given
-        if name not in self._devices:
-            self._devices[name] = self._find_device(name)
-        return self._devices[name]
+        key = repr(name)
+        if key not in self._devices:
+            if len(self._devices) >= MOST:
+                self._devices.clear()
+            known = name if isinstance(name, Device) else self._find_device(name)
+            self._devices[key] = self._with_own_clocks(known)
+        return self._devices[key]
+
+    def _with_own_clocks(self, device: Device) -> Device:
+        """The device with the rates that it sustains by the first store with rows of it; one that is not real as given.
+
+        What those rows say holds for the machine that they are of: not for more units, or other clocks.
+        """
+        stores = (Store(path) for path in self.stores if path.is_dir() and not device.synchronous)
+        store = next((each for each in stores if each.files("gemm", device.id)), None)
+        try:
+            known = None if store is None else store.known_device(device.id)
+        except DeviceError:
+            return device
+        if store is None or any(getattr(device, name) != getattr(known, name) for name in OF_A_MACHINE):
+            return device
+        return with_own_clocks(device, store.read("gemm", device.id, columns=COLUMNS))
 
     def _find_device(self, name: str) -> Device:
         local = name == THIS_MACHINE and self.machine is not None
@@ -281,9 +299,10 @@ class Workbench:
         crew = Crew(workers) if isinstance(workers, int) else workers
 
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
-        return search(
-            request, lambda made: Workers(Evaluator(made, self), crew, workbench), folder, progress or _silent
-        )
+        with crew.ready():
+            return search(
+                request, lambda made: Workers(Evaluator(made, self), crew, workbench), folder, progress or _silent
+            )
 
     @own_warnings()
     def search_serving(
@@ -297,7 +316,8 @@ class Workbench:
         from .search.spread import Crew
 
         crew = Crew(workers) if isinstance(workers, int) else workers
-        return search_serving(request, self, progress or _silent, crew, workbench)
+        with crew.ready():
+            return search_serving(request, self, progress or _silent, crew, workbench)
 
     def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
         """The launch file of a point: arguments of ``megatron-lm`` or ``megatron-bridge``, or TOML of ``torchtitan``.
@@ -365,17 +385,7 @@ class Workbench:
         from .validation.calibrate import calibrate
 
         tables = [Path(table).expanduser() for table in request.tables]
-        return calibrate(tables, self._validation(), request.rows, progress or _silent, request.start)
-
-    @own_warnings()
-    def fit_hosts(self, request: CalibrateRequest, progress: Progress | None = None) -> HostFit:
-        """What the hosts of serving engines add to iterations and first tokens, fitted on tables of served runs."""
-        from ..datasets.truth import read_table
-        from .validation.serving_hosts import host_fit, observed
-
-        rows = [row for table in request.tables for row in read_table(Path(table).expanduser(), setting="tables").rows]
-        with (progress or _silent)(len(rows)) as advance:
-            return host_fit(observed(rows[: request.rows], self._validation(), advance))
+        return calibrate(tables, self.validation(request.rules), request.rows, progress or _silent, request.start)
 
     @own_warnings()
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
@@ -383,16 +393,20 @@ class Workbench:
         from ..datasets.truth import read_table
         from .validation import validate
 
-        setting = replace(self._validation(), device=request.device, cluster=request.cluster, stack=request.stack)
-        read = read_table(Path(request.truth).expanduser(), request.limit)
+        setting = replace(
+            self.validation(request.rules), device=request.device, cluster=request.cluster, stack=request.stack
+        )
+        read = read_table(Path(request.truth).expanduser(), request.limit, rules=setting.rules)
         with (progress or _silent)(len(read.rows)) as advance:
             return validate(read, setting, request.rival, request.details, advance)
 
-    def _validation(self) -> ValidationSettings:
-        """What validation is told of these sources."""
+    def validation(self, rules: str = "") -> ValidationSettings:
+        """What validation is told of these sources; ``rules`` is a folder (empty: that of a checkout)."""
         from .validation import ValidationSettings
 
-        return ValidationSettings(self.engine, self.graphs, calibration=self.sources.calibration, stamp=self.stamp)
+        folder = Path(rules).expanduser() if rules else None
+        calibration = self.sources.calibration
+        return ValidationSettings(self.engine, self.graphs, calibration=calibration, stamp=self.stamp, rules=folder)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ of those marked ``essential``. ``pytest --times tests/slow.txt`` runs everything
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -15,10 +16,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from opcast.simulator.passes import verify
+
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 1.0  # of processor time, child processes included
 KEPT_S = 0.5  # of the cases of a slow test, in the fast lane
+COLLECTING = 50_000, 20, 100  # thresholds of Python's garbage collector
 MARKED_S = 5.0  # taken for a case that carries the mark and is not listed
 
 # A busy machine is no failure: time is measured by the tests that are about time. The same examples are drawn in every
@@ -50,6 +54,14 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _verified_passes() -> Iterator[None]:
+    """What every pass makes in any test is checked, whatever the test looks at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "EVERY_PASS", True)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A store and predictors of the tests' own, in child processes too: the user's are neither read nor written."""
     home = tmp_path_factory.mktemp("home")
@@ -61,7 +73,7 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip ``gpu`` and ``reference`` tests where what they need is missing."""
     if item.get_closest_marker("sibling") is not None and not item.config.getoption("--every-model"):
-        pytest.skip("another model of its architecture is tried (--every-model tries all)")
+        pytest.skip("another of its kind is tried (--every-model tries all)")
     if item.get_closest_marker("gpu") is not None and not has_cuda():
         pytest.skip("needs an NVIDIA GPU and a CUDA torch")
     if item.get_closest_marker("reference") is not None and not (reference_folder() / "data").is_dir():
@@ -83,7 +95,11 @@ taken_s: Counter[str] = Counter()  # processor time by test function, of this pr
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--times FILE``: where to write the list of slow tests; ``--every-model``: siblings of models, too."""
     parser.addoption("--times", help="write tests of more than a second, and their seconds, to this file")
-    parser.addoption("--every-model", action="store_true", help="also models whose code another model's test runs")
+    parser.addoption(
+        "--every-model",
+        action="store_true",
+        help="also models whose code another model's test runs, and all questions to all faces",
+    )
 
 
 def function_of(item: pytest.Item) -> str:
@@ -113,6 +129,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if name in recorded and not stays and seen[name] > int(KEPT_S * cases[name] / recorded[name]):
             item.add_marker("slow")
     items.sort(key=lambda item: -files[function_of(item).partition("::")[0]])
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected is no garbage: Python need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTING)
 
 
 def processor_s() -> float:

@@ -217,7 +217,10 @@ def settings_of(verb: str) -> frozenset[str]:
     """
     from opcast.datasets.ops import KINDS
     from opcast.datasets.sources.importing import SOURCES, load_source
+    from opcast.jobs.questions import CHOICES, of_choice, of_command
     from opcast.simulator.network.build import FIGURES
+    from opcast.simulator.question.declaration import defaults_of
+    from opcast.simulator.question.network import LINK_FAULTS
 
     found: set[str] = set()
 
@@ -231,13 +234,16 @@ def settings_of(verb: str) -> frozenset[str]:
     for file in ("base", verb, *(pair for words, pair in pairs.items() if words[0] == verb)):
         values = yaml.safe_load((CONF / f"{file}.yaml").read_text())
         entries = [entry for entry in values.pop("defaults", ()) if isinstance(entry, dict)]
-        walk({name: value for name, value in values.items() if name != "hydra"}, "")
+        walk({name: value for name, value in values.items() if name != "hydra"} | defaults_of(of_command(file)), "")
         for group in (name for entry in entries for name in entry if not name.startswith("override ")):
             found.add(group)
             for choice in (CONF / group).glob("*.yaml"):
                 walk(yaml.safe_load(choice.read_text()), f"{group}.")
+            for name in CHOICES.get(group, ()):
+                walk(defaults_of(of_choice(group, name)), f"{group}.")
     parts = importlib.import_module("opcast.jobs.settings").PARTS
     found |= {f"{group}.{name}" for group, names in parts.items() if group in found for name in names}
+    found |= {f"{name}." for name in found.intersection(LINK_FAULTS)}
     if "cluster" in found:
         found |= {f"cluster.topology.{name}" for name in (*FIGURES, "shape", "routing")}
     if verb == "predict":
@@ -312,10 +318,10 @@ def test_the_documents_show_the_scores_of_the_calibration() -> None:
     import runpy
 
     script = runpy.run_path(str(ROOT / "tests" / "benchmarks" / "scores.py"))
-    scores = json.loads((ROOT / "conf" / "calibration_scores.json").read_text())
+    scores = json.loads((ROOT / "tests" / "evidence" / "calibration_scores.json").read_text())
     for path in script["DOCUMENTS"]:
         text = path.read_text()
-        assert script["ROW"].search(text)
+        assert next(script["score_rows"](text))
         assert script["rewritten"](text, scores) == text, "write them with: python tests/benchmarks/scores.py --write"
     assert max(map(len, script["named"]().values())) < 46  # what stands beside the bars does not reach into them
     assert script["drawn"](scores, script["named"]()) == script["PICTURE"].read_text(), "the same command draws them"

@@ -1,4 +1,4 @@
-"""docs/extending.md adds one op kind, device, engine, pass and schedule: its own blocks are run here, and undone."""
+"""docs/extending.md adds an op kind, device, engine, pass, schedule, policy, router: its blocks are run and undone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from opcast.datasets import devices
@@ -219,6 +220,35 @@ def test_a_schedule_is_one_function(reader: Path, capsys: pytest.CaptureFixture[
     SCHEDULES.pop("eager-1f1b")
     assert cli.main(command) == 2
     assert "is not one of gpipe, 1f1b" in capsys.readouterr().err
+
+
+def test_a_policy_is_one_file(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("A policy of a serving scheduler", "python")
+    assert len(code.splitlines()) <= 30
+    (reader / "one_prompt.py").write_text(code)
+    (command,) = commands("A policy of a serving scheduler")
+    trace = reader / "trace.json"
+    report = answer(command, capsys, f"trace={trace}")
+    assert report["completed"] == 50
+    assert most_prompt_tokens(trace) == 256
+    answer([*command, "scheduler.chunk=100"], capsys, f"trace={trace}")
+    assert most_prompt_tokens(trace) == 100
+
+
+def most_prompt_tokens(trace: Path) -> int:
+    """The most prompt tokens of an iteration of a timeline."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    return max(int(each.get("args", {}).get("prefill_tokens", 0)) for each in events)
+
+
+def test_a_router_is_one_function(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("A router", "python")
+    (reader / "sticky.py").write_text(code)
+    (command,) = commands("A router")
+    rows = reader / "requests.parquet"
+    assert answer(command, capsys, f"requests={rows}")["completed"] == 50
+    ranks = pq.read_table(rows)["rank"].to_pylist()
+    assert set(ranks) == {0, 1}
 
 
 def products(graph: Graph) -> list[Op]:

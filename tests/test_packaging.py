@@ -159,9 +159,14 @@ def test_the_wheel_carries_the_licence(wheel_names: list[str]) -> None:
 
 
 def data_files() -> set[str]:
-    """Wheel names of the files in packages that are neither code nor documents: templates, predictors, measurements."""
+    """Wheel names of the files in packages that are neither code nor documents: templates, predictors, measured steps.
+
+    Measured stores of operators are read in a checkout only: nothing that the command does needs them.
+    """
     parts = {ROOT / name.split(".")[1] for name in packages() if "." in name}
+    stores = {path.parent for path in (ROOT / "datasets/measured").glob("*/store")}
     files = [path for part in parts for path in part.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [path for path in files if not stores & set(path.parents)]
     kept = [p for p in files if p.suffix not in (".py", ".pyc", ".md") and not p.name.startswith(".")]
     return {f"opcast/{path.relative_to(ROOT).as_posix()}" for path in kept}
 

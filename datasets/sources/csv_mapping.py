@@ -1,7 +1,8 @@
 """Any table of timings, by a mapping file: where each column of the store comes from.
 
 A mapping is YAML: ``kind``; ``columns``, from a column of the store to one of the table; ``constants``, the same for
-all rows; ``where``, which rows are meant. See docs/importing.md for an example.
+all rows; ``where``, which rows are meant. See docs/importing.md for an example. A table that uses opcast's names needs
+none (:mod:`.named_columns`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from ..loading import nearest
 from ..ops import Dim, OpKind, kind
 from ..reading import read_yaml
 from ..schema import COLUMNS, schema_for
+from . import named_columns
 from .options import ImportOptions
-from .tables import RowBatch, SourceError
+from .tables import Rejected, RowBatch, SourceError
 from .text_files import as_floats, floats, listed, moment, read_table, require, texts, written_at
 
 VERSION = 1
@@ -33,26 +35,48 @@ MEANING = ("mapping", "device")
 KEYS = ("kind", "columns", "constants", "where")
 SPEC_KEYS = ("column", "file", "unit", "times", "values")
 MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
-NOT_MAPPED = ("run_id", "source", "opcast_version")
+FLAGS = (("false", "False"), ("true", "True"))
+NOT_MAPPED = ("run_id", "opcast_version")
+MINE = "mine"  # the source of rows of one's own machine: no lab is between them and the answer
 
 
 def files(path: Path | None, options: ImportOptions) -> list[Path]:
-    """Tables at or below ``path``; SourceError where the mapping is missing or cannot be used."""
-    load_mapping(options)
+    """Tables at or below ``path``; SourceError where the mapping cannot be used."""
+    if options.mapping:
+        load_mapping(options)
     return listed(path, ("*.csv", "*.csv.gz", "*.parquet"), "the tables")
 
 
 def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
-    """Rows of one table. SourceError where it lacks a column that the mapping names."""
-    mapping = load_mapping(options)
+    """Rows of one table. SourceError where it lacks a column that the mapping names, or has no mapping."""
+    table = read_table(file)
+    if options.mapping:
+        mapping = load_mapping(options)
+        part = _chosen(table, mapping["where"], file)
+        yield RowBatch(mapping["kind"], _mapped(mapping, part, file))
+        return
+    for each in named_columns.rows_by_kind(table, file):
+        if isinstance(each, Rejected):
+            yield RowBatch(rejected=(each,))
+            continue
+        kind_name, part = each
+        mapping = {"kind": kind_name, "columns": named_columns.specs(kind_name, part), "constants": {}}
+        if options.device_id and "device_id" not in mapping["columns"]:
+            mapping["constants"]["device_id"] = options.device_id
+        _check_names(kind(kind_name), {**mapping["columns"], **mapping["constants"]}, file)
+        for columns in named_columns.told(kind_name, part, _mapped(mapping, part, file)):
+            yield RowBatch(kind_name, columns)
+
+
+def _mapped(mapping: Mapping[str, Any], table: pa.Table, file: Path) -> dict[str, Any]:
+    """Columns of the store from those of a table, as a mapping says."""
     definition = kind(mapping["kind"])
-    table = _chosen(read_table(file), mapping["where"], file)
     columns: dict[str, Any] = {"measured_at": written_at(file), "backend": "unknown"}
     columns |= {name: _constant(definition, name, value) for name, value in mapping["constants"].items()}
     specs = mapping["columns"]
     for name in sorted(specs, key=lambda name: name != "dtype"):  # others may count elements of it
         columns[name] = _column(definition, name, specs[name], table, columns, file)
-    yield RowBatch(definition.name, columns)
+    return columns
 
 
 def load_mapping(options: ImportOptions) -> dict[str, Any]:
@@ -60,9 +84,7 @@ def load_mapping(options: ImportOptions) -> dict[str, Any]:
 
     SourceError names an unknown key or column, or one that the kind needs and nothing gives.
     """
-    if not options.mapping:
-        raise SourceError("source=csv needs mapping=FILE, which says what each column is")
-    path = Path(options.mapping).expanduser()
+    path = Path(options.mapping or "").expanduser()
     values = read_yaml(path, SourceError, f"mapping {path}")
     if not isinstance(values, dict) or "kind" not in values:
         raise SourceError(f"mapping {path} needs the keys kind and columns")
@@ -75,6 +97,8 @@ def load_mapping(options: ImportOptions) -> dict[str, Any]:
     if options.device_id and "device_id" not in specs:
         sections["constants"] = {"device_id": options.device_id, **sections["constants"]}
     _check_names(kind(str(values["kind"])), {**specs, **sections["constants"]}, path)
+    if sections["constants"].get("source", MINE) != MINE or "source" in specs:
+        raise SourceError(f"mapping {path}: source can only be {MINE}, where the rows are of your own machine")
     own = _name_devices(specs, sections["constants"], path)
     return {**sections, "columns": specs, "kind": str(values["kind"]), "devices": own}
 
@@ -82,7 +106,7 @@ def load_mapping(options: ImportOptions) -> dict[str, Any]:
 def devices(options: ImportOptions) -> list[Device]:
     """The devices that ``device=`` or ``device_id`` of the mapping give the figures of, as files."""
     given = [options.device] if isinstance(options.device, Device) else []
-    return [*given, *load_mapping(options)["devices"]]
+    return [*given, *(load_mapping(options)["devices"] if options.mapping else ())]
 
 
 def _name_devices(specs: dict[str, dict[str, Any]], constants: dict[str, Any], mapping: Path) -> list[Device]:
@@ -169,7 +193,7 @@ def _column(
     if (dim is None or dim.choices or "values" in spec or "file" in spec) and not _numeric(name):
         found = texts(table, spec["column"]) if "column" in spec else _from_name(spec, table, file)
         found = np.array([_renamed(text, spec.get("values")) for text in found], dtype=object)
-        return _text(name, found) if dim is None else _choices(dim, found) * _factor(spec, others)
+        return _text(name, found) if dim is None else _choices(dim, found, others) * _factor(spec, others)
     found = floats(table, spec["column"]) if "column" in spec else as_floats(_from_name(spec, table, file))
     return found * _factor(spec, others)
 
@@ -217,12 +241,20 @@ def _dtype(text: str) -> str:
         return text
 
 
-def _choices(dim: Dim, found: np.ndarray) -> np.ndarray:
-    """A dim from text: the index of a choice, or the number; NaN where it is neither."""
+def _choices(dim: Dim, found: np.ndarray, others: Mapping[str, Any]) -> np.ndarray:
+    """A dim from text: the index of a choice, or the number; NaN where it is neither.
+
+    A flag may be true or false; a format that is the row's own is ``same``.
+    """
     known = {choice: float(place) for place, choice in enumerate(dim.choices)}
+    if dim.choices[:2] == ("no", "yes"):
+        known |= {text: float(yes) for yes, words in enumerate(FLAGS) for text in words}
+    own = np.broadcast_to(np.asarray(others.get("dtype", ""), dtype=object), len(found))
     made = []
-    for text in found:
+    for text, dtype in zip(found, own, strict=True):
         try:
+            if text not in known and "same" in known and _dtype(text) == dtype:
+                text = "same"
             made.append(known[text] if text in known else float(text))
         except ValueError:
             made.append(float("nan"))

@@ -36,7 +36,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..devices import Device, known_devices, load_device
+from ..devices import Device, known_devices
 from ..files import locked
 from ..loading import nearest
 from ..reading import UNREADABLE
@@ -145,10 +145,12 @@ def _devices(options: ImportOptions) -> list[Device]:
 
 
 def _keep(store: Store, device: Device) -> None:
-    """Keep the figures of a device of the user's own, so that every verb knows its id from now on."""
-    if device.id in known_devices() and device != load_device(device.id):
-        raise SourceError(f"{device.id} is a device of opcast's with other figures: give yours an id of its own")
-    store.save_device(device)
+    """Keep the figures of a device of the user's own, so that every verb knows its id from now on.
+
+    A device of opcast's stays as it ships, also where a file changes some of its figures: rows are of its id.
+    """
+    if device.id not in known_devices():
+        store.save_device(device)
 
 
 def _import_file(
@@ -173,8 +175,11 @@ def _import_file(
         report.rejected += problems
         table, problems = sift(store, kind_name, table, where, "device" in module.OPTIONS)
         report.rejected += problems
-        table, gone = merged(kind_name, table)
+        table, gone, odd = merged(kind_name, table)
         report.merged += gone
+        if odd:
+            what_tells = "they are merged: if something tells them apart that is no dim, put it into the backend's name"
+            report.flagged.append(Finding("warning", f"{kind_name} in {where}", odd, what_tells))
         for device_id, part in _by_device(table):
             _write(store, kind_name, device_id, part, run_id, report)
 

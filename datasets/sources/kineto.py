@@ -21,7 +21,7 @@ from ..devices import DeviceError
 from ..dtypes import itemsize
 from ..loading import finite
 from ..ops import LINKS
-from .kineto_ops import Found, ProfiledCall, Unmapped, op_of
+from .kineto_ops import ProfiledCall, ProfiledOp, Unmapped, op_of
 from .options import ImportOptions
 from .tables import Rejected, RowBatch, SourceError
 from .text_files import content, listed, written_at
@@ -187,7 +187,7 @@ def call_of(operator: Event | None, kernels: Sequence[Event] = ()) -> ProfiledCa
 
 def _operators(calls: list[tuple[ProfiledCall, float, int]], about: dict[str, Any], file: Path) -> Iterator[RowBatch]:
     """Rows of the calls that are ops, by kind; the others counted by name and reason."""
-    found: dict[str, list[tuple[Found, float]]] = {}
+    found: dict[str, list[tuple[ProfiledOp, float]]] = {}
     refused: Counter[tuple[str, str]] = Counter()
     for call, microseconds, _ in calls:
         try:

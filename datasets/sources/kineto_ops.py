@@ -80,7 +80,7 @@ class ProfiledCall:
         return tuple(found) if found else None
 
 
-class Found(NamedTuple):
+class ProfiledOp(NamedTuple):
     """A kind, its dims (choices by name or index), its formats and the library that ran it."""
 
     kind: str
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     library: str
 
 
-def op_of(call: ProfiledCall) -> Found:
+def op_of(call: ProfiledCall) -> ProfiledOp:
     """What a call is in opcast's terms. Unmapped where it is nothing of ours."""
     mapper = MAPPED.get(call.name)
     if mapper is None:
@@ -104,10 +104,10 @@ def op_of(call: ProfiledCall) -> Found:
 # --- products ------------------------------------------------------------------------------------------
 
 
-def _product(a: int, b: int, transposed: bool = False) -> Callable[[ProfiledCall], Found]:
+def _product(a: int, b: int, transposed: bool = False) -> Callable[[ProfiledCall], ProfiledOp]:
     """A product of the tensors at two places; ``transposed``: the second is a weight of [n, k]."""
 
-    def mapped(call: ProfiledCall) -> Found:
+    def mapped(call: ProfiledCall) -> ProfiledOp:
         left, right = call.shape(a), call.shape(b)
         batch = left[0] if len(right) == 3 else 1
         rows = left[1:-1] if len(right) == 3 else left[:-1]
@@ -119,8 +119,8 @@ def _product(a: int, b: int, transposed: bool = False) -> Callable[[ProfiledCall
         dims = {"batch": batch, "m": math.prod(rows), "n": n, "k": k, "layout": _index("gemm", "layout", layout)}
         dtype = call.dtype(a)
         if dtype == "fp32" and any(TF32_KERNEL.search(name) for name in call.kernels):
-            return Found("gemm", dims, "tf32", "fp32", "blas")
-        return Found("gemm", dims, dtype, "bf16" if dtype.startswith("fp8") else dtype, "blas")
+            return ProfiledOp("gemm", dims, "tf32", "fp32", "blas")
+        return ProfiledOp("gemm", dims, dtype, "bf16" if dtype.startswith("fp8") else dtype, "blas")
 
     return mapped
 
@@ -141,10 +141,10 @@ def _layout(call: ProfiledCall, a: int, b: int) -> str:
 
 def _attention(
     causal: int, library: str, heads_first: bool, ragged: tuple[int, ...] = (), bias: int | None = None
-) -> Callable[[ProfiledCall], Found]:
+) -> Callable[[ProfiledCall], ProfiledOp]:
     """Attention of query, key, value at places 0, 1, 2; ``causal`` is the place of the flag."""
 
-    def mapped(call: ProfiledCall) -> Found:
+    def mapped(call: ProfiledCall) -> ProfiledOp:
         if any(call.given(place) for place in ragged):
             raise Unmapped("attention over sequences of several lengths")
         if bias is not None and call.given(bias):
@@ -159,7 +159,7 @@ def _attention(
             "causal": int(call.value(causal) in ("True", "1", "2")), "window": 0, "kv_dtype": 0,
         }  # fmt: skip
         kind_name = "attention_decode" if dims["seq_q"] == 1 else "attention_prefill"
-        return Found(kind_name, dims, call.dtype(0), call.dtype(0), library)
+        return ProfiledOp(kind_name, dims, call.dtype(0), call.dtype(0), library)
 
     return mapped
 
@@ -167,36 +167,36 @@ def _attention(
 # --- rows ----------------------------------------------------------------------------------------------
 
 
-def _rows(kind_name: str, place: int = 0, library: str = "aten") -> Callable[[ProfiledCall], Found]:
+def _rows(kind_name: str, place: int = 0, library: str = "aten") -> Callable[[ProfiledCall], ProfiledOp]:
     """A row-wise op on the tensor at one place, over its last axis."""
 
-    def mapped(call: ProfiledCall) -> Found:
+    def mapped(call: ProfiledCall) -> ProfiledOp:
         shape = call.shape(place)
         if not all(shape):
             raise Unmapped("an empty tensor")
         dims = {"rows": math.prod(shape[:-1]), "cols": shape[-1]}
-        return Found(kind_name, dims, call.dtype(place), call.dtype(place), library)
+        return ProfiledOp(kind_name, dims, call.dtype(place), call.dtype(place), library)
 
     return mapped
 
 
-def _layer_norm(kind_name: str, place: int, weight: int) -> Callable[[ProfiledCall], Found]:
+def _layer_norm(kind_name: str, place: int, weight: int) -> Callable[[ProfiledCall], ProfiledOp]:
     """A layer norm over as many trailing axes as its weight has."""
 
-    def mapped(call: ProfiledCall) -> Found:
+    def mapped(call: ProfiledCall) -> ProfiledOp:
         shape = call.shape(place)
         over = len(call.shape(weight)) if call.given(weight) else 1
         dims = {"rows": math.prod(shape[:-over]), "cols": math.prod(shape[-over:])}
-        return Found(kind_name, dims, call.dtype(place), call.dtype(place), "aten")
+        return ProfiledOp(kind_name, dims, call.dtype(place), call.dtype(place), "aten")
 
     return mapped
 
 
-def _softmax(kind_name: str, place: int, axis: int) -> Callable[[ProfiledCall], Found]:
+def _softmax(kind_name: str, place: int, axis: int) -> Callable[[ProfiledCall], ProfiledOp]:
     """A softmax over the last axis; over another axis it is no op of ours."""
     base = _rows(kind_name, place)
 
-    def mapped(call: ProfiledCall) -> Found:
+    def mapped(call: ProfiledCall) -> ProfiledOp:
         last = len(call.shape(place)) - 1
         if axis < len(call.concrete) and call.concrete[axis] not in ("", "-1", str(last)):
             raise Unmapped("a softmax over another axis than the last")
@@ -205,13 +205,13 @@ def _softmax(kind_name: str, place: int, axis: int) -> Callable[[ProfiledCall], 
     return mapped
 
 
-def _rope(library: str) -> Callable[[ProfiledCall], Found]:
+def _rope(library: str) -> Callable[[ProfiledCall], ProfiledOp]:
     """(positions, query [tokens, heads·d], key, head_dim, …), in place."""
 
-    def mapped(call: ProfiledCall) -> Found:
+    def mapped(call: ProfiledCall) -> ProfiledOp:
         query, key, head_dim = call.shape(1), call.shape(2), int(call.value(3))
         dims = {"tokens": query[0], "heads": (math.prod(query[1:]) + math.prod(key[1:])) // head_dim}
-        return Found("rope", {**dims, "head_dim": head_dim}, call.dtype(1), call.dtype(1), library)
+        return ProfiledOp("rope", {**dims, "head_dim": head_dim}, call.dtype(1), call.dtype(1), library)
 
     return mapped
 
@@ -219,10 +219,10 @@ def _rope(library: str) -> Callable[[ProfiledCall], Found]:
 # --- elements ------------------------------------------------------------------------------------------
 
 
-def _elementwise(function: str) -> Callable[[ProfiledCall], Found]:
+def _elementwise(function: str) -> Callable[[ProfiledCall], ProfiledOp]:
     """Element by element, of one or two contiguous tensors of one type; smaller ones are broadcast and not counted."""
 
-    def mapped(call: ProfiledCall) -> Found:
+    def mapped(call: ProfiledCall) -> ProfiledOp:
         tensors = [place for place in range(min(2, len(call.shapes))) if call.given(place)]
         if not tensors:
             raise Unmapped("an argument without a shape")
@@ -239,21 +239,21 @@ def _elementwise(function: str) -> Callable[[ProfiledCall], Found]:
             "arithmetic" if function == "division" and len(tensors) == 1 else function
         )  # by a scalar: times its inverse
         dims = {"numel": numel, "inputs": len(full), "fn": _index("elementwise", "fn", fn), "run": 0}
-        return Found("elementwise", dims, call.dtype(full[0]), call.dtype(full[0]), "aten")
+        return ProfiledOp("elementwise", dims, call.dtype(full[0]), call.dtype(full[0]), "aten")
 
     return mapped
 
 
-def _fill(call: ProfiledCall) -> Found:
+def _fill(call: ProfiledCall) -> ProfiledOp:
     """A constant written to one contiguous tensor."""
     shape = call.shape(0)
     if not all(shape) or not _contiguous(shape, call.stride(0)):
         raise Unmapped("an empty tensor" if not all(shape) else "operands that are not contiguous")
     dims = {"numel": math.prod(shape), "inputs": 0, "fn": _index("elementwise", "fn", "fill"), "run": 0}
-    return Found("elementwise", dims, call.dtype(0), call.dtype(0), "aten")
+    return ProfiledOp("elementwise", dims, call.dtype(0), call.dtype(0), "aten")
 
 
-def _copy(call: ProfiledCall) -> Found:
+def _copy(call: ProfiledCall) -> ProfiledOp:
     """(destination, source): one contiguous tensor to another, in another format perhaps."""
     shape = call.shape(0)
     if call.shape(1) != shape or not all(shape):
@@ -263,10 +263,10 @@ def _copy(call: ProfiledCall) -> Found:
     if not all(_contiguous(shape, call.stride(place)) for place in (0, 1)):
         raise Unmapped("operands that are not contiguous")
     dims = {"numel": math.prod(shape), "inputs": 1, "fn": _index("elementwise", "fn", "cast"), "run": 0}
-    return Found("elementwise", dims, call.dtype(1), call.dtype(0), "aten")
+    return ProfiledOp("elementwise", dims, call.dtype(1), call.dtype(0), "aten")
 
 
-def _reduce(call: ProfiledCall) -> Found:
+def _reduce(call: ProfiledCall) -> ProfiledOp:
     """A sum or mean over neighbouring axes of a contiguous tensor."""
     shape = call.shape(0)
     axes = sorted(int(text) % len(shape) for text in re.findall(r"-?\d+", call.value(1)))
@@ -276,7 +276,7 @@ def _reduce(call: ProfiledCall) -> Found:
         raise Unmapped("an empty tensor" if not all(shape) else "operands that are not contiguous")
     outer, length = math.prod(shape[: axes[0]]), math.prod(shape[axes[0] : axes[-1] + 1])
     dims = {"outer": outer, "length": length, "inner": math.prod(shape[axes[-1] + 1 :])}
-    return Found("reduce", dims, call.dtype(0), call.dtype(0), "aten")
+    return ProfiledOp("reduce", dims, call.dtype(0), call.dtype(0), "aten")
 
 
 def _contiguous(shape: Shape, stride: tuple[int, ...] | None) -> bool:
@@ -301,7 +301,7 @@ ARITHMETIC = (
 )
 DIVISION = "div div_ sqrt sqrt_ rsqrt reciprocal"
 EXPONENTIAL = "exp exp_ log log_ log2 silu silu_ tanh tanh_ sigmoid sigmoid_ sin cos"
-MAPPED: dict[str, Callable[[ProfiledCall], Found]] = {
+MAPPED: dict[str, Callable[[ProfiledCall], ProfiledOp]] = {
     "aten::mm": _product(0, 1),
     "aten::addmm": _product(1, 2),
     "aten::addmm_": _product(1, 2),

@@ -11,10 +11,15 @@ from ..ops import KINDS
 
 SAME = ("dtype", "out_dtype", "device_id", "backend", "cache", "timer", "status", "source")
 """What makes two rows of one op repeats of each other."""
+FEW = 0.05  # of the repeated ops: so many may be hiccups
 
 
-def merged(kind_name: str, table: pa.Table) -> tuple[pa.Table, int]:
-    """A table with one row per identity, in the order of first appearance, and how many rows that took away.
+UNLIKE = 1.2  # the slowest repeat over the fastest: more than clocks, caches and timers make of one kernel
+
+
+def merged(kind_name: str, table: pa.Table) -> tuple[pa.Table, int, str]:
+    """A table with one row per identity, in the order of first appearance, how many rows that took away, and what is
+    odd about these ("" = nothing).
 
     Of repeats ``latency_us`` is the median; minimum, 10th and 90th percentile, mean and standard deviation are theirs
     and ``iterations`` counts them, so that the spread of repeats stays visible; power is their mean. Everything else
@@ -24,7 +29,7 @@ def merged(kind_name: str, table: pa.Table) -> tuple[pa.Table, int]:
         group_keys(table, [*KINDS[kind_name].names, *SAME]), return_index=True, return_inverse=True, return_counts=True
     )
     if len(first) == len(table):
-        return table, 0
+        return table, 0, ""
     order = np.argsort(first)
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
@@ -34,7 +39,11 @@ def merged(kind_name: str, table: pa.Table) -> tuple[pa.Table, int]:
     repeated = counts[order] > 1
     for name, values in spread.items():
         kept = _put(kept, name, values, repeated)
-    return kept, len(table) - len(first)
+    slowest = np.zeros(len(order))
+    np.maximum.at(slowest, rank[group.reshape(-1)], numbers(table["latency_us"]))
+    unlike = int((slowest[repeated] > UNLIKE * spread["latency_min_us"][repeated]).sum())
+    odd = f"{unlike:,} of {int(repeated.sum()):,} ops that stand there several times differ by more than 20 %"
+    return kept, len(table) - len(first), odd if unlike > FEW * repeated.sum() else ""
 
 
 def _spread(latency: np.ndarray, group: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from .table import Attributes, ExecutionTrace, SparseRows
 Attribute = tuple[str, str, Any]
 """Name, arm (``int64``, ``string``, ``bool_list``, …) and value."""
 _FORMATS = {"double": ("<d", "<q"), "float": ("<f", "<I")}
-LARGEST = (1 << 64) - 1
+MAX_UINT64 = (1 << 64) - 1
 
 
 class AttributeRows:
@@ -36,7 +36,7 @@ class AttributeRows:
                 if plain == arm:
                     bits = self._bits(plain, value) if arm else 0
                 else:
-                    self.list_values += [self._bits(plain, each) for each in value]
+                    self.list_values += [self._bits(plain, item) for item in value]
                     bits = len(self.list_ends) - 1
                     self.list_ends.append(len(self.list_values))
             except (TypeError, ValueError, OverflowError, struct.error):
@@ -54,14 +54,14 @@ class AttributeRows:
             code, bits = _FORMATS[arm]
             return int(struct.unpack(bits, struct.pack(code, float(value)))[0])
         number = int(value)
-        if not -(1 << 63) <= number <= LARGEST:
+        if not -(1 << 63) <= number <= MAX_UINT64:
             raise OverflowError
         return number - (1 << 64) if number >= 1 << 63 else number
 
     def columns(self) -> Attributes:
         """All of them."""
         lists = SparseRows(np.array(self.list_ends, np.int64), np.array(self.list_values, np.int64))
-        name, doc, arm = (np.array(each, np.int32) for each in (self.name, self.doc, self.arm))
+        name, doc, arm = (np.array(column, np.int32) for column in (self.name, self.doc, self.arm))
         return Attributes(np.array(self.ends, np.int64), name, doc, arm, np.array(self.value, np.int64), lists)
 
 
@@ -101,10 +101,10 @@ class TraceBuilder:
         ``inputs`` and ``outputs``: texts of values, shapes and types; ``docs``: explanations of attributes by name.
         """
         for number in (id, *control, *data):
-            if not 0 <= number <= LARGEST:
+            if not 0 <= number <= MAX_UINT64:
                 raise TraceFileError(f"node {id}: {number} is no id; ids are whole numbers from 0 to 2^64 - 1")
         for us in (start_us, duration_us):
-            if not 0 <= us < LARGEST:
+            if not 0 <= us < MAX_UINT64:
                 raise TraceFileError(f"node {id}: {us!r} is no time in microseconds")
         exact = [(name, "double", us) for name, us in ((EXACT_START, start_us), (EXACT_DURATION, duration_us))
                  if us != int(us)]  # fmt: skip
@@ -116,8 +116,8 @@ class TraceBuilder:
         for which, parents in (("control", control), ("data", data)):
             self._parents[which] += parents
             self._ends[which].append(len(self._parents[which]))
-        for column, given in ((self._inputs, inputs), (self._outputs, outputs)):
-            column.append((-1, -1, -1) if given is None else tuple(self.words.add(text) for text in given))
+        for column, texts in ((self._inputs, inputs), (self._outputs, outputs)):
+            column.append((-1, -1, -1) if texts is None else tuple(self.words.add(text) for text in texts))
         self._attributes.add([*attributes, *exact], docs)
         return id
 

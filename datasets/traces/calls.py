@@ -18,14 +18,14 @@ import numpy as np
 
 from ..dtypes import itemsize
 from .classes import GAP, OP, SHARE
-from .dependencies import ordered
-from .groups import RankedTraces, begins, joined
+from .dependencies import topological_order
+from .groups import RankedTraces, join_ranks, start_order
 from .schema import COMMUNICATION, CollectiveKind, NodeKind, TraceFileError
 from .table import ExecutionTrace
 
-WHOLE_SHARE = 0.999  # of an op whose kernels are nodes of their own: all of them but what rounds away
+COMPLETE_SHARE = 0.999  # an op whose kernels are nodes of their own has run once they sum to this; the rest rounds
 HOST_COLLECTIVE = re.compile(r"(?:nccl|gloo|ucc|mpi):([a-z_]+)$")
-ANNOUNCED = "record_param_comms"
+ANNOUNCEMENT = "record_param_comms"
 HOST_KINDS = {
     "all_reduce": CollectiveKind.ALL_REDUCE, "allreduce": CollectiveKind.ALL_REDUCE,
     "all_gather": CollectiveKind.ALL_GATHER, "_all_gather_base": CollectiveKind.ALL_GATHER,
@@ -73,17 +73,19 @@ class TraceCall:
         return bool(self.ranks)
 
 
-def calls(run: RankedTraces) -> dict[int, list[TraceCall]]:
+def rank_calls(run: RankedTraces) -> dict[int, list[TraceCall]]:
     """The calls of every rank. TraceFileError for traces that would hang."""
     if all(is_host_trace(trace) for trace in run.traces.values()):
-        return {rank: list(_of_host(run, trace)) for rank, trace in run.traces.items()}
-    joint = joined(run)
-    rank_of = np.zeros(joint.edges.nodes, np.int64)
+        return {rank: list(_host_calls(run, trace)) for rank, trace in run.traces.items()}
+    graph = join_ranks(run)
+    rank_of = np.zeros(graph.edges.nodes, np.int64)
     for rank, trace in run.traces.items():
-        np.maximum.at(rank_of, joint.node[rank], begins(trace))
-    place = np.empty(joint.edges.nodes, np.int64)
-    place[ordered(joint.edges, rank_of)] = np.arange(joint.edges.nodes)
-    return {rank: list(_of_nodes(run, rank, np.argsort(place[joint.node[rank]], kind="stable"))) for rank in run.traces}
+        np.maximum.at(rank_of, graph.node[rank], start_order(trace))
+    position = np.empty(graph.edges.nodes, np.int64)
+    position[topological_order(graph.edges, rank_of)] = np.arange(graph.edges.nodes)
+    return {
+        rank: list(_node_calls(run, rank, np.argsort(position[graph.node[rank]], kind="stable"))) for rank in run.traces
+    }
 
 
 def is_host_trace(trace: ExecutionTrace) -> bool:
@@ -94,75 +96,75 @@ def is_host_trace(trace: ExecutionTrace) -> bool:
 # --- nodes that keep their op ----------------------------------------------------------------------------
 
 
-def _of_nodes(run: RankedTraces, rank: int, order: np.ndarray) -> Iterator[TraceCall]:
+def _node_calls(run: RankedTraces, rank: int, order: np.ndarray) -> Iterator[TraceCall]:
     trace = run.traces[rank]
     texts, groups = trace.text(OP), trace.text("pg_name")
     shares = trace.column(SHARE, 1.0, "double")
     host = trace.column("is_cpu_op", False, "bool").astype(bool)
     kinds, sizes = trace.column("comm_type", -1, "int64"), trace.column("comm_size", 0, "int64")
     ends = {name: trace.column(name, -1, "int32") for name in ("comm_src", "comm_dst", "comm_tag")}
-    taken: dict[int, tuple[float, float]] = {}
+    partial: dict[int, tuple[float, float]] = {}
     for row in order.tolist():
-        id, name, us = int(trace.ids[row]), trace.name_of(row), float(trace.exact_us[row])
+        id, name, duration_us = int(trace.ids[row]), trace.name_of(row), float(trace.exact_us[row])
         kind = trace.kind[row]
         op = op_fields(trace.words[texts[row]]) if texts[row] >= 0 else {}
         if kind == NodeKind.COMM_COLL and not host[row]:
             ranks = run.group(trace.words[groups[row]] if groups[row] >= 0 else "")
-            what = CollectiveKind(int(kinds[row])).name.lower()
-            yield TraceCall(id, name, us, op=op, collective=what, size_bytes=int(sizes[row]), ranks=ranks,
-                            dtype=str(op.get("dtype", "")))  # fmt: skip
+            collective = CollectiveKind(int(kinds[row])).name.lower()
+            yield TraceCall(id, name, duration_us, op=op, collective=collective, size_bytes=int(sizes[row]),
+                            ranks=ranks, dtype=str(op.get("dtype", "")))  # fmt: skip
         elif kind in (NodeKind.COMM_SEND, NodeKind.COMM_RECV) and not host[row]:
             sends = bool(kind == NodeKind.COMM_SEND)
             peer = int(ends["comm_dst" if sends else "comm_src"][row])
-            yield TraceCall(id, name, us, collective="message", size_bytes=int(sizes[row]), ranks=(rank, peer),
+            yield TraceCall(id, name, duration_us, collective="message", size_bytes=int(sizes[row]), ranks=(rank, peer),
                             peer=peer, sends=sends, tag=max(int(ends["comm_tag"][row]), 0))  # fmt: skip
         elif op:
-            share, spent = taken.pop(int(texts[row]), (0.0, 0.0))
-            share, spent = share + float(shares[row]), spent + us
-            if share >= WHOLE_SHARE:
+            share, spent = partial.pop(int(texts[row]), (0.0, 0.0))
+            share, spent = share + float(shares[row]), spent + duration_us
+            if share >= COMPLETE_SHARE:
                 yield TraceCall(id, name, spent, op=op)
             else:
-                taken[int(texts[row])] = share, spent
+                partial[int(texts[row])] = share, spent
         elif not host[row] and (texts[row] < 0 or trace.words[texts[row]] != GAP):
-            yield TraceCall(id, name, us)
+            yield TraceCall(id, name, duration_us)
 
 
 def op_fields(text: str) -> dict[str, Any]:
     """The fields of an op in a trace; none for what is no op."""
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return given if isinstance(given, dict) and isinstance(given.get("kind"), str) else {}
+    return fields if isinstance(fields, dict) and isinstance(fields.get("kind"), str) else {}
 
 
 # --- PyTorch's host traces -------------------------------------------------------------------------------
 
 
-def _of_host(run: RankedTraces, trace: ExecutionTrace) -> Iterator[TraceCall]:
-    schemas, inside = trace.text("op_schema"), set[int]()
-    announced = _announced(trace)
+def _host_calls(run: RankedTraces, trace: ExecutionTrace) -> Iterator[TraceCall]:
+    schemas, within_calls = trace.text("op_schema"), set[int]()
+    groups = _announced_groups(trace)
     ids = trace.column("rf_id", 0).astype(np.int64)
     for row in np.argsort(trace.ids, kind="stable").tolist():
         id, name = int(trace.ids[row]), trace.name_of(row)
-        within = any(int(parent) in inside for parent in trace.control.row(row))
-        found = HOST_COLLECTIVE.match(name)
-        if found and found[1] in HOST_KINDS:
-            inside.add(id)
-            yield _collective(run, trace, row, HOST_KINDS[found[1]], announced.get(int(ids[row]) - 1, ""))
-        elif within:
-            inside.add(id)
+        is_within = any(int(parent) in within_calls for parent in trace.control.row(row))
+        collective = HOST_COLLECTIVE.match(name)
+        if collective and collective[1] in HOST_KINDS:
+            within_calls.add(id)
+            yield _collective(run, trace, row, HOST_KINDS[collective[1]], groups.get(int(ids[row]) - 1, ""))
+        elif is_within:
+            within_calls.add(id)
         elif schemas[row] >= 0 and (schema := trace.words[schemas[row]]) and not schema.startswith("c10d::"):
-            inside.add(id)
-            sides = [_listed(trace, column[row]) for column in (trace.inputs, trace.outputs)]
+            within_calls.add(id)
+            sides = [_io_lists(trace, column[row]) for column in (trace.inputs, trace.outputs)]
             yield TraceCall(id, name, schema=schema, values=sides[0][0], shapes=sides[0][1],
                             types=tuple(map(str, sides[0][2])), outputs=sides[1][0])  # fmt: skip
 
 
-def _announced(trace: ExecutionTrace) -> dict[int, str]:
+def _announced_groups(trace: ExecutionTrace) -> dict[int, str]:
     """The process group of each call that PyTorch announced, by record function id."""
     groups, ids = trace.text("pg_name"), trace.column("rf_id", 0).astype(np.int64)
-    number = trace.words.find(ANNOUNCED)
+    number = trace.words.find(ANNOUNCEMENT)
     rows = np.flatnonzero(trace.name == number) if number >= 0 else np.zeros(0, np.int64)
     return {int(ids[row]): trace.words[groups[row]] for row in rows.tolist() if groups[row] >= 0}
 
@@ -170,10 +172,10 @@ def _announced(trace: ExecutionTrace) -> dict[int, str]:
 def _collective(
     run: RankedTraces, trace: ExecutionTrace, row: int, kind: CollectiveKind, group: str
 ) -> TraceCall:  # fmt: skip
-    _, shapes, types = _listed(trace, trace.inputs[row])
+    _, shapes, types = _io_lists(trace, trace.inputs[row])
     total, dtype = 0, ""
     for shape, kind_of in zip(
-        _flat(shapes), [part for text in types for part in tensor_types(str(text))], strict=False
+        _flat_shapes(shapes), [tensor_type for text in types for tensor_type in tensor_types(str(text))], strict=False
     ):
         dtype = dtype or TENSOR_TYPES.get(kind_of, "uint8")
         total += int(np.prod(shape, dtype=np.int64)) * int(itemsize(TENSOR_TYPES.get(kind_of, "uint8")))
@@ -187,25 +189,25 @@ def tensor_types(text: str) -> list[str]:
     return re.findall(r"Tensor\(([^()]*(?:::[^()]*)?)\)", text)
 
 
-def _flat(shapes: Iterable[Any]) -> Iterator[list[int]]:
+def _flat_shapes(shapes: Iterable[Any]) -> Iterator[list[int]]:
     """Shapes of tensors, those in lists one by one."""
-    for each in shapes:
-        if isinstance(each, (list, tuple)) and each and isinstance(each[0], (list, tuple)):
-            yield from _flat(each)
-        elif isinstance(each, (list, tuple)):
-            yield [int(size) for size in each]
+    for shape in shapes:
+        if isinstance(shape, (list, tuple)) and shape and isinstance(shape[0], (list, tuple)):
+            yield from _flat_shapes(shape)
+        elif isinstance(shape, (list, tuple)):
+            yield [int(size) for size in shape]
 
 
-def _listed(trace: ExecutionTrace, words: np.ndarray) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+def _io_lists(trace: ExecutionTrace, words: np.ndarray) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
     """Values, shapes and types of one side of a node. TraceFileError for what is no list."""
-    found = []
+    lists = []
     for number in words.tolist():
         text = trace.words[number] if number >= 0 else "[]"
         try:
-            found.append(tuple(ast.literal_eval(plain_numbers(text))))
+            lists.append(tuple(ast.literal_eval(plain_numbers(text))))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             raise TraceFileError(f"inputs or outputs {text[:60]!r} are no list as Python prints it") from None
-    return found[0], found[1], found[2]
+    return lists[0], lists[1], lists[2]
 
 
 def plain_numbers(text: str) -> str:

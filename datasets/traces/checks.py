@@ -10,54 +10,54 @@ from pathlib import Path
 
 import numpy as np
 
-from .dependencies import Edges, cycle, edges, ordered
-from .groups import RankedTraces, group_members, joined, joined_calls
+from .dependencies import Edges, dependency_edges, find_cycle, topological_order
+from .groups import RankedTraces, group_members, join_calls, join_ranks
 from .reading import rank_files, read_trace
-from .schema import ARMS, FEEDER, CollectiveKind, NodeKind, TraceFileError, arm_name
+from .schema import ARMS, FEEDER_ARMS, CollectiveKind, NodeKind, TraceFileError, arm_name
 from .table import ExecutionTrace
 
-MOST = 20  # findings of one kind in one file; the rest is counted
-ROUNDED_US = 1.0  # what a start and a duration in whole microseconds may be off by
+FINDING_LIMIT = 20  # findings of one kind in one file; the rest is counted
+TIMESTAMP_ROUNDING_US = 1.0  # what a start and a duration in whole microseconds may be off by
 
 
-def problems(path: Path) -> list[str]:
+def find_problems(path: Path) -> list[str]:
     """Every problem of a trace, or of a folder of them; empty where they can be simulated."""
-    found, traces, files = list[str](), dict[int, ExecutionTrace](), rank_files(path)
+    problems, traces, files = list[str](), dict[int, ExecutionTrace](), rank_files(path)
     for rank, file in files.items():
         try:
             traces[rank] = read_trace(file)
         except TraceFileError as error:
-            found.append(str(error))
+            problems.append(str(error))
     for rank, trace in traces.items():
-        found += of_trace(trace, str(files[rank]))
+        problems += check_trace(trace, str(files[rank]))
     try:
         members = group_members(path)
     except TraceFileError as error:
-        return [*found, str(error)]
-    if not found:
-        found = of_ranks(RankedTraces(traces, members, files))
-    return found
+        return [*problems, str(error)]
+    if not problems:
+        problems = check_ranks(RankedTraces(traces, members, files))
+    return problems
 
 
-def of_ranks(run: RankedTraces) -> list[str]:
+def check_ranks(run: RankedTraces) -> list[str]:
     """What does not fit together over ranks whose own traces are sound."""
-    found: list[str] = []
-    joined_calls(run, found)
-    if not found:
+    problems: list[str] = []
+    join_calls(run, problems)
+    if not problems:
         try:
-            joined(run)
+            join_ranks(run)
         except TraceFileError as error:
-            found.append(str(error))
-    return found
+            problems.append(str(error))
+    return problems
 
 
-def of_trace(trace: ExecutionTrace, name: str) -> list[str]:
+def check_trace(trace: ExecutionTrace, name: str) -> list[str]:
     """What is wrong with one rank's trace."""
-    found = structure(trace, name, control=True)
-    return found if not len(trace) else [*found, *_arms(trace, name), *_communication(trace, name)]
+    problems = check_structure(trace, name, control=True)
+    return problems if not len(trace) else [*problems, *_check_arms(trace, name), *_check_communication(trace, name)]
 
 
-def structure(trace: ExecutionTrace, name: str, control: bool) -> list[str]:
+def check_structure(trace: ExecutionTrace, name: str, control: bool) -> list[str]:
     """What keeps a trace from being run: kinds and ids of nodes, dependencies, streams, times.
 
     Without ``control`` circles are of data alone, which alone gate execution: in the reference's own example there are
@@ -65,95 +65,104 @@ def structure(trace: ExecutionTrace, name: str, control: bool) -> list[str]:
     """
     if not len(trace):
         return [f"{name} holds no nodes"]
-    found = [*_kinds(trace, name), *_ids(trace, name)]
-    linked = edges(trace, control)
-    for row, wanted in linked.dangling[:MOST].tolist():
-        found.append(f"{name}: node {trace.ids[row]} depends on {wanted}, which is no node of this trace")
-    found += _rest(len(linked.dangling), name, "dependencies on nodes that are not there")
-    if around := cycle(linked, ordered(linked)):
-        shown = " -> ".join(str(trace.ids[row]) for row in [*around[:6], around[0]])
-        found.append(f"{name}: nodes depend on each other in a circle: {shown}")
-    return [*found, *_streams(trace, name), *_times(trace, name, linked)]
+    problems = [*_check_kinds(trace, name), *_check_ids(trace, name)]
+    dependencies = dependency_edges(trace, control)
+    for row, parent_id in dependencies.dangling[:FINDING_LIMIT].tolist():
+        problems.append(f"{name}: node {trace.ids[row]} depends on {parent_id}, which is no node of this trace")
+    problems += _count_rest(len(dependencies.dangling), name, "dependencies on nodes that are not there")
+    if rows_in_cycle := find_cycle(dependencies, topological_order(dependencies)):
+        ids = " -> ".join(str(trace.ids[row]) for row in [*rows_in_cycle[:6], rows_in_cycle[0]])
+        problems.append(f"{name}: nodes depend on each other in a circle: {ids}")
+    return [*problems, *_check_streams(trace, name), *_check_times(trace, name, dependencies)]
 
 
-def _rest(count: int, name: str, what: str) -> list[str]:
-    return [f"{name}: {count - MOST:,} more {what}"] if count > MOST else []
+def _count_rest(count: int, name: str, what: str) -> list[str]:
+    return [f"{name}: {count - FINDING_LIMIT:,} more {what}"] if count > FINDING_LIMIT else []
 
 
-def _kinds(trace: ExecutionTrace, name: str) -> Iterator[str]:
+def _check_kinds(trace: ExecutionTrace, name: str) -> Iterator[str]:
     unknown = np.flatnonzero((trace.kind <= NodeKind.INVALID) | (trace.kind > max(NodeKind)))
-    for row in unknown[:MOST].tolist():
+    for row in unknown[:FINDING_LIMIT].tolist():
         kind = int(trace.kind[row])
-        known = ", ".join(f"{each.value} {each.name}" for each in NodeKind if each)
-        yield f"{name}: node {trace.ids[row]} has type {kind}, which is none of {known}"
-    yield from _rest(len(unknown), name, "nodes of no known type")
+        kinds = ", ".join(f"{kind.value} {kind.name}" for kind in NodeKind if kind)
+        yield f"{name}: node {trace.ids[row]} has type {kind}, which is none of {kinds}"
+    yield from _count_rest(len(unknown), name, "nodes of no known type")
 
 
-def _ids(trace: ExecutionTrace, name: str) -> Iterator[str]:
+def _check_ids(trace: ExecutionTrace, name: str) -> Iterator[str]:
     ids, counts = np.unique(trace.ids, return_counts=True)
     twice = ids[counts > 1]
-    for each in twice[:MOST].tolist():
-        rows = np.flatnonzero(trace.ids == each)[:2].tolist()
-        yield f"{name}: node {each} is there twice ({trace.name_of(rows[0])!r} and {trace.name_of(rows[1])!r})"
-    yield from _rest(len(twice), name, "ids that are there twice")
+    for id in twice[:FINDING_LIMIT].tolist():
+        rows = np.flatnonzero(trace.ids == id)[:2].tolist()
+        yield f"{name}: node {id} is there twice ({trace.name_of(rows[0])!r} and {trace.name_of(rows[1])!r})"
+    yield from _count_rest(len(twice), name, "ids that are there twice")
 
 
-def _arms(trace: ExecutionTrace, name: str) -> Iterator[str]:
+def _check_arms(trace: ExecutionTrace, name: str) -> Iterator[str]:
     """Attributes that ASTRA-sim's feeder would read as 0, because they stand in another arm of the value."""
-    for attribute, arm in FEEDER.items():
+    for attribute, arm in FEEDER_ARMS.items():
         number = trace.names.get(attribute, -1)
-        places = np.flatnonzero((trace.attributes.name == number) & (trace.attributes.arm != ARMS[arm].field))
-        if len(places):
-            row = int(np.searchsorted(trace.attributes.offsets, places[0], "right") - 1)
-            field = int(trace.attributes.arm[places[0]])
-            is_now = arm_name(field) if field else "nothing"
-            more = f", and {len(places) - 1:,} more nodes" if len(places) > 1 else ""
-            yield f"{name}: node {trace.ids[row]}{more}: {attribute} is of kind {is_now}; readers want {arm} and take 0"
+        indices = np.flatnonzero((trace.attributes.name == number) & (trace.attributes.arm != ARMS[arm].field))
+        if len(indices):
+            row = int(np.searchsorted(trace.attributes.offsets, indices[0], "right") - 1)
+            field = int(trace.attributes.arm[indices[0]])
+            actual = arm_name(field) if field else "nothing"
+            more_nodes = f", and {len(indices) - 1:,} more nodes" if len(indices) > 1 else ""
+            yield (
+                f"{name}: node {trace.ids[row]}{more_nodes}: {attribute} is of kind {actual}; "
+                f"readers want {arm} and take 0"
+            )
 
 
-def _communication(trace: ExecutionTrace, name: str) -> Iterator[str]:
+def _check_communication(trace: ExecutionTrace, name: str) -> Iterator[str]:
     """Communication that does not say what it is."""
     collective = trace.kind == NodeKind.COMM_COLL
     kinds = trace.column("comm_type", -1, "int64")
-    bad = np.flatnonzero(collective & ~np.isin(kinds, [each.value for each in CollectiveKind]))
-    for row in bad[:MOST].tolist():
-        told = f"has comm_type {kinds[row]}, which is no collective" if kinds[row] != -1 else "has no comm_type"
-        yield f"{name}: node {trace.ids[row]} ({trace.name_of(row)!r}) {told}; known are 0 to {max(CollectiveKind)}"
-    yield from _rest(len(bad), name, "collectives of no known kind")
+    bad = np.flatnonzero(collective & ~np.isin(kinds, [kind.value for kind in CollectiveKind]))
+    for row in bad[:FINDING_LIMIT].tolist():
+        fault = f"has comm_type {kinds[row]}, which is no collective" if kinds[row] != -1 else "has no comm_type"
+        yield f"{name}: node {trace.ids[row]} ({trace.name_of(row)!r}) {fault}; known are 0 to {max(CollectiveKind)}"
+    yield from _count_rest(len(bad), name, "collectives of no known kind")
     sizes = trace.column("comm_size", -1, "int64")
     messages = np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV))
     sized = (collective & (kinds != CollectiveKind.BARRIER)) | messages
-    for row in np.flatnonzero(sized & (sizes < 0))[:MOST].tolist():
+    for row in np.flatnonzero(sized & (sizes < 0))[:FINDING_LIMIT].tolist():
         yield f"{name}: node {trace.ids[row]} ({trace.name_of(row)!r}) has no comm_size, or one below 0"
     for kind, end in ((NodeKind.COMM_SEND, "comm_dst"), (NodeKind.COMM_RECV, "comm_src")):
-        lost = np.flatnonzero((trace.kind == kind) & (trace.column(end, -1, "int32") < 0))
-        for row in lost[:MOST].tolist():
+        no_peer = np.flatnonzero((trace.kind == kind) & (trace.column(end, -1, "int32") < 0))
+        for row in no_peer[:FINDING_LIMIT].tolist():
             yield f"{name}: node {trace.ids[row]} ({trace.name_of(row)!r}) has no {end}: the rank at its other end"
 
 
-def _streams(trace: ExecutionTrace, name: str) -> Iterator[str]:
+def _check_streams(trace: ExecutionTrace, name: str) -> Iterator[str]:
     """Nodes that ran beside each other on one stream, which runs one at a time."""
     if not trace.start_us.any():
         return
     streams, end = trace.column("stream", -1, "int64"), trace.exact_start_us + trace.exact_us
-    apart = np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV))
-    rows = np.flatnonzero((streams >= 0) & ~apart & (trace.exact_us > 0))
+    is_message = np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV))
+    rows = np.flatnonzero((streams >= 0) & ~is_message & (trace.exact_us > 0))
     rows = rows[np.lexsort((trace.exact_start_us[rows], streams[rows]))]
     before, after = rows[:-1], rows[1:]
-    bad = (streams[before] == streams[after]) & (trace.exact_start_us[after] < end[before] - ROUNDED_US)
-    for one, other in zip(before[bad][:MOST].tolist(), after[bad][:MOST].tolist(), strict=True):
-        yield (f"{name}: node {trace.ids[other]} ({trace.name_of(other)!r}) begins on stream {streams[other]} while "
-               f"node {trace.ids[one]} ({trace.name_of(one)!r}) still runs there")  # fmt: skip
-    yield from _rest(int(bad.sum()), name, "nodes that run beside another on their stream")
+    bad = (streams[before] == streams[after]) & (trace.exact_start_us[after] < end[before] - TIMESTAMP_ROUNDING_US)
+    for first, second in zip(before[bad][:FINDING_LIMIT].tolist(), after[bad][:FINDING_LIMIT].tolist(), strict=True):
+        yield (f"{name}: node {trace.ids[second]} ({trace.name_of(second)!r}) begins on stream {streams[second]} while "
+               f"node {trace.ids[first]} ({trace.name_of(first)!r}) still runs there")  # fmt: skip
+    yield from _count_rest(int(bad.sum()), name, "nodes that run beside another on their stream")
 
 
-def _times(trace: ExecutionTrace, name: str, found: Edges) -> Iterator[str]:
+def _check_times(trace: ExecutionTrace, name: str, dependencies: Edges) -> Iterator[str]:
     """Nodes that began before a node that they wait for."""
     if not trace.start_us.any():
         return
     start = trace.exact_start_us
-    bad = found.data & (start[found.parent] > start[found.child] + ROUNDED_US) & (start[found.child] > 0)
-    for child, parent in zip(found.child[bad][:MOST].tolist(), found.parent[bad][:MOST].tolist(), strict=True):
+    bad = (
+        dependencies.data
+        & (start[dependencies.parent] > start[dependencies.child] + TIMESTAMP_ROUNDING_US)
+        & (start[dependencies.child] > 0)
+    )
+    for child, parent in zip(
+        dependencies.child[bad][:FINDING_LIMIT].tolist(), dependencies.parent[bad][:FINDING_LIMIT].tolist(), strict=True
+    ):
         yield (f"{name}: node {trace.ids[child]} ({trace.name_of(child)!r}) depends on node {trace.ids[parent]}, which "
                f"began {start[parent] - start[child]:.6g} us later")  # fmt: skip
-    yield from _rest(int(bad.sum()), name, "nodes that began before what they depend on")
+    yield from _count_rest(int(bad.sum()), name, "nodes that began before what they depend on")

@@ -18,7 +18,7 @@ SHARE = "opcast_share"
 """The attribute (double) that says which part of its op's time a kernel takes; without it all."""
 GAP = "host_gap"
 """What stands in :data:`OP` of time in which a stream waits for the host."""
-HANDS_OVER = re.compile(r"c10d::|_?c10d_functional::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
+COLLECTIVE_HANDOVER = re.compile(r"c10d::|_?c10d_functional::|record_param_comms|(?:gloo|nccl|mpi|ucc):")
 """Operators of a host that hand a collective over to another thread or a device, or wait for it."""
 PROCESSOR = "processor"
 """The attribute (bool) of a trace whose device is the processor that its host runs on."""
@@ -27,7 +27,7 @@ NOTE = "note"
 BLIND = "blind"
 """The attribute (bool) of a trace whose profile has no kernels, though a device ran: its compute is not known."""
 COMPUTE = ("gemm", "attention", "elementwise", "other")
-COLLECTIVES = tuple(each.name.lower() for each in CollectiveKind)
+COLLECTIVES = tuple(kind.name.lower() for kind in CollectiveKind)
 CLASSES = (*COMPUTE, "memory", "gap", "host", *COLLECTIVES, "collective", "send_recv", "metadata")
 _FAMILIES = {"gemm": "gemm", "attention": "attention", "pointwise": "elementwise", "norm": "elementwise",
              "optimizer": "elementwise", "copy": "memory"}  # fmt: skip
@@ -44,7 +44,7 @@ _PATTERNS = tuple((name, re.compile("|".join(words.split()), re.IGNORECASE)) for
 
 def class_of_name(name: str) -> str:
     """The class of a compute node by its name."""
-    return next((found for found, pattern in _PATTERNS if pattern.search(name)), "other")
+    return next((label for label, pattern in _PATTERNS if pattern.search(name)), "other")
 
 
 def class_of_op(text: str) -> str:
@@ -58,44 +58,48 @@ def class_of_op(text: str) -> str:
     return "host" if family == "host" else _FAMILIES.get(family, "other")
 
 
-def classes(trace: ExecutionTrace) -> np.ndarray:
+def class_codes(trace: ExecutionTrace) -> np.ndarray:
     """The class of each node, as its place in :data:`CLASSES` [n]."""
-    found = _by_word(
+    codes = _codes_of_words(
         trace.name, {int(n): class_of_name(trace.words[n]) for n in np.unique(trace.name)}, len(trace.words)
     )
     ops = trace.text(OP)
-    known = np.unique(ops[ops >= 0])
-    by_op = _by_word(np.maximum(ops, 0), {int(n): class_of_op(trace.words[n]) for n in known}, len(trace.words))
-    found = np.where(ops >= 0, by_op, found)
+    op_words = np.unique(ops[ops >= 0])
+    by_op = _codes_of_words(
+        np.maximum(ops, 0), {int(n): class_of_op(trace.words[n]) for n in op_words}, len(trace.words)
+    )
+    codes = np.where(ops >= 0, by_op, codes)
     host = trace.column("is_cpu_op", False, "bool").astype(bool)
-    found = np.where(host, CLASSES.index("host"), found)
+    codes = np.where(host, CLASSES.index("host"), codes)
     memory = np.isin(trace.kind, (NodeKind.MEM_LOAD, NodeKind.MEM_STORE))
-    found = np.where(memory, CLASSES.index("memory"), found)
+    codes = np.where(memory, CLASSES.index("memory"), codes)
     collective = trace.column("comm_type", -1, "int64")
     first = CLASSES.index(COLLECTIVES[0])
-    is_one = (trace.kind == NodeKind.COMM_COLL) & (collective >= 0) & (collective < len(COLLECTIVES)) & ~host
-    found = np.where(is_one, first + np.clip(collective, 0, len(COLLECTIVES) - 1), found)
-    untold = (trace.kind == NodeKind.COMM_COLL) & ~is_one & ~host
-    found = np.where(untold, CLASSES.index("collective"), found)  # which one the trace does not say
-    found = np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), CLASSES.index("send_recv"), found)
-    found = np.where((ops >= 0) & (by_op == CLASSES.index("gap")), CLASSES.index("gap"), found)
-    made: np.ndarray = np.where(trace.kind <= NodeKind.METADATA, CLASSES.index("metadata"), found)
-    return made
+    is_known_collective = (
+        (trace.kind == NodeKind.COMM_COLL) & (collective >= 0) & (collective < len(COLLECTIVES)) & ~host
+    )
+    codes = np.where(is_known_collective, first + np.clip(collective, 0, len(COLLECTIVES) - 1), codes)
+    is_unknown_collective = (trace.kind == NodeKind.COMM_COLL) & ~is_known_collective & ~host
+    codes = np.where(is_unknown_collective, CLASSES.index("collective"), codes)  # which one the trace does not say
+    codes = np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), CLASSES.index("send_recv"), codes)
+    codes = np.where((ops >= 0) & (by_op == CLASSES.index("gap")), CLASSES.index("gap"), codes)
+    result: np.ndarray = np.where(trace.kind <= NodeKind.METADATA, CLASSES.index("metadata"), codes)
+    return result
 
 
-def _by_word(words: np.ndarray, named: Mapping[int, str], count: int) -> np.ndarray:
+def _codes_of_words(words: np.ndarray, classes: Mapping[int, str], count: int) -> np.ndarray:
     table = np.zeros(count, np.int64)
-    for number, name in named.items():
+    for number, name in classes.items():
         table[number] = CLASSES.index(name)
-    made: np.ndarray = table[words]
-    return made
+    codes: np.ndarray = table[words]
+    return codes
 
 
 def is_network(codes: np.ndarray) -> np.ndarray:
     """Whether nodes of these classes communicate."""
     first, last = CLASSES.index(COLLECTIVES[0]), CLASSES.index("send_recv")
-    made: np.ndarray = (codes >= first) & (codes <= last)
-    return made
+    communicates: np.ndarray = (codes >= first) & (codes <= last)
+    return communicates
 
 
 def on_processor(trace: ExecutionTrace) -> bool:
@@ -113,22 +117,22 @@ def is_blind(trace: ExecutionTrace) -> bool:
     return any(name == BLIND for name, _, _ in trace.about.items(0, trace.words))
 
 
-def working(trace: ExecutionTrace, codes: np.ndarray) -> np.ndarray:
+def is_work(trace: ExecutionTrace, codes: np.ndarray) -> np.ndarray:
     """Whether each node is work: of the device, and of a run on a processor alone (:data:`PROCESSOR`) its operators.
 
     Operators that hand a collective over, or wait for one, are none: while it runs they only stand still.
     """
-    found = is_device_work(codes)
+    is_working = is_device_work(codes)
     if on_processor(trace):
-        stands = np.zeros(len(trace.words), bool)
-        named = np.unique(trace.name)
-        stands[named] = [bool(HANDS_OVER.match(trace.words[int(number)])) for number in named]
-        found = found | ((codes == CLASSES.index("host")) & ~stands[trace.name])
-    return found
+        hands_over = np.zeros(len(trace.words), bool)
+        names = np.unique(trace.name)
+        hands_over[names] = [bool(COLLECTIVE_HANDOVER.match(trace.words[int(number)])) for number in names]
+        is_working = is_working | ((codes == CLASSES.index("host")) & ~hands_over[trace.name])
+    return is_working
 
 
 def is_device_work(codes: np.ndarray) -> np.ndarray:
     """Whether a device computes or copies in nodes of these classes."""
-    wanted = [CLASSES.index(each) for each in (*COMPUTE, "memory")]
-    made: np.ndarray = np.isin(codes, wanted)
-    return made
+    device_codes = [CLASSES.index(name) for name in (*COMPUTE, "memory")]
+    is_device: np.ndarray = np.isin(codes, device_codes)
+    return is_device

@@ -6,18 +6,16 @@ Loops run as machine code where numba is installed and there are many nodes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
 
+from .machine_code import compile_loop
 from .schema import TraceFileError
-from .table import ExecutionTrace, SparseRows
+from .table import ExecutionTrace, SparseRows, concatenate
 
-COMPILED_FROM = 20_000  # nodes from which loading numba pays
-BLOCK = 1 << 20  # dependencies that are looked up at a time: memory for millions of them stays small
+COMPILE_FROM_NODES = 20_000  # nodes from which loading numba pays
+EDGES_PER_LOOKUP = 1 << 20  # dependencies that are looked up at a time: memory for millions of them stays small
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,45 +50,40 @@ def sparse(row: np.ndarray, value: np.ndarray, rows: int) -> SparseRows:
     np.cumsum(np.bincount(row, minlength=rows), out=offsets[1:])
     if len(row) < 2 or bool(np.all(row[1:] >= row[:-1])):
         return SparseRows(offsets, value)
-    if len(row) < COMPILED_FROM:
+    if len(row) < COMPILE_FROM_NODES:
         return SparseRows(offsets, value[np.argsort(row, kind="stable")])
-    made = np.empty_like(value)
-    compiled(scatter)(row, value, offsets[:-1].copy(), made)
-    return SparseRows(offsets, made)
+    values = np.empty_like(value)
+    compile_loop(scatter)(row, value, offsets[:-1].copy(), values)
+    return SparseRows(offsets, values)
 
 
-def scatter(row: np.ndarray, value: np.ndarray, free: np.ndarray, made: np.ndarray) -> None:
-    """Values to the places of their rows in ``made``; ``free`` [rows], the first place of each, is used up."""
+def scatter(row: np.ndarray, value: np.ndarray, free: np.ndarray, values: np.ndarray) -> None:
+    """Sort ``value`` by row into ``values``; ``free`` [rows] is each row's next free index, and is used up."""
     for at in range(len(row)):
-        made[free[row[at]]] = value[at]
+        values[free[row[at]]] = value[at]
         free[row[at]] += 1
 
 
-def edges(trace: ExecutionTrace, control: bool = True) -> Edges:
+def dependency_edges(trace: ExecutionTrace, control: bool = True) -> Edges:
     """The dependencies of a trace; without ``control`` those of data alone, as ASTRA-sim's feeder has them."""
     order = None if np.all(trace.ids[1:] > trace.ids[:-1]) else np.argsort(trace.ids, kind="stable")
     ids = trace.ids if order is None else trace.ids[order]
     kinds = (trace.control, trace.data) if control and len(trace.control.values) else (trace.data,)
-    child, wanted = (_together([getattr(rows, name) for rows in kinds]) for name in ("rows", "values"))
+    child, parent_ids = (concatenate([getattr(rows, name) for rows in kinds]) for name in ("rows", "values"))
     data = np.ones(len(child), bool)
     data[: len(child) - len(trace.data.values)] = False
-    parent, found = np.empty(len(wanted), np.int32), np.empty(len(wanted), bool)
-    for begin in range(0, len(wanted), BLOCK):
-        part = slice(begin, begin + BLOCK)
-        place = np.minimum(np.searchsorted(ids, wanted[part]), max(len(ids) - 1, 0))
-        found[part] = ids[place] == wanted[part] if len(ids) else False
-        parent[part] = place if order is None else order[place]
-    none = np.zeros((0, 2), np.uint64)
-    if found.all():
-        return Edges(len(trace), parent, child, data, none, none)
-    missing = np.stack([child[~found].astype(np.uint64), wanted[~found]], axis=1)
-    of_data = data[~found]
-    return Edges(len(trace), parent[found], child[found], data[found], missing[of_data], missing[~of_data])
-
-
-def _together(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns one after another; the column itself where it is alone."""
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+    parent, is_known = np.empty(len(parent_ids), np.int32), np.empty(len(parent_ids), bool)
+    for begin in range(0, len(parent_ids), EDGES_PER_LOOKUP):
+        block = slice(begin, begin + EDGES_PER_LOOKUP)
+        nearest = np.minimum(np.searchsorted(ids, parent_ids[block]), max(len(ids) - 1, 0))
+        is_known[block] = ids[nearest] == parent_ids[block] if len(ids) else False
+        parent[block] = nearest if order is None else order[nearest]
+    no_pairs = np.zeros((0, 2), np.uint64)
+    if is_known.all():
+        return Edges(len(trace), parent, child, data, no_pairs, no_pairs)
+    unknown = np.stack([child[~is_known].astype(np.uint64), parent_ids[~is_known]], axis=1)
+    is_data = data[~is_known]
+    return Edges(len(trace), parent[is_known], child[is_known], data[is_known], unknown[is_data], unknown[~is_data])
 
 
 def kahn(offsets: np.ndarray, children: np.ndarray, waiting: np.ndarray, rank: np.ndarray, order: np.ndarray) -> int:
@@ -108,69 +101,58 @@ def kahn(offsets: np.ndarray, children: np.ndarray, waiting: np.ndarray, rank: n
         row = heapq.heappop(ready)[1]
         order[count] = row
         count += 1
-        for place in range(offsets[row], offsets[row + 1]):
-            child = children[place]
+        for index in range(offsets[row], offsets[row + 1]):
+            child = children[index]
             waiting[child] -= 1
             if waiting[child] == 0:
                 heapq.heappush(ready, (np.int64(rank[child]), np.int64(child)))
     return count
 
 
-def ordered(found: Edges, rank: np.ndarray | None = None) -> np.ndarray:
+def topological_order(edges: Edges, rank: np.ndarray | None = None) -> np.ndarray:
     """Rows in an order that keeps the dependencies; those in or behind a cycle are missing."""
     if rank is None:
-        if np.all(found.parent < found.child):
-            return np.arange(found.nodes)
-        rank = np.arange(found.nodes)
-    children = found.children
-    waiting = np.bincount(found.child, minlength=found.nodes).astype(np.int64)
-    order = np.empty(found.nodes, np.int64)
-    loop = compiled(kahn) if found.nodes >= COMPILED_FROM else kahn
+        if np.all(edges.parent < edges.child):
+            return np.arange(edges.nodes)
+        rank = np.arange(edges.nodes)
+    children = edges.children
+    waiting = np.bincount(edges.child, minlength=edges.nodes).astype(np.int64)
+    order = np.empty(edges.nodes, np.int64)
+    loop = compile_loop(kahn) if edges.nodes >= COMPILE_FROM_NODES else kahn
     count = loop(children.offsets, children.values.astype(np.int64), waiting, rank.astype(np.int64), order)
     return order[:count]
 
 
-def cycle(found: Edges, order: np.ndarray) -> list[int]:
+def find_cycle(edges: Edges, order: np.ndarray) -> list[int]:
     """The rows of one cycle, each the parent of the next; none where every row has its place in the order."""
-    left = np.ones(found.nodes, bool)
-    left[order] = False
-    if not left.any():
+    is_left = np.ones(edges.nodes, bool)
+    is_left[order] = False
+    if not is_left.any():
         return []
-    inside = left[found.parent] & left[found.child]
-    parents = sparse(found.child[inside], found.parent[inside], found.nodes)
-    at, seen = int(np.argmax(left)), dict[int, int]()
-    while at not in seen:
-        seen[at] = len(seen)
-        at = int(parents.row(at)[0])
-    return list(seen)[seen[at] :][::-1]
+    within = is_left[edges.parent] & is_left[edges.child]
+    parents = sparse(edges.child[within], edges.parent[within], edges.nodes)
+    node, visits = int(np.argmax(is_left)), dict[int, int]()
+    while node not in visits:
+        visits[node] = len(visits)
+        node = int(parents.row(node)[0])
+    return list(visits)[visits[node] :][::-1]
 
 
-def topological(trace: ExecutionTrace, name: str, rank: np.ndarray | None = None) -> tuple[Edges, np.ndarray]:
+def sorted_dependencies(trace: ExecutionTrace, name: str, rank: np.ndarray | None = None) -> tuple[Edges, np.ndarray]:
     """Edges of a trace's data, which alone gate execution, and its rows in order.
 
     TraceFileError for a cycle or a parent that is not there.
     """
-    found = edges(trace, control=False)
-    if len(found.dangling):
-        row, wanted = found.dangling[0].tolist()
-        raise TraceFileError(f"{name}: node {trace.ids[row]} depends on {wanted}, which is no node of this trace")
-    order = ordered(found, rank)
-    if around := cycle(found, order):
-        raise TraceFileError(f"{name}: {_around(trace, around)}")
-    return found, order
+    edges = dependency_edges(trace, control=False)
+    if len(edges.dangling):
+        row, parent_id = edges.dangling[0].tolist()
+        raise TraceFileError(f"{name}: node {trace.ids[row]} depends on {parent_id}, which is no node of this trace")
+    order = topological_order(edges, rank)
+    if rows_in_cycle := find_cycle(edges, order):
+        raise TraceFileError(f"{name}: {_describe_cycle(trace, rows_in_cycle)}")
+    return edges, order
 
 
-def _around(trace: ExecutionTrace, around: list[int]) -> str:
-    shown = [str(trace.ids[row]) for row in around[:6]] + (["…"] if len(around) > 6 else [])
-    return f"nodes depend on each other in a circle: {' -> '.join([*shown, shown[0]])}"
-
-
-@cache
-def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop as machine code, kept on disk after the first time; as it stands without numba."""
-    try:
-        import numba
-    except ImportError:
-        return loop
-    made: Callable[..., Any] = numba.njit(cache=True)(loop)
-    return made
+def _describe_cycle(trace: ExecutionTrace, rows: list[int]) -> str:
+    ids = [str(trace.ids[row]) for row in rows[:6]] + (["…"] if len(rows) > 6 else [])
+    return f"nodes depend on each other in a circle: {' -> '.join([*ids, ids[0]])}"

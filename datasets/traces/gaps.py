@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-ROUNDED_US = 1e-6  # less than this is what sums of floats leave
+FLOAT_ROUNDING_US = 1e-6  # less than this is what sums of floats leave
 
 
-class Timed(NamedTuple):
+class TimedNodes(NamedTuple):
     """Nodes in the order of their starts: ``row`` [n] is which of the given ones, ``gap`` [n] whether it is the gap
     before that. ``parents`` [2, k]: (node, node that it waits for), each once."""
 
@@ -20,10 +20,10 @@ class Timed(NamedTuple):
     parents: np.ndarray
 
 
-def filled(
-    start: np.ndarray, end: np.ndarray, child: np.ndarray, parent: np.ndarray, kept: np.ndarray, tie: np.ndarray
-) -> Timed:
-    """Nodes with a gap before each of those in ``kept`` [n] that begins later than its parents have ended.
+def fill_gaps(
+    start: np.ndarray, end: np.ndarray, child: np.ndarray, parent: np.ndarray, may_wait: np.ndarray, tie: np.ndarray
+) -> TimedNodes:
+    """Nodes with a gap before each of those in ``may_wait`` [n] that begins later than its parents have ended.
 
     A gap takes the parents of its node and is its only one. Times in us; a node without parents waits from 0 on. Nodes
     without length that begin together follow each other by ``tie`` [n].
@@ -31,7 +31,7 @@ def filled(
     n = len(start)
     ready = np.zeros(n)
     np.maximum.at(ready, child, end[parent])
-    late = np.flatnonzero((start - ready > ROUNDED_US) & kept)
+    late = np.flatnonzero((start - ready > FLOAT_ROUNDING_US) & may_wait)
     gap = np.full(n, -1)
     gap[late] = n + np.arange(len(late))
     child = np.concatenate([np.where(gap[child] >= 0, gap[child], child), late])
@@ -39,8 +39,8 @@ def filled(
     row = np.concatenate([np.arange(n), late])
     start, end = np.concatenate([start, ready[late]]), np.concatenate([end, start[late]])
     order = np.lexsort((np.concatenate([tie, tie[late]]), end, start))
-    place = np.empty(len(row), np.int64)
-    place[order] = np.arange(len(row))
-    pairs = np.stack([place[child], place[parent]])
+    position = np.empty(len(row), np.int64)
+    position[order] = np.arange(len(row))
+    pairs = np.stack([position[child], position[parent]])
     pairs = np.unique(pairs[:, pairs[0] > pairs[1]], axis=1)  # of nodes without length one may seem to follow itself
-    return Timed(row[order], order >= n, start[order], end[order], pairs)
+    return TimedNodes(row[order], order >= n, start[order], end[order], pairs)

@@ -1,4 +1,4 @@
-"""Rows of a trace taken again and again, and columns changed: what many nodes share is built once."""
+"""Select rows of a trace, each as often as needed, and change its columns: what many nodes share is built once."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from .table import Attributes, ExecutionTrace, SparseRows, Words
 _BITS = {"int64": np.int64, "uint64": np.uint64, "double": np.float64, "int32": np.int64, "bool": np.int64}
 
 
-def taken(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
+def take_rows(trace: ExecutionTrace, rows: np.ndarray) -> ExecutionTrace:
     """The nodes of these rows [n], in this order, as often as they are named; ids as they are."""
     return replace(
         trace,
         **{name: getattr(trace, name)[rows] for name in ("ids", "name", "kind", "start_us", "duration_us")},
         inputs=trace.inputs[rows],
         outputs=trace.outputs[rows],
-        control=_rows(trace.control, rows),
-        data=_rows(trace.data, rows),
-        attributes=_attributes(trace.attributes, rows),
+        control=_take_sparse(trace.control, rows),
+        data=_take_sparse(trace.data, rows),
+        attributes=_take_attributes(trace.attributes, rows),
     )
 
 
-def _places(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _value_indices(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Offsets of the taken rows, and the place of each of their values."""
     lengths = np.diff(offsets)[rows]
-    made = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(lengths, out=made[1:])
-    return made, np.repeat(offsets[rows] - made[:-1], lengths) + np.arange(made[-1])
+    new_offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(lengths, out=new_offsets[1:])
+    return new_offsets, np.repeat(offsets[rows] - new_offsets[:-1], lengths) + np.arange(new_offsets[-1])
 
 
-def _rows(given: SparseRows, rows: np.ndarray) -> SparseRows:
-    offsets, places = _places(given.offsets, rows)
-    return SparseRows(offsets, given.values[places])
+def _take_sparse(column: SparseRows, rows: np.ndarray) -> SparseRows:
+    offsets, indices = _value_indices(column.offsets, rows)
+    return SparseRows(offsets, column.values[indices])
 
 
-def _attributes(given: Attributes, rows: np.ndarray) -> Attributes:
-    offsets, places = _places(given.offsets, rows)
-    columns = {name: getattr(given, name)[places] for name in ("name", "doc", "arm", "value")}
-    return Attributes(offsets, lists=given.lists, **columns)
+def _take_attributes(attributes: Attributes, rows: np.ndarray) -> Attributes:
+    offsets, indices = _value_indices(attributes.offsets, rows)
+    columns = {name: getattr(attributes, name)[indices] for name in ("name", "doc", "arm", "value")}
+    return Attributes(offsets, lists=attributes.lists, **columns)
 
 
 def with_numbers(trace: ExecutionTrace, name: str, arm: str, values: np.ndarray) -> ExecutionTrace:
@@ -50,31 +50,31 @@ def with_numbers(trace: ExecutionTrace, name: str, arm: str, values: np.ndarray)
     words, number = trace.words, trace.words.find(name)
     if number < 0:
         words, number = words.with_text(name)
-    own, n = trace.attributes, len(trace)
-    at = own.offsets[1:]
+    before, n = trace.attributes, len(trace)
+    positions = before.offsets[1:]
     bits = np.ascontiguousarray(values.astype(_BITS[arm])).view(np.int64)
 
-    def filled(column: np.ndarray, added: int | np.ndarray) -> np.ndarray:
-        return np.insert(column, at, added)
+    def insert(column: np.ndarray, value: int | np.ndarray) -> np.ndarray:
+        return np.insert(column, positions, value)
 
-    made = Attributes(own.offsets + np.arange(n + 1), filled(own.name, number), filled(own.doc, 0),
-                      filled(own.arm, ARMS[arm].field), filled(own.value, bits), own.lists)  # fmt: skip
-    return replace(trace, words=words, attributes=made)
+    attributes = Attributes(before.offsets + np.arange(n + 1), insert(before.name, number), insert(before.doc, 0),
+                      insert(before.arm, ARMS[arm].field), insert(before.value, bits), before.lists)  # fmt: skip
+    return replace(trace, words=words, attributes=attributes)
 
 
 def with_words(trace: ExecutionTrace, texts: Mapping[str, str]) -> ExecutionTrace:
     """The trace with other texts in the place of some. The new ones must be no words of it."""
     raw = [trace.words.raw(number) for number in range(len(trace.words))]
     changed = {old.encode(): new.encode() for old, new in texts.items()}
-    raw = [changed.get(each, each) for each in raw]
+    raw = [changed.get(word, word) for word in raw]
     offsets = np.zeros(len(raw) + 1, np.int64)
-    np.cumsum([len(each) for each in raw], out=offsets[1:])
+    np.cumsum([len(word) for word in raw], out=offsets[1:])
     return replace(trace, words=Words(np.frombuffer(b"".join(raw), np.uint8), offsets))
 
 
-def with_values(trace: ExecutionTrace, name: str, meant: np.ndarray) -> ExecutionTrace:
-    """The trace with the numbers of an attribute looked up in ``meant``."""
-    here = trace.attributes.name == trace.names.get(name, -1)
+def with_values(trace: ExecutionTrace, name: str, lookup: np.ndarray) -> ExecutionTrace:
+    """The trace with an attribute's numbers replaced: number ``i`` becomes ``lookup[i]``."""
+    is_named = trace.attributes.name == trace.names.get(name, -1)
     value = trace.attributes.value.copy()
-    value[here] = meant[value[here]]
+    value[is_named] = lookup[value[is_named]]
     return replace(trace, attributes=replace(trace.attributes, value=value))

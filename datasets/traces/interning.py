@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .scanning import BASIS, COMPILED_FROM, compiled, rehash
+from .machine_code import compile_loop
+from .scanning import COMPILE_FROM_BYTES, FNV_BASIS, rehash
 from .table import Words
 
-SMALLEST = 1 << 10
+INITIAL_WORDS = 1 << 10
 
 
 class Interner:
@@ -15,21 +16,21 @@ class Interner:
 
     def __init__(self) -> None:
         self.used = np.array([1], np.int64)
-        self.hashes = np.full(SMALLEST, BASIS, np.int64)
-        self.offsets = np.zeros(SMALLEST + 1, np.int64)
-        self.blob = np.zeros(SMALLEST, np.uint8)
-        self.table = np.full(2 * SMALLEST, -1, np.int32)
+        self.hashes = np.full(INITIAL_WORDS, FNV_BASIS, np.int64)
+        self.offsets = np.zeros(INITIAL_WORDS + 1, np.int64)
+        self.blob = np.zeros(INITIAL_WORDS, np.uint8)
+        self.table = np.full(2 * INITIAL_WORDS, -1, np.int32)
         rehash(self.hashes, 1, self.table)
 
     def room(self, words: int, size_bytes: int) -> None:
         """See that so many more words, of so many bytes together, fit."""
         count = int(self.used[0])
-        self.hashes = _grown(self.hashes, count + words)
-        self.offsets = _grown(self.offsets, count + words + 1)
-        self.blob = _grown(self.blob, int(self.offsets[count]) + size_bytes)
+        self.hashes = _grow(self.hashes, count + words)
+        self.offsets = _grow(self.offsets, count + words + 1)
+        self.blob = _grow(self.blob, int(self.offsets[count]) + size_bytes)
         if 2 * (count + words) > len(self.table):
             self.table = np.full(1 << (2 * (count + words) - 1).bit_length(), -1, np.int32)
-            (compiled("rehash") if count > COMPILED_FROM else rehash)(self.hashes, count, self.table)
+            (compile_loop(rehash) if count > COMPILE_FROM_BYTES else rehash)(self.hashes, count, self.table)
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -56,13 +57,13 @@ class WordList:
     def words(self) -> Words:
         """All texts by number."""
         offsets = np.zeros(len(self.numbers) + 1, np.int64)
-        np.cumsum([len(each) for each in self.numbers], out=offsets[1:])
+        np.cumsum([len(text) for text in self.numbers], out=offsets[1:])
         return Words(np.frombuffer(b"".join(self.numbers), np.uint8), offsets)
 
 
-def _grown(array: np.ndarray, length: int) -> np.ndarray:
+def _grow(array: np.ndarray, length: int) -> np.ndarray:
     if len(array) >= length:
         return array
-    made = np.empty(max(length, len(array) * 3 // 2), array.dtype)
-    made[: len(array)] = array
-    return made
+    longer = np.empty(max(length, len(array) * 3 // 2), array.dtype)
+    longer[: len(array)] = array
+    return longer

@@ -23,17 +23,17 @@ from ..sources.kineto import Event, kernels_of_calls
 from ..sources.kineto_ops import Unmapped, op_of
 from .builder import Attribute, TraceBuilder
 from .classes import BLIND, GAP, NOTE, OP, PROCESSOR, SHARE
-from .gaps import ROUNDED_US, filled
-from .matching import HostMatch, match
+from .gaps import FLOAT_ROUNDING_US, fill_gaps
+from .matching import HostMatch, match_host
 from .profiles import (
     COPIES,
     LAUNCHES,
     ON_DEVICE,
     OWN_OP,
-    WAITS,
+    SYNCHRONIZING_CALLS,
     Profile,
     collective_of,
-    continued,
+    continuations,
     correlation,
     end_us,
     is_collective,
@@ -75,21 +75,21 @@ class _Edges:
         self.counts: Counter[str] = Counter()
 
     def add(self, sort: str, child: int, parent: int) -> bool:
-        if child == parent or self.end[parent] > self.start[child] + ROUNDED_US:
+        if child == parent or self.end[parent] > self.start[child] + FLOAT_ROUNDING_US:
             return False
         self.pairs.append((child, parent))
         self.counts[sort] += 1
         return True
 
 
-def link(
+def link_profile(
     profile: Profile, host: HostMatch | None = None, origin_us: float | None = None
 ) -> tuple[ExecutionTrace, LinkReport]:
     """The execution trace of a profile, and what was linked. Times count from ``origin_us`` (default: its first event).
 
     TraceFileError for a profile in which nothing can be told apart.
     """
-    host_events = [*profile.host, *continued(profile.host)]
+    host_events = [*profile.host, *continuations(profile.host)]
     events = [*host_events, *profile.device]
     if not events:
         raise TraceFileError(f"{profile.path} has no events")
@@ -100,40 +100,40 @@ def link(
     order = np.lexsort((-stop, begin))
     for row in order.tolist():
         lanes.setdefault(lane(events[row]), []).append(row)
-    launcher = _launchers(events, len(host_events))
-    start, end, waited = _own_times(events, lanes, launcher, begin, stop)
-    found = _Edges(start, end)
+    launcher = _launch_calls(events, len(host_events))
+    start, end, kernel_waited_for = _node_times(events, lanes, launcher, begin, stop)
+    edges = _Edges(start, end)
     for rows in lanes.values():
         for before, after in itertools.pairwise(rows):
-            found.add("order", after, before)
+            edges.add("order", after, before)
     for kernel, call in launcher.items():
-        found.add("launch", kernel, call)
-    for call, kernel in waited.items():
-        found.add("wait", call, kernel)
+        edges.add("launch", kernel, call)
+    for call, kernel in kernel_waited_for.items():
+        edges.add("wait", call, kernel)
     streams = {key: rows for key, rows in lanes.items() if key[0] == "device"}
-    _across_streams(events, streams, launcher, begin, found)
-    _across_threads({key: rows for key, rows in lanes.items() if key[0] == "host"}, found)
-    pairs = np.array(found.pairs, np.int64).reshape(-1, 2)
+    _link_streams(events, streams, launcher, begin, edges)
+    _link_threads({key: rows for key, rows in lanes.items() if key[0] == "host"}, edges)
+    pairs = np.array(edges.pairs, np.int64).reshape(-1, 2)
     tie = np.empty(len(events), np.int64)
     tie[order] = np.arange(len(events))
     everything = np.ones(len(events), bool)
-    timed = filled(start - origin, end - origin, pairs[:, 0], pairs[:, 1], everything, tie)
-    trace = _built(profile, events, host, lanes, timed)
+    timed = fill_gaps(start - origin, end - origin, pairs[:, 0], pairs[:, 1], everything, tie)
+    trace = _build_trace(profile, events, host, lanes, timed)
     matched = sum(row in host.rows for row in range(len(profile.host))) if host else 0
-    report = LinkReport(len(trace), len(profile.device), len(launcher), len(profile.host), matched, dict(found.counts),
+    report = LinkReport(len(trace), len(profile.device), len(launcher), len(profile.host), matched, dict(edges.counts),
                         float(np.sum((timed.end - timed.start)[timed.gap])), profile.note)  # fmt: skip
     return trace, report
 
 
-def _launchers(events: list[Event], hosts: int) -> dict[int, int]:
+def _launch_calls(events: list[Event], hosts: int) -> dict[int, int]:
     """The call that launched each device event, by row, where the profile tells."""
     calls = {correlation(event): row for row, event in enumerate(events[:hosts])
              if event.get("cat") in LAUNCHES and correlation(event) is not None}  # fmt: skip
-    found = {row: calls.get(correlation(event)) for row, event in enumerate(events[hosts:], hosts)}
-    return {row: call for row, call in found.items() if call is not None}
+    calls_of_kernels = {row: calls.get(correlation(event)) for row, event in enumerate(events[hosts:], hosts)}
+    return {row: call for row, call in calls_of_kernels.items() if call is not None}
 
 
-def _own_times(
+def _node_times(
     events: list[Event], lanes: Mapping[tuple[str, ...], list[int]], launcher: Mapping[int, int], begin: np.ndarray,
     stop: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, dict[int, int]]:  # fmt: skip
@@ -156,21 +156,24 @@ def _own_times(
             end[call] = min(end[call], begin[kernel])
     kernels = sorted(launcher, key=lambda row: stop[row])
     ends = [float(stop[row]) for row in kernels]
-    waited = {}
+    kernel_waited_for = {}
     for row, event in enumerate(events):
-        if event.get("cat") in LAUNCHES and WAITS.match(event["name"]):
-            place = last_before(ends, float(stop[row]))
-            while place >= 0 and begin[launcher[kernels[place]]] > begin[row]:
-                place -= 1
-            if place >= 0 and ends[place] > begin[row]:
-                waited[row] = kernels[place]
-                start[row] = min(ends[place], end[row]) if end[row] > ends[place] else end[row]
-    return start, end, {call: kernel for call, kernel in waited.items() if end[kernel] <= start[call] + ROUNDED_US}
+        if event.get("cat") in LAUNCHES and SYNCHRONIZING_CALLS.match(event["name"]):
+            index = last_before(ends, float(stop[row]))
+            while index >= 0 and begin[launcher[kernels[index]]] > begin[row]:
+                index -= 1
+            if index >= 0 and ends[index] > begin[row]:
+                kernel_waited_for[row] = kernels[index]
+                start[row] = min(ends[index], end[row]) if end[row] > ends[index] else end[row]
+    ended = {
+        call: kernel for call, kernel in kernel_waited_for.items() if end[kernel] <= start[call] + FLOAT_ROUNDING_US
+    }
+    return start, end, ended
 
 
-def _across_streams(
+def _link_streams(
     events: list[Event], streams: Mapping[tuple[str, ...], list[int]], launcher: Mapping[int, int], begin: np.ndarray,
-    found: _Edges,
+    edges: _Edges,
 ) -> None:  # fmt: skip
     """Collectives wait for what was launched on other streams before them; compute for collectives that have ended.
 
@@ -178,43 +181,43 @@ def _across_streams(
     """
     launched: dict[tuple[str, ...], tuple[list[float], list[int]]] = {}
     for key, rows in streams.items():
-        own = sorted((float(begin[launcher[row]]), row) for row in rows if row in launcher)
-        launched[key] = [at for at, _ in own], [row for _, row in own]
-    told = sorted(float(e["ts"]) for e in events if e.get("cat") in LAUNCHES and "StreamWaitEvent" in e["name"])
+        launches = sorted((float(begin[launcher[row]]), row) for row in rows if row in launcher)
+        launched[key] = [at for at, _ in launches], [row for _, row in launches]
+    stream_waits = sorted(float(e["ts"]) for e in events if e.get("cat") in LAUNCHES and "StreamWaitEvent" in e["name"])
     for key, (times, rows) in launched.items():
         before = -np.inf
         for at, row in zip(times, rows, strict=True):
-            place = last_before(told, at)
-            if is_collective(events[row]) or (place >= 0 and told[place] > before):
-                for other, (other_times, other_rows) in launched.items():
+            last_wait = last_before(stream_waits, at)
+            if is_collective(events[row]) or (last_wait >= 0 and stream_waits[last_wait] > before):
+                for other_key, (other_times, other_rows) in launched.items():
                     last = last_before(other_times, at)
-                    if other != key and other[:2] == key[:2] and last >= 0:
-                        found.add("stream", row, other_rows[last])
+                    if other_key != key and other_key[:2] == key[:2] and last >= 0:
+                        edges.add("stream", row, other_rows[last])
             before = at
 
 
-def _across_threads(threads: Mapping[tuple[str, ...], list[int]], found: _Edges) -> None:
+def _link_threads(threads: Mapping[tuple[str, ...], list[int]], edges: _Edges) -> None:
     """A thread that did nothing for long goes on from what ended last on another one."""
-    ends = {key: sorted((float(found.end[row]), row) for row in rows) for key, rows in threads.items()}
+    ends = {key: sorted((float(edges.end[row]), row) for row in rows) for key, rows in threads.items()}
     for key, rows in threads.items():
         for before, row in zip([None, *rows[:-1]], rows, strict=True):
-            if before is not None and found.start[row] - found.end[before] < THREAD_WAITS_US:
+            if before is not None and edges.start[row] - edges.end[before] < THREAD_WAITS_US:
                 continue
             best = None
-            for other, known in ends.items():
-                place = last_before([end for end, _ in known], float(found.start[row])) if other != key else -1
-                while place >= 0 and found.start[known[place][1]] >= found.start[row]:
-                    place -= 1  # took no time at this very moment: neither of the two came first
-                if place >= 0 and (best is None or known[place] > best):
-                    best = known[place]
+            for other_key, other_ends in ends.items():
+                index = last_before([end for end, _ in other_ends], float(edges.start[row])) if other_key != key else -1
+                while index >= 0 and edges.start[other_ends[index][1]] >= edges.start[row]:
+                    index -= 1  # took no time at this very moment: neither of the two came first
+                if index >= 0 and (best is None or other_ends[index] > best):
+                    best = other_ends[index]
             if best is not None:
-                found.add("thread", row, best[1])
+                edges.add("thread", row, best[1])
 
 
 # --- nodes ---------------------------------------------------------------------------------------------
 
 
-def _built(
+def _build_trace(
     profile: Profile,
     events: list[Event],
     host: HostMatch | None,
@@ -223,7 +226,7 @@ def _built(
 ) -> ExecutionTrace:
     numbers = {key: number for number, key in enumerate(sorted(lanes))}
     lane_of = {row: key for key, rows in lanes.items() for row in rows}
-    ops = _ops(profile)
+    ops = _kernel_ops(profile)
     about: list[Attribute] = [("schema", "string", "linked"), ("source", "string", profile.path.name)]
     about += [(NOTE, "string", profile.note)] if profile.note else []
     if profile.blind:
@@ -235,30 +238,35 @@ def _built(
     for child, parent in timed.parents.T.tolist():
         parents[child].append(parent + 1)
     columns = zip(timed.row.tolist(), timed.gap.tolist(), timed.start.tolist(), timed.end.tolist(), strict=True)
-    for place, (row, gap, start, end) in enumerate(columns):
+    for index, (row, gap, start, end) in enumerate(columns):
         event, key = events[row], lane_of[row]
         on_host = key[0] == "host"
-        own = event["args"].get(OWN_OP)
-        at: list[Attribute] = [("is_cpu_op", "bool", on_host and (gap or own is None)), *_where(key, numbers[key])]
-        times = {"start_us": start, "duration_us": max(end - start, 0.0), "data": parents[place]}
+        processor_op = event["args"].get(OWN_OP)
+        attributes: list[Attribute] = [
+            ("is_cpu_op", "bool", on_host and (gap or processor_op is None)),
+            *_lane_attributes(key, numbers[key]),
+        ]
+        times = {"start_us": start, "duration_us": max(end - start, 0.0), "data": parents[index]}
         if gap:
-            builder.add(place + 1, GAP, attributes=[*at, (OP, "string", GAP)], **times)
+            builder.add(index + 1, GAP, attributes=[*attributes, (OP, "string", GAP)], **times)
         elif on_host:
-            told = host.told(row) if host else None
-            sides: dict[str, Any] = {} if told is None else {"inputs": told.inputs, "outputs": told.outputs}
-            if told is None and event["args"].get("Input Dims"):
+            host_node = host.host_node(row) if host else None
+            sides: dict[str, Any] = {}
+            if host_node is not None:
+                sides = {"inputs": host_node.inputs, "outputs": host_node.outputs}
+            if host_node is None and event["args"].get("Input Dims"):
                 sides = {"inputs": ["[]", repr(event["args"]["Input Dims"]), repr(event["args"].get("Input type", []))]}
-            more = [] if told is None else list(told.attributes)
-            at.append(("inclusive_us", "double", float(event["dur"])))
-            at += _op_told(own) if own is not None else []
-            builder.add(place + 1, event["name"], attributes=[*at, *more], **sides, **times)
+            extra = [] if host_node is None else list(host_node.attributes)
+            attributes.append(("inclusive_us", "double", float(event["dur"])))
+            attributes += _op_attributes(processor_op) if processor_op is not None else []
+            builder.add(index + 1, event["name"], attributes=[*attributes, *extra], **sides, **times)
         else:
-            kind, more = _device_node(event, ops.get(correlation(event)))
-            builder.add(place + 1, event["name"], kind, attributes=[*at, *more], **times)
+            kind, extra = _device_node(event, ops.get(correlation(event)))
+            builder.add(index + 1, event["name"], kind, attributes=[*attributes, *extra], **times)
     return builder.trace()
 
 
-def _where(key: tuple[str, ...], number: int) -> list[Attribute]:
+def _lane_attributes(key: tuple[str, ...], number: int) -> list[Attribute]:
     if key[0] == "host":
         return [("tid", "uint64", number)]
     return [("stream", "int64", int(key[2]) if key[2].isdigit() else number)]
@@ -267,43 +275,44 @@ def _where(key: tuple[str, ...], number: int) -> list[Attribute]:
 def _device_node(event: Event, op: tuple[Op, float] | None) -> tuple[NodeKind, list[Attribute]]:
     kind = collective_of(event)
     if kind is not None:
-        told: list[Attribute] = [("comm_type", "int64", kind), ("comm_size", "int64", size_of_call(event))]
+        attributes: list[Attribute] = [("comm_type", "int64", kind), ("comm_size", "int64", size_of_call(event))]
         group = event["args"].get("Process Group Name")
-        return NodeKind.COMM_COLL, [*told, *([("pg_name", "string", str(group))] if group is not None else [])]
+        return NodeKind.COMM_COLL, [*attributes, *([("pg_name", "string", str(group))] if group is not None else [])]
     if is_collective(event):  # RCCL's names do not tell which, where the profiler kept no arguments
         return NodeKind.COMM_COLL, []
     if event.get("cat") in COPIES:
-        moved = event["args"].get("bytes")
-        size: list[Attribute] = [("tensor_size", "uint64", moved)] if isinstance(moved, int) and moved >= 0 else []
+        size_bytes = event["args"].get("bytes")
+        has_size = isinstance(size_bytes, int) and size_bytes >= 0
+        size: list[Attribute] = [("tensor_size", "uint64", size_bytes)] if has_size else []
         name = event["name"].lower()
         return (NodeKind.MEM_LOAD if "htod" in name else NodeKind.MEM_STORE if "dtoh" in name else NodeKind.COMP), size
     if op is None:
         return NodeKind.COMP, []
-    made, share = op
-    return NodeKind.COMP, [*_op_told(made), (SHARE, "double", share)]
+    kernel_op, share = op
+    return NodeKind.COMP, [*_op_attributes(kernel_op), (SHARE, "double", share)]
 
 
-def _op_told(op: Op) -> list[Attribute]:
+def _op_attributes(op: Op) -> list[Attribute]:
     return [("num_ops", "int64", int(op.cost.flops)), ("tensor_size", "uint64", int(op.cost.bytes)),
             (OP, "string", json.dumps(op.to_dict()))]  # fmt: skip
 
 
-def _ops(profile: Profile) -> dict[Any, tuple[Op, float]]:
+def _kernel_ops(profile: Profile) -> dict[Any, tuple[Op, float]]:
     """The op of each kernel that belongs to one, by correlation, and the kernel's share of its time."""
     kernels = [e for e in profile.device if correlation(e) is not None and not is_collective(e)]
-    found: dict[Any, tuple[Op, float]] = {}
+    op_of_kernel: dict[Any, tuple[Op, float]] = {}
     for call, members in kernels_of_calls([*profile.host, *profile.device], kernels):
         total_us = sum(float(event["dur"]) for event in members)
         try:
             op = op_of(call) if call.name else None
             if op is None or not total_us:
                 continue
-            made = make_op(op.kind, op.dtype, op.out_dtype, **op.dims)
+            call_op = make_op(op.kind, op.dtype, op.out_dtype, **op.dims)
         except (Unmapped, OpError):
             continue
         for event in members:
-            found[correlation(event)] = made, float(event["dur"]) / total_us
-    return found
+            op_of_kernel[correlation(event)] = call_op, float(event["dur"]) / total_us
+    return op_of_kernel
 
 
 # --- runs of several ranks -----------------------------------------------------------------------------
@@ -319,15 +328,15 @@ def link_files(
     """
     if hosts and len(hosts) != len(profiles):
         raise TraceFileError(f"{len(profiles)} profiles, but {len(hosts)} host traces: name one for each")
-    read = [read_profile(path) for path in profiles]
-    ranks = [each.rank if each.rank is not None else place for place, each in enumerate(read)]
+    read_profiles = [read_profile(path) for path in profiles]
+    ranks = [profile.rank if profile.rank is not None else index for index, profile in enumerate(read_profiles)]
     if len(set(ranks)) < len(ranks):
-        ranks = list(range(len(read)))
-    origin = min(each.begin_us for each in read)
+        ranks = list(range(len(read_profiles)))
+    origin = min(profile.begin_us for profile in read_profiles)
     groups: dict[str, tuple[int, ...]] = {}
     traces, reports = {}, {}
-    for place, (rank, profile) in enumerate(zip(ranks, read, strict=True)):
-        found = match(profile.host, read_trace(hosts[place]), hosts[place]) if hosts else None
-        traces[rank], reports[rank] = link(profile, found, origin)
+    for index, (rank, profile) in enumerate(zip(ranks, read_profiles, strict=True)):
+        host_match = match_host(profile.host, read_trace(hosts[index]), hosts[index]) if hosts else None
+        traces[rank], reports[rank] = link_profile(profile, host_match, origin)
         groups |= {name: members for name, members in profile.groups.items() if rank in members}
     return traces, reports, groups

@@ -18,9 +18,9 @@ from .builder import Attribute
 from .schema import TraceFileError
 from .table import ExecutionTrace
 
-ENOUGH = 0.9
-KEPT = ("rf_id", "seq_id", "fw_parent", "scope", "op_schema")
-ROOTS = "[pytorch|"
+ENOUGH_AGREEMENT = 0.9
+HOST_ATTRIBUTES = ("rf_id", "seq_id", "fw_parent", "scope", "op_schema")
+ROOT_PREFIX = "[pytorch|"
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class HostMatch:
     rows: Mapping[int, int]
     how: str
 
-    def told(self, place: int) -> HostNode | None:
+    def host_node(self, index: int) -> HostNode | None:
         """What the host trace tells of an event."""
-        row = self.rows.get(place)
+        row = self.rows.get(index)
         if row is None:
             return None
         words = self.trace.words
@@ -50,25 +50,29 @@ class HostMatch:
             [words[number] for number in column[row] if number >= 0]
             for column in (self.trace.inputs, self.trace.outputs)
         ]
-        kept = [each for each in self.trace.attributes.items(row, words) if each[0] in KEPT]
+        attributes = [
+            attribute for attribute in self.trace.attributes.items(row, words) if attribute[0] in HOST_ATTRIBUTES
+        ]
         return HostNode(
-            sides[0] or ["[]"] * 3, sides[1] or ["[]"] * 3, [*kept, ("host_id", "uint64", int(self.trace.ids[row]))]
+            sides[0] or ["[]"] * 3,
+            sides[1] or ["[]"] * 3,
+            [*attributes, ("host_id", "uint64", int(self.trace.ids[row]))],
         )
 
 
-def match(events: Sequence[Event], trace: ExecutionTrace, path: Path) -> HostMatch:
+def match_host(events: Sequence[Event], trace: ExecutionTrace, path: Path) -> HostMatch:
     """Match a profile's host events to a host trace. TraceFileError where they are of different runs."""
-    operators = [place for place, event in enumerate(events) if event.get("cat") in OPERATORS]
+    operators = [index for index, event in enumerate(events) if event.get("cat") in OPERATORS]
     best: tuple[float, HostMatch] | None = None
-    for how, rows in _ways(events, operators, trace):
-        same = sum(trace.name_of(row) == events[place]["name"] for place, row in rows.items())
-        possible = min(len(operators), _operators(trace))
-        share = same / max(possible, len(rows), 1)
-        agreed = {place: row for place, row in rows.items() if trace.name_of(row) == events[place]["name"]}
-        if share >= ENOUGH:
-            return HostMatch(trace, agreed, how)
+    for how, rows in _candidate_matches(events, operators, trace):
+        agreeing = sum(trace.name_of(row) == events[index]["name"] for index, row in rows.items())
+        possible = min(len(operators), _operator_count(trace))
+        share = agreeing / max(possible, len(rows), 1)
+        agreeing_rows = {index: row for index, row in rows.items() if trace.name_of(row) == events[index]["name"]}
+        if share >= ENOUGH_AGREEMENT:
+            return HostMatch(trace, agreeing_rows, how)
         if best is None or share > best[0]:
-            best = share, HostMatch(trace, agreed, how)
+            best = share, HostMatch(trace, agreeing_rows, how)
     if best is None or best[0] < 0.5:
         share = best[0] if best else 0.0
         raise TraceFileError(
@@ -77,48 +81,48 @@ def match(events: Sequence[Event], trace: ExecutionTrace, path: Path) -> HostMat
     return best[1]
 
 
-def _operators(trace: ExecutionTrace) -> int:
-    return sum(not trace.name_of(row).startswith(ROOTS) for row in range(len(trace)))
+def _operator_count(trace: ExecutionTrace) -> int:
+    return sum(not trace.name_of(row).startswith(ROOT_PREFIX) for row in range(len(trace)))
 
 
-def _ways(
+def _candidate_matches(
     events: Sequence[Event], operators: Sequence[int], trace: ExecutionTrace
 ) -> Iterator[tuple[str, dict[int, int]]]:
     ids = trace.column("rf_id", 0, "uint64").astype(np.int64)
-    by_id = {int(each): row for row, each in enumerate(ids.tolist()) if each > 0}
+    by_id = {int(id): row for row, id in enumerate(ids.tolist()) if id > 0}
     for how, name in (("record function id", "Record function id"), ("external id", "External id")):
         yield how, {
-            place: by_id[found] for place in operators
-            if isinstance(found := events[place]["args"].get(name), int) and found in by_id
+            index: by_id[value] for index in operators
+            if isinstance(value := events[index]["args"].get(name), int) and value in by_id
         }  # fmt: skip
-    yield "order of names", _by_order(events, operators, trace, ids)
+    yield "order of names", _match_by_order(events, operators, trace, ids)
 
 
-def _by_order(
+def _match_by_order(
     events: Sequence[Event], operators: Sequence[int], trace: ExecutionTrace, ids: np.ndarray
 ) -> dict[int, int]:
     """Threads paired by how alike their sequences of names are, then operators by the longest common runs of names."""
     threads: dict[object, list[int]] = {}
-    for place in sorted(operators, key=lambda place: (float(events[place]["ts"]), -float(events[place]["dur"]))):
-        threads.setdefault(events[place].get("tid"), []).append(place)
-    told: dict[int, list[int]] = {}
+    for index in sorted(operators, key=lambda index: (float(events[index]["ts"]), -float(events[index]["dur"]))):
+        threads.setdefault(events[index].get("tid"), []).append(index)
+    rows_by_tid: dict[int, list[int]] = {}
     tids = trace.column("tid", 0, "uint64").astype(np.int64)
     for row in np.argsort(ids, kind="stable").tolist():
-        if not trace.name_of(row).startswith(ROOTS):
-            told.setdefault(int(tids[row]), []).append(row)
-    found: dict[int, int] = {}
-    left = dict(told)
-    for places in sorted(threads.values(), key=len, reverse=True):
-        names = [events[place]["name"] for place in places]
+        if not trace.name_of(row).startswith(ROOT_PREFIX):
+            rows_by_tid.setdefault(int(tids[row]), []).append(row)
+    row_of_event: dict[int, int] = {}
+    unmatched = dict(rows_by_tid)
+    for indices in sorted(threads.values(), key=len, reverse=True):
+        names = [events[index]["name"] for index in indices]
         best: list[tuple[int, int]] = []
-        which = None
-        for key, rows in left.items():
-            others = [trace.name_of(row) for row in rows]
-            blocks = difflib.SequenceMatcher(None, names, others, autojunk=False).get_matching_blocks()
-            pairs = [(places[b.a + i], rows[b.b + i]) for b in blocks for i in range(b.size)]
+        best_tid = None
+        for tid, rows in unmatched.items():
+            row_names = [trace.name_of(row) for row in rows]
+            blocks = difflib.SequenceMatcher(None, names, row_names, autojunk=False).get_matching_blocks()
+            pairs = [(indices[b.a + i], rows[b.b + i]) for b in blocks for i in range(b.size)]
             if len(pairs) > len(best):
-                best, which = pairs, key
-        if which is not None:
-            left.pop(which)
-            found.update(best)
-    return found
+                best, best_tid = pairs, tid
+        if best_tid is not None:
+            unmatched.pop(best_tid)
+            row_of_event.update(best)
+    return row_of_event

@@ -7,8 +7,6 @@ beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,8 @@ def put(buffer: np.ndarray, at: Int, value: Int) -> Int:
         size += 1
         rest >>= np.int64(7)
     at -= size
-    for place in range(size - 1):
-        buffer[at + place] = (value & np.int64(127)) | np.int64(128)
+    for i in range(size - 1):
+        buffer[at + i] = (value & np.int64(127)) | np.int64(128)
         value = (value >> np.int64(7)) & np.int64(0x01FFFFFFFFFFFFFF)
     buffer[at + size - 1] = value
     return at
@@ -36,8 +34,8 @@ def put_number(buffer: np.ndarray, at: Int, value: Int, wire: Int, zigzag: bool)
         return put(buffer, at, (value << np.int64(1)) ^ (value >> np.int64(63)) if zigzag else value)
     length = 8 if wire == 1 else 4
     at -= length
-    for place in range(length):
-        buffer[at + place] = (value >> np.int64(8 * place)) & np.int64(255)
+    for i in range(length):
+        buffer[at + i] = (value >> np.int64(8 * i)) & np.int64(255)
     return at
 
 
@@ -45,8 +43,8 @@ def put_word(buffer: np.ndarray, at: Int, number: Int, field: Int, offsets: np.n
     """A text with tag and length."""
     begin, length = offsets[number], offsets[number + 1] - offsets[number]
     at -= length
-    for place in range(length):
-        buffer[at + place] = blob[begin + place]
+    for i in range(length):
+        buffer[at + i] = blob[begin + i]
     return put(buffer, put(buffer, at, length), np.int64(field << 3 | 2))
 
 
@@ -55,11 +53,11 @@ def put_list(buffer: np.ndarray, at: Int, number: Int, field: Int, wires: np.nda
     """A list's message with tag and length; ``field`` is that of the list."""
     wire, end = wires[field - 1], at
     first, last = list_offsets[number], list_offsets[number + 1]
-    for place in range(last - 1, first - 1, -1):
+    for index in range(last - 1, first - 1, -1):
         if wire == 2:
-            at = put_word(buffer, at, values[place], 1, offsets, blob)
+            at = put_word(buffer, at, values[index], 1, offsets, blob)
         else:
-            at = put_number(buffer, at, values[place], wire, field == 16 or field == 18)
+            at = put_number(buffer, at, values[index], wire, field == 16 or field == 18)
     if wire != 2 and last > first:
         at = put(buffer, put(buffer, at, np.int64(end - at)), np.int64(10))
     return put(buffer, put(buffer, at, np.int64(end - at)), np.int64(field << 3 | 2))
@@ -89,8 +87,8 @@ def put_packed(buffer: np.ndarray, at: Int, values: np.ndarray, first: Int, last
     if first == last:
         return at
     end = at
-    for place in range(last - 1, first - 1, -1):
-        at = put(buffer, at, values[place])
+    for index in range(last - 1, first - 1, -1):
+        at = put(buffer, at, values[index])
     return put(buffer, put(buffer, at, np.int64(end - at)), np.int64(field << 3 | 2))
 
 
@@ -105,16 +103,16 @@ def pack(buffer: np.ndarray, metadata: bool, wires: np.ndarray, nodes: np.ndarra
     at = len(buffer)
     for row in range(len(nodes) - 1, -1, -1):
         end = at
-        for place in range(attr_offsets[row + 1] - 1, attr_offsets[row] - 1, -1):
-            at = put_attribute(buffer, at, attrs[place], attr_values[place], 2 if metadata else 10, wires, list_offsets,
+        for index in range(attr_offsets[row + 1] - 1, attr_offsets[row] - 1, -1):
+            at = put_attribute(buffer, at, attrs[index], attr_values[index], 2 if metadata else 10, wires, list_offsets,
                                values, offsets, blob)  # fmt: skip
         for field in (9, 8):
             first = 5 if field == 8 else 8
             if nodes[row, first] >= 0 and not metadata:
                 stop = at
-                for place in (2, 1, 0):
-                    if nodes[row, first + place]:
-                        at = put_word(buffer, at, nodes[row, first + place], place + 1, offsets, blob)
+                for side_part in (2, 1, 0):
+                    if nodes[row, first + side_part]:
+                        at = put_word(buffer, at, nodes[row, first + side_part], side_part + 1, offsets, blob)
                 at = put(buffer, put(buffer, at, np.int64(stop - at)), np.int64(field << 3 | 2))
         for field in (7, 6):
             if nodes[row, field - 3]:
@@ -131,15 +129,5 @@ def pack(buffer: np.ndarray, metadata: bool, wires: np.ndarray, nodes: np.ndarra
     return at
 
 
-@cache
-def compiled() -> Callable[..., Any]:
-    """``pack`` as machine code, kept on disk after the first time; as it stands without numba."""
-    try:
-        import numba
-        import numba.extending
-    except ImportError:
-        return pack
-    for callee in (put, put_number, put_word, put_list, put_attribute, put_packed):
-        numba.extending.register_jitable(callee)
-    made: Callable[..., Any] = numba.njit(cache=True)(pack)
-    return made
+CALLEES = (put, put_number, put_word, put_list, put_attribute, put_packed)
+"""What :func:`pack` calls, for :func:`.machine_code.compile_loop`."""

@@ -37,10 +37,12 @@ from .schema import CollectiveKind, TraceFileError
 
 ON_DEVICE = KERNELS | COPIES
 ON_HOST = OPERATORS | LAUNCHES
-WAITS = re.compile(r"(?:cuda|hip)(?:Stream|Device|Event)Synchronize|(?:cuda|hip)Memcpy$|cuStreamSynchronize")
+SYNCHRONIZING_CALLS = re.compile(
+    r"(?:cuda|hip)(?:Stream|Device|Event)Synchronize|(?:cuda|hip)Memcpy$|cuStreamSynchronize"
+)
 ON_GLOO = re.compile(r"gloo:([a-z_]+)$")
-STEP = re.compile(r"ProfilerStep#\d+$")
-STEP_ENDS = "opcast step"
+STEP_MARK = re.compile(r"ProfilerStep#\d+$")
+STEP_END_MARK = "opcast step"
 OWN_OP = "opcast op"
 _KINDS = {
     "allreduce": CollectiveKind.ALL_REDUCE,
@@ -87,27 +89,27 @@ def read_profile(path: Path) -> Profile:
     events = spans(trace)
     device = [event for event in events if event.get("cat") in ON_DEVICE]
     host = [event for event in events if event.get("cat") in ON_HOST]
-    kernels, other = any(event.get("cat") in KERNELS for event in device), unread(events)
-    seen = "" if kernels else of_a_device(events)
-    note = f"no kernels were recorded{seen}: what the device did is not known" if seen else ""
-    note = note or (f"opcast does not read {other} of it" if other else "")
-    if not kernels and not seen:
-        host, own = _on_processor(host, events)
-        device += own
+    kernels, unread_part = any(event.get("cat") in KERNELS for event in device), unread(events)
+    device_traces = "" if kernels else of_a_device(events)
+    note = f"no kernels were recorded{device_traces}: what the device did is not known" if device_traces else ""
+    note = note or (f"opcast does not read {unread_part} of it" if unread_part else "")
+    if not kernels and not device_traces:
+        host, collectives = _split_processor_run(host, events)
+        device += collectives
     if not host and not device:
         why = f" ({note})" if note else ""
         raise TraceFileError(f"{path} holds neither operators nor kernels: it is no profile of a run{why}")
     about = trace.get("distributedInfo")
     about = about if isinstance(about, dict) else {}
     rank = about.get("rank")
-    return Profile(path, rank if isinstance(rank, int) and rank >= 0 else None, host, device, _groups(about, device),
-                   _steps(events, host), note, bool(seen))  # fmt: skip
+    return Profile(path, rank if isinstance(rank, int) and rank >= 0 else None, host, device,
+                   _process_groups(about, device), _marked_steps(events, host), note, bool(device_traces))  # fmt: skip
 
 
 # --- runs on a processor ---------------------------------------------------------------------------------
 
 
-def _on_processor(host: list[Event], events: Iterable[Event]) -> tuple[list[Event], list[Event]]:
+def _split_processor_run(host: list[Event], events: Iterable[Event]) -> tuple[list[Event], list[Event]]:
     """Of a run without kernels: host events without those inside an op or a collective, and the collectives.
 
     An operator that is an op of opcast keeps it (:data:`OWN_OP` among its arguments) and is one event whole. A
@@ -115,24 +117,24 @@ def _on_processor(host: list[Event], events: Iterable[Event]) -> tuple[list[Even
     """
     gloo = [event for event in events if event.get("cat") == "user_annotation" and ON_GLOO.match(event["name"])]
     threads: dict[Any, list[Event]] = {}
-    for event in sorted([*host, *gloo], key=lambda each: (float(each["ts"]), -float(each["dur"]))):
+    for event in sorted([*host, *gloo], key=lambda event: (float(event["ts"]), -float(event["dur"]))):
         threads.setdefault((event.get("pid"), event.get("tid")), []).append(event)
-    kept, own = [], []
-    for found in threads.values():
+    operators, collectives = [], []
+    for thread_events in threads.values():
         inside_until = float("-inf")
-        for event in found:
+        for event in thread_events:
             if end_us(event) <= inside_until:
                 continue
             if event.get("cat") == "user_annotation":
-                own.append(_gloo_event(event))
+                collectives.append(_gloo_event(event))
                 inside_until = end_us(event)
                 continue
             op = op_on_processor(event)
             if op is not None:
                 event = {**event, "args": {**event["args"], OWN_OP: op}}
                 inside_until = end_us(event)
-            kept.append(event)
-    return kept, own
+            operators.append(event)
+    return operators, collectives
 
 
 def _gloo_event(event: Event) -> Event:
@@ -144,9 +146,11 @@ def _gloo_event(event: Event) -> Event:
             elements, dtype = elements + math.prod(shape), dtype or str(kind)
     name = {"float": "Float", "c10::Half": "Half", "c10::BFloat16": "BFloat16", "double": "Double",
             "long int": "Long", "int": "Int"}.get(dtype, "Byte")  # fmt: skip
-    told = {"device": "gloo", "stream": str(event.get("tid")), "Collective name": event["name"].partition(":")[2],
-            "In msg nelems": elements, "dtype": name}  # fmt: skip
-    return {**event, "cat": "kernel", "args": told}
+    nccl_arguments = {
+        "device": "gloo", "stream": str(event.get("tid")), "Collective name": event["name"].partition(":")[2],
+        "In msg nelems": elements, "dtype": name,
+    }  # fmt: skip
+    return {**event, "cat": "kernel", "args": nccl_arguments}
 
 
 def op_on_processor(event: Event) -> Op | None:
@@ -154,57 +158,57 @@ def op_on_processor(event: Event) -> Op | None:
     if event.get("cat") not in OPERATORS or not event["args"].get("Input Dims"):
         return None
     try:
-        found = op_of(call_of(event))
-        return make_op(found.kind, found.dtype, found.out_dtype, **found.dims)
+        op = op_of(call_of(event))
+        return make_op(op.kind, op.dtype, op.out_dtype, **op.dims)
     except (Unmapped, OpError):
         return None
 
 
-def _steps(events: Iterable[Event], host: Sequence[Event]) -> list[tuple[float, float]]:
+def _marked_steps(events: Iterable[Event], host: Sequence[Event]) -> list[tuple[float, float]]:
     """Begin and end of each step: from one ``ProfilerStep#N`` to the next, or between ends that were marked."""
     marks = [event for event in events if event.get("cat") == "user_annotation"]
-    named = sorted((float(e["ts"]), end_us(e)) for e in marks if STEP.match(e["name"]))
-    if named:
-        return [(begin, named[place + 1][0] if place + 1 < len(named) else end)
-                for place, (begin, end) in enumerate(named)]  # fmt: skip
-    ends = sorted(end_us(e) for e in marks if e["name"] == STEP_ENDS)
+    steps = sorted((float(e["ts"]), end_us(e)) for e in marks if STEP_MARK.match(e["name"]))
+    if steps:
+        return [(begin, steps[index + 1][0] if index + 1 < len(steps) else end)
+                for index, (begin, end) in enumerate(steps)]  # fmt: skip
+    ends = sorted(end_us(e) for e in marks if e["name"] == STEP_END_MARK)
     first = min((float(event["ts"]) for event in host), default=0.0)
     return list(zip([first, *ends], ends, strict=False))
 
 
-def of_step(profile: Profile, place: int) -> Profile:
+def cut_step(profile: Profile, index: int) -> Profile:
     """One step of a profile: what the host did between its marks, and what that launched. TraceFileError for none."""
-    if not 0 <= place < len(profile.steps):
-        raise TraceFileError(f"{profile.path} has {len(profile.steps)} marked steps, no step {place}")
-    begin, end = profile.steps[place]
+    if not 0 <= index < len(profile.steps):
+        raise TraceFileError(f"{profile.path} has {len(profile.steps)} marked steps, no step {index}")
+    begin, end = profile.steps[index]
     host = [event for event in profile.host if begin <= float(event["ts"]) < end]
     launched = {correlation(event) for event in host if event.get("cat") in LAUNCHES} - {None}
-    known = {correlation(event) for event in profile.host if event.get("cat") in LAUNCHES}
+    known_launches = {correlation(event) for event in profile.host if event.get("cat") in LAUNCHES}
     device = [event for event in profile.device if correlation(event) in launched
-              or (correlation(event) not in known and begin <= float(event["ts"]) < end)]  # fmt: skip
-    return replace(profile, host=host, device=device, steps=(profile.steps[place],))
+              or (correlation(event) not in known_launches and begin <= float(event["ts"]) < end)]  # fmt: skip
+    return replace(profile, host=host, device=device, steps=(profile.steps[index],))
 
 
 # --- what events say -------------------------------------------------------------------------------------
 
 
-def _groups(about: Mapping[str, Any], device: Iterable[Event]) -> dict[str, tuple[int, ...]]:
+def _process_groups(about: Mapping[str, Any], device: Iterable[Event]) -> dict[str, tuple[int, ...]]:
     """The ranks of each process group that the file names."""
-    found: dict[str, tuple[int, ...]] = {}
-    listed = about.get("pg_config")
-    for each in listed if isinstance(listed, list) else ():
-        if isinstance(each, dict) and (ranks := _ranks(each.get("ranks"))):
-            found[str(each.get("pg_name"))] = ranks
+    members: dict[str, tuple[int, ...]] = {}
+    config = about.get("pg_config")
+    for entry in config if isinstance(config, list) else ():
+        if isinstance(entry, dict) and (ranks := _ranks(entry.get("ranks"))):
+            members[str(entry.get("pg_name"))] = ranks
     for event in device:
         arguments = event["args"]
         if "Process Group Name" in arguments and (ranks := _ranks(arguments.get("Process Group Ranks"))):
-            found[str(arguments["Process Group Name"])] = ranks
-    return found
+            members[str(arguments["Process Group Name"])] = ranks
+    return members
 
 
-def _ranks(given: Any) -> tuple[int, ...]:
+def _ranks(value: Any) -> tuple[int, ...]:
     try:
-        ranks = ast.literal_eval(given) if isinstance(given, str) else given
+        ranks = ast.literal_eval(value) if isinstance(value, str) else value
         return tuple(int(rank) for rank in ranks)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return ()
@@ -229,12 +233,12 @@ def size_of_call(event: Event) -> int:
     return int(elements * itemsize(dtype)) if isinstance(elements, int) and elements > 0 and dtype else 0
 
 
-def continued(host: Sequence[Event]) -> list[Event]:
+def continuations(host: Sequence[Event]) -> list[Event]:
     """What calls do after the calls inside them: an event for each stretch of a call's own time but the first."""
     threads: dict[tuple[str, ...], list[Event]] = {}
-    for each in sorted(host, key=lambda event: (float(event["ts"]), -float(event["dur"]))):
-        threads.setdefault(lane(each), []).append(each)
-    found: list[Event] = []
+    for call in sorted(host, key=lambda event: (float(event["ts"]), -float(event["dur"]))):
+        threads.setdefault(lane(call), []).append(call)
+    stretches: list[Event] = []
     for events in threads.values():
         around: list[tuple[Event, list[float]]] = []  # open calls, each with the ends of the calls inside it
         ends: list[Event | None] = [*events, None]
@@ -242,17 +246,17 @@ def continued(host: Sequence[Event]) -> list[Event]:
             begin = float(event["ts"]) if event is not None else float("inf")
             while around and end_us(around[-1][0]) <= begin:
                 call, inside = around.pop()
-                found += _stretch(call, inside, end_us(call))
+                stretches += _own_time(call, inside, end_us(call))
                 if around:
                     around[-1][1].append(end_us(call))
             if event is not None:
                 if around:
-                    found += _stretch(*around[-1], begin)
+                    stretches += _own_time(*around[-1], begin)
                 around.append((event, []))
-    return found
+    return stretches
 
 
-def _stretch(call: Event, inside: list[float], until_us: float) -> list[Event]:
+def _own_time(call: Event, inside: list[float], until_us: float) -> list[Event]:
     """A call's own time from the end of the last call inside it; none before there was one."""
     begin = max(inside, default=until_us)
     if until_us - begin <= 0:

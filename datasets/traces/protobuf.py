@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from ..files import write_atomically
 from . import packing, scanning
 from .interning import Interner
+from .machine_code import compile_loop
 from .schema import ARMS, LAST_ARM, TraceFileError
-from .table import Attributes, ExecutionTrace, SparseRows, Words
+from .table import Attributes, ExecutionTrace, SparseRows, Words, concatenate
 
-WINDOW = 1 << 20  # bytes that are read at a time
-LONGEST = 1 << 25  # bytes of one message at the most
-PACKED = 1 << 15  # nodes that are written at a time
-GZIP = b"\x1f\x8b"
+WINDOW_BYTES = 1 << 20  # bytes that are read at a time
+LONGEST_MESSAGE_BYTES = 1 << 25  # bytes of one message at the most
+NODES_PER_WRITE = 1 << 15  # nodes that are written at a time
+GZIP_MAGIC = b"\x1f\x8b"
 WIRES = np.zeros(LAST_ARM + 1, np.int64)
 for _arm in ARMS.values():
     WIRES[_arm.field] = _arm.wire
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _Window:
     """The nodes of one window, in the narrowest columns that hold them. Offsets begin at 0; ``io`` [n, 6] are words."""
 
     ids: np.ndarray
@@ -52,67 +53,69 @@ class _Part:
 def read(path: Path) -> ExecutionTrace:
     """The whole trace. TraceFileError for what is no trace, or is broken off."""
     interner = Interner()
-    parts = list(_parts(path, interner))
+    windows = list(_read_parts(path, interner))
     words = interner.words()
-    return _trace(_joined(parts), words)
+    return _as_trace(_concatenate_windows(windows), words)
 
 
-def windows(path: Path) -> Iterator[ExecutionTrace]:
+def read_windows(path: Path) -> Iterator[ExecutionTrace]:
     """The trace in pieces of about a megabyte of the file, each with words and the file's metadata of its own.
 
     Memory does not grow with the file. TraceFileError as for :func:`read`, when the piece is reached.
     """
     interner, head = Interner(), None
-    for part in _parts(path, interner):
+    for window in _read_parts(path, interner):
         words = interner.words()
         if head is None:
-            found = _trace(part, words)
-            head = found.version, found.about, words
+            trace = _as_trace(window, words)
+            head = trace.version, trace.about, words
         else:
-            found = _trace(part, words, (head[0], _renumbered(head[1], head[2], interner)))
-            found = replace(found, words=interner.words())
-        yield found
+            trace = _as_trace(window, words, (head[0], _renumber(head[1], head[2], interner)))
+            trace = replace(trace, words=interner.words())
+        yield trace
         interner.__init__()  # type: ignore[misc]
 
 
-def _parts(path: Path, interner: Interner) -> Iterator[_Part]:
+def _read_parts(path: Path, interner: Interner) -> Iterator[_Window]:
     """Windows of a file; the first row of the first one is the file's metadata."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         rest, first, at_byte = b"", True, 0
         while True:
-            more = _block(file, path, max(WINDOW, len(rest)))
-            buffer = np.frombuffer(rest + more, np.uint8)
+            block = read_block(file, path, max(WINDOW_BYTES, len(rest)))
+            buffer = np.frombuffer(rest + block, np.uint8)
             if not len(buffer):
                 break
-            part, used, wrong = _scanned(buffer, first, interner)
-            if wrong >= 0:
-                where = f"at byte {at_byte + wrong:,}" + (", of the unpacked file" if _zipped(path) else "")
+            window, used_bytes, fault_at = _scan(buffer, first, interner)
+            if fault_at >= 0:
+                where = f"at byte {at_byte + fault_at:,}" + (", of the unpacked file" if _is_gzip(path) else "")
                 raise TraceFileError(f"{path} is no Chakra trace or damaged: no message {where}")
-            if len(part.ids):
+            if len(window.ids):
                 first = False
-                yield part
-            rest, at_byte = buffer[used:].tobytes(), at_byte + used
-            if not more:
+                yield window
+            rest, at_byte = buffer[used_bytes:].tobytes(), at_byte + used_bytes
+            if not block:
                 if rest:
                     raise TraceFileError(
                         f"{path} is broken off: its last message, at byte {at_byte:,}, is not whole; record it again"
                     )
                 break
-            if len(rest) > LONGEST:
-                raise TraceFileError(f"{path} has a message of more than {LONGEST >> 20} MiB at byte {at_byte:,}")
+            if len(rest) > LONGEST_MESSAGE_BYTES:
+                raise TraceFileError(
+                    f"{path} has a message of more than {LONGEST_MESSAGE_BYTES >> 20} MiB at byte {at_byte:,}"
+                )
         if first:
             raise TraceFileError(f"{path} is empty: it holds no Chakra trace")
 
 
-def _scanned(buffer: np.ndarray, first: bool, interner: Interner) -> tuple[_Part, int, int]:
+def _scan(buffer: np.ndarray, first: bool, interner: Interner) -> tuple[_Window, int, int]:
     """The whole messages of a buffer, the place after them, and the place of what is no message (-1 for none)."""
     size = len(buffer)
     interner.room(size // 2 + 1, size)
     nodes, ends = np.empty((size // 2 + 1, 11), np.int64), np.empty((size // 2 + 1, 3), np.int64)
     parents, attrs = np.empty((2, size), np.int64), np.empty((size // 2 + 1, 4), np.int64)
     list_ends, values = np.empty(size // 2 + 1, np.int64), np.empty(size, np.int64)
-    counts = np.zeros(scanning.COUNTS, np.int64)
-    loop = scanning.compiled("scan") if size >= scanning.COMPILED_FROM else scanning.scan
+    counts = np.zeros(scanning.SCAN_COUNTS, np.int64)
+    loop = compile_loop(scanning.scan, scanning.CALLEES) if size >= scanning.COMPILE_FROM_BYTES else scanning.scan
     with np.errstate(over="ignore"):
         used, wrong = loop(buffer, 0, first, WIRES, counts, nodes, ends, parents, attrs, list_ends, values,
                            *interner.arrays)  # fmt: skip
@@ -121,7 +124,7 @@ def _scanned(buffer: np.ndarray, first: bool, interner: Interner) -> tuple[_Part
     control, data, attributes = ends[-1].tolist() if n else (0, 0, 0)
     attrs = attrs[:attributes]
     docs = attrs[:, 1].astype(np.int32) if attrs[:, 1].any() else _blank(attributes)
-    part = _Part(
+    window = _Window(
         ids=nodes[:, 0].copy(), name=nodes[:, 1].astype(np.int32), kind=nodes[:, 2].astype(np.int32),
         start=nodes[:, 3].copy(), duration=nodes[:, 4].copy(), io=nodes[:, 5:].astype(np.int32),
         control_ends=ends[:, 0].copy(), data_ends=ends[:, 1].copy(), attr_ends=ends[:, 2].copy(),
@@ -130,25 +133,28 @@ def _scanned(buffer: np.ndarray, first: bool, interner: Interner) -> tuple[_Part
         attr_arm=attrs[:, 2].astype(np.uint8), attr_value=attrs[:, 3].copy(),
         list_ends=list_ends[:lists].copy(), values=values[: int(counts[5])].copy(),
     )  # fmt: skip
-    return part, int(used), int(wrong)
+    return window, int(used), int(wrong)
 
 
-def _joined(parts: list[_Part]) -> _Part:
+def _concatenate_windows(windows: list[_Window]) -> _Window:
     """One part of all, column by column: each piece is let go as soon as it is copied."""
-    if len(parts) == 1:
-        return parts[0]
-    columns = {each.name: [getattr(part, each.name) for part in parts] for each in fields(_Part)}
-    parts.clear()
+    if len(windows) == 1:
+        return windows[0]
+    columns = {
+        column_field.name: [getattr(window, column_field.name) for window in windows]
+        for column_field in fields(_Window)
+    }
+    windows.clear()
     begins = {name: np.cumsum([0, *map(len, columns[name])])[:-1] for name in columns}
     for arm, value, shift in zip(columns["attr_arm"], columns["attr_value"], begins["list_ends"], strict=True):
         value[_is_list(arm)] += shift
     ends = {"control_ends": "control", "data_ends": "data", "attr_ends": "attr_name", "list_ends": "values"}
-    for name, of in ends.items():
-        for column, shift in zip(columns[name], begins[of], strict=True):
+    for name, values in ends.items():
+        for column, shift in zip(columns[name], begins[values], strict=True):
             column += shift
     if all(not column.strides[0] for column in columns["attr_doc"]):
         columns["attr_doc"] = [_blank(sum(map(len, columns["attr_doc"])))]
-    return _Part(**{name: _together(columns.pop(name)) for name in list(columns)})
+    return _Window(**{name: concatenate(columns.pop(name)) for name in list(columns)})
 
 
 def _blank(length: int) -> np.ndarray:
@@ -156,47 +162,43 @@ def _blank(length: int) -> np.ndarray:
     return np.broadcast_to(np.int32(0), length)
 
 
-def _together(columns: list[np.ndarray]) -> np.ndarray:
-    return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
 def _is_list(arm: np.ndarray) -> np.ndarray:
     """Whether the values of these arms are lists."""
-    made: np.ndarray = (arm > 0) & (arm % 2 == 0)
-    return made
+    is_list: np.ndarray = (arm > 0) & (arm % 2 == 0)
+    return is_list
 
 
-def _trace(part: _Part, words: Words, head: tuple[str, Attributes] | None = None) -> ExecutionTrace:
+def _as_trace(window: _Window, words: Words, head: tuple[str, Attributes] | None = None) -> ExecutionTrace:
     """A part as a trace; its first row is the metadata unless that is given."""
     begin = 0 if head else 1
-    lists = SparseRows(_offsets(part.list_ends), part.values)
-    of_attributes = _offsets(part.attr_ends)
+    lists = SparseRows(_offsets(window.list_ends), window.values)
+    of_attributes = _offsets(window.attr_ends)
 
     def attributes(first: int, last: int) -> Attributes:
         cut = slice(int(of_attributes[first]), int(of_attributes[last]))
         offsets = of_attributes[first : last + 1] - of_attributes[first]
         return Attributes(
-            offsets, part.attr_name[cut], part.attr_doc[cut], part.attr_arm[cut], part.attr_value[cut], lists
+            offsets, window.attr_name[cut], window.attr_doc[cut], window.attr_arm[cut], window.attr_value[cut], lists
         )
 
-    version, about = head or (words[part.name[0]], attributes(0, 1))
+    version, about = head or (words[window.name[0]], attributes(0, 1))
     return ExecutionTrace(
         words=words, version=version, about=about,
-        ids=part.ids[begin:].view(np.uint64), name=part.name[begin:], kind=part.kind[begin:],
-        start_us=part.start[begin:].view(np.uint64), duration_us=part.duration[begin:].view(np.uint64),
-        control=SparseRows(_offsets(part.control_ends[begin:]), part.control.view(np.uint64)),
-        data=SparseRows(_offsets(part.data_ends[begin:]), part.data.view(np.uint64)),
-        inputs=part.io[begin:, :3], outputs=part.io[begin:, 3:], attributes=attributes(begin, len(part.ids)),
+        ids=window.ids[begin:].view(np.uint64), name=window.name[begin:], kind=window.kind[begin:],
+        start_us=window.start[begin:].view(np.uint64), duration_us=window.duration[begin:].view(np.uint64),
+        control=SparseRows(_offsets(window.control_ends[begin:]), window.control.view(np.uint64)),
+        data=SparseRows(_offsets(window.data_ends[begin:]), window.data.view(np.uint64)),
+        inputs=window.io[begin:, :3], outputs=window.io[begin:, 3:], attributes=attributes(begin, len(window.ids)),
     )  # fmt: skip
 
 
 def _offsets(ends: np.ndarray) -> np.ndarray:
-    made = np.zeros(len(ends) + 1, np.int64)
-    made[1:] = ends
-    return made
+    offsets = np.zeros(len(ends) + 1, np.int64)
+    offsets[1:] = ends
+    return offsets
 
 
-def _renumbered(about: Attributes, words: Words, interner: Interner) -> Attributes:
+def _renumber(about: Attributes, words: Words, interner: Interner) -> Attributes:
     """The metadata's attributes with the words of another window."""
     texts = WIRES[np.minimum(about.arm | 1, LAST_ARM - 1)] == 2
 
@@ -204,10 +206,10 @@ def _renumbered(about: Attributes, words: Words, interner: Interner) -> Attribut
         raw = np.frombuffer(words.raw(old), np.uint8)
         interner.room(1, len(raw))
         with np.errstate(over="ignore"):
-            return int(scanning.word(raw, 0, len(raw), *interner.arrays))
+            return int(scanning.intern_word(raw, 0, len(raw), *interner.arrays))
 
     def numbers(old: np.ndarray) -> np.ndarray:
-        return np.array([number(each) for each in old.tolist()], old.dtype)
+        return np.array([number(word) for word in old.tolist()], old.dtype)
 
     value = about.value.copy()
     alone = texts & (about.arm % 2 == 1)
@@ -240,16 +242,16 @@ def _write(file: IO[bytes] | gzip.GzipFile, pieces: Iterable[ExecutionTrace], pa
     first = True
     for piece in pieces:
         if first:
-            file.write(_head(piece))
+            file.write(_pack_metadata(piece))
             first = False
-        _complain_of_blank(piece, path)
-        for begin in range(0, len(piece), PACKED):
-            file.write(_packed(piece, begin, min(begin + PACKED, len(piece))))
+        _refuse_blank(piece, path)
+        for begin in range(0, len(piece), NODES_PER_WRITE):
+            file.write(_pack_rows(piece, begin, min(begin + NODES_PER_WRITE, len(piece))))
     if first:
         raise TraceFileError(f"there is no node to write to {path}")
 
 
-def _complain_of_blank(trace: ExecutionTrace, path: Path) -> None:
+def _refuse_blank(trace: ExecutionTrace, path: Path) -> None:
     blank = (trace.ids == 0) & (trace.name == 0) & (trace.kind == 0)
     if blank.any():
         raise TraceFileError(
@@ -258,7 +260,7 @@ def _complain_of_blank(trace: ExecutionTrace, path: Path) -> None:
         )
 
 
-def _head(trace: ExecutionTrace) -> bytes:
+def _pack_metadata(trace: ExecutionTrace) -> bytes:
     """The metadata's message."""
     words, number = trace.words, trace.words.find(trace.version)
     if number < 0:
@@ -266,34 +268,34 @@ def _head(trace: ExecutionTrace) -> bytes:
     nodes = np.zeros((1, 11), np.int64)
     nodes[0, 1] = number
     none = SparseRows(np.zeros(2, np.int64), np.zeros(0, np.int64))
-    return _run(True, nodes, none, none, trace.about, words, 1)
+    return _pack(True, nodes, none, none, trace.about, words)
 
 
-def _packed(trace: ExecutionTrace, begin: int, end: int) -> bytes:
+def _pack_rows(trace: ExecutionTrace, begin: int, end: int) -> bytes:
     """The messages of some rows."""
     nodes = np.empty((end - begin, 11), np.int64)
-    for place, column in enumerate((trace.ids, trace.name, trace.kind, trace.start_us, trace.duration_us)):
-        nodes[:, place] = column[begin:end].astype(np.int64)
+    for index, column in enumerate((trace.ids, trace.name, trace.kind, trace.start_us, trace.duration_us)):
+        nodes[:, index] = column[begin:end].astype(np.int64)
     nodes[:, 5:8], nodes[:, 8:11] = trace.inputs[begin:end], trace.outputs[begin:end]
 
     def cut(rows: SparseRows) -> SparseRows:
         offsets = rows.offsets[begin : end + 1]
         return SparseRows(offsets - offsets[0], rows.values[offsets[0] : offsets[-1]].astype(np.int64))
 
-    own = trace.attributes
-    offsets = own.offsets[begin : end + 1]
+    columns = trace.attributes
+    offsets = columns.offsets[begin : end + 1]
     low, high = int(offsets[0]), int(offsets[-1])
-    attributes = Attributes(offsets - low, own.name[low:high], own.doc[low:high], own.arm[low:high],
-                            own.value[low:high], own.lists)  # fmt: skip
-    return _run(False, nodes, cut(trace.control), cut(trace.data), attributes, trace.words, end - begin)
+    attributes = Attributes(offsets - low, columns.name[low:high], columns.doc[low:high], columns.arm[low:high],
+                            columns.value[low:high], columns.lists)  # fmt: skip
+    return _pack(False, nodes, cut(trace.control), cut(trace.data), attributes, trace.words)
 
 
-def _run(metadata: bool, nodes: np.ndarray, control: SparseRows, data: SparseRows, attributes: Attributes,
-         words: Words, rows: int) -> bytes:  # fmt: skip
+def _pack(metadata: bool, nodes: np.ndarray, control: SparseRows, data: SparseRows, attributes: Attributes,
+          words: Words) -> bytes:  # fmt: skip
     attrs = np.stack([attributes.name, attributes.doc, attributes.arm], axis=1).astype(np.int64)
-    size = _most_bytes(nodes, control, data, attributes, attrs, words)
+    size = _size_bound_bytes(nodes, control, data, attributes, attrs, words)
     buffer = np.empty(size, np.uint8)
-    loop: Callable[..., Any] = packing.compiled() if size >= scanning.COMPILED_FROM else packing.pack
+    loop = compile_loop(packing.pack, packing.CALLEES) if size >= scanning.COMPILE_FROM_BYTES else packing.pack
     with np.errstate(over="ignore"):
         at = loop(buffer, metadata, WIRES, nodes, control.offsets, control.values, data.offsets, data.values,
                   attributes.offsets, attrs, attributes.value, attributes.lists.offsets, attributes.lists.values,
@@ -301,43 +303,44 @@ def _run(metadata: bool, nodes: np.ndarray, control: SparseRows, data: SparseRow
     return buffer[at:].tobytes()
 
 
-def _most_bytes(nodes: np.ndarray, control: SparseRows, data: SparseRows, attributes: Attributes, attrs: np.ndarray,
-                words: Words) -> int:  # fmt: skip
+def _size_bound_bytes(
+    nodes: np.ndarray, control: SparseRows, data: SparseRows, attributes: Attributes, attrs: np.ndarray, words: Words
+) -> int:
     """Bytes that the rows take at the most."""
     lengths = np.diff(words.offsets)
     texts = [nodes[:, 1], nodes[:, 5:][nodes[:, 5:] >= 0], attrs[:, 0], attrs[:, 1]]
     arm, value = attrs[:, 2], attributes.value
-    many = _is_list(arm)
-    plain = (arm % 2 == 1) & (WIRES[np.where(arm % 2 == 1, arm, 0)] == 2)
-    texts.append(value[plain])
-    listed = value[many]
-    held = 0
-    if len(listed):
-        begins, ends = attributes.lists.offsets[listed], attributes.lists.offsets[listed + 1]
-        held = int(np.sum(ends - begins))
-        of_texts = np.flatnonzero(many & (WIRES[np.maximum(arm - 1, 0)] == 2))
+    is_list = _is_list(arm)
+    is_text = (arm % 2 == 1) & (WIRES[np.where(arm % 2 == 1, arm, 0)] == 2)
+    texts.append(value[is_text])
+    lists = value[is_list]
+    list_values = 0
+    if len(lists):
+        begins, ends = attributes.lists.offsets[lists], attributes.lists.offsets[lists + 1]
+        list_values = int(np.sum(ends - begins))
+        of_texts = np.flatnonzero(is_list & (WIRES[np.maximum(arm - 1, 0)] == 2))
         texts += [attributes.lists.row(int(value[at])) for at in of_texts]
-    in_texts = sum(int(np.sum(lengths[each])) + 12 * each.size for each in texts)
-    return 160 * len(nodes) + 10 * (len(control.values) + len(data.values) + held) + 80 * len(attrs) + in_texts
+    in_texts = sum(int(np.sum(lengths[column])) + 12 * column.size for column in texts)
+    return 160 * len(nodes) + 10 * (len(control.values) + len(data.values) + list_values) + 80 * len(attrs) + in_texts
 
 
 # --- files ---------------------------------------------------------------------------------------------
 
 
-def opened(path: Path) -> IO[bytes]:
+def open_unpacked(path: Path) -> IO[bytes]:
     """A file as the bytes that are in it, unpacked. TraceFileError where there is none."""
     try:
-        return gzip.open(path, "rb") if _zipped(path) else open(path, "rb")  # type: ignore[return-value]
+        return gzip.open(path, "rb") if _is_gzip(path) else open(path, "rb")  # type: ignore[return-value]
     except OSError as error:
         raise TraceFileError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _zipped(path: Path) -> bool:
+def _is_gzip(path: Path) -> bool:
     with open(path, "rb") as file:
-        return file.read(2) == GZIP
+        return file.read(2) == GZIP_MAGIC
 
 
-def _block(file: IO[bytes], path: Path, size: int) -> bytes:
+def read_block(file: IO[bytes], path: Path, size: int) -> bytes:
     try:
         return file.read(size)
     except (OSError, EOFError, zlib.error) as error:

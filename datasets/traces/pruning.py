@@ -10,90 +10,97 @@ from dataclasses import replace
 
 import numpy as np
 
-from .dependencies import COMPILED_FROM, Edges, compiled
+from .dependencies import COMPILE_FROM_NODES, Edges
+from .machine_code import compile_loop
 from .table import ExecutionTrace, SparseRows
 
-REACH = 256  # nodes that are looked at behind each node
+SEARCH_LIMIT = 256  # ancestors that are looked at for each node
 
 
-def mark(
-    offsets: np.ndarray, parents: np.ndarray, place_of: np.ndarray, reach: int, stack: np.ndarray, seen: np.ndarray,
-    met: np.ndarray, implied: np.ndarray,
+def mark_implied(
+    offsets: np.ndarray, parents: np.ndarray, position_of: np.ndarray, reach: int, stack: np.ndarray, seen: np.ndarray,
+    last_child: np.ndarray, implied: np.ndarray,
 ) -> None:  # fmt: skip
     """Set ``implied`` [edges] of parents that other parents of the same row imply, and of those named twice.
 
-    ``place_of`` [rows] is an order that keeps the dependencies. ``stack``, ``seen`` and ``met`` are used up; the last
-    two [rows] begin as -1.
+    ``position_of`` [rows] is an order that keeps the dependencies. ``stack``, ``seen`` and ``last_child`` are used up;
+    the last two [rows] begin as -1.
     """
     for child in range(len(offsets) - 1):
         first, last = offsets[child], offsets[child + 1]
         if last - first < 2:
             continue
-        lowest, top = place_of[parents[first]], 0
-        for at in range(first, last):
-            lowest = min(lowest, place_of[parents[at]])
+        lowest, top = position_of[parents[first]], 0
+        for index in range(first, last):
+            lowest = min(lowest, position_of[parents[index]])
             if top < len(stack):
-                stack[top] = parents[at]
+                stack[top] = parents[index]
                 top += 1
-        left = max(reach, 2 * (last - first))
-        while top > 0 and left > 0:
+        remaining = max(reach, 2 * (last - first))
+        while top > 0 and remaining > 0:
             top -= 1
-            left -= 1
+            remaining -= 1
             node = stack[top]
-            for at in range(offsets[node], offsets[node + 1]):
-                behind = parents[at]
-                if place_of[behind] >= lowest and seen[behind] != child:
-                    seen[behind] = child
+            for index in range(offsets[node], offsets[node + 1]):
+                ancestor = parents[index]
+                if position_of[ancestor] >= lowest and seen[ancestor] != child:
+                    seen[ancestor] = child
                     if top < len(stack):
-                        stack[top] = behind
+                        stack[top] = ancestor
                         top += 1
-        for at in range(first, last):
-            implied[at] = seen[parents[at]] == child or met[parents[at]] == child
-            met[parents[at]] = child
+        for index in range(first, last):
+            implied[index] = seen[parents[index]] == child or last_child[parents[index]] == child
+            last_child[parents[index]] = child
 
 
-def implied(found: Edges, order: np.ndarray) -> np.ndarray:
+def find_implied(edges: Edges, order: np.ndarray) -> np.ndarray:
     """Whether each edge is implied by others [edges]. Edges of data alone, by child, without cycles."""
-    offsets = np.zeros(found.nodes + 1, np.int64)
-    np.cumsum(np.bincount(found.child, minlength=found.nodes), out=offsets[1:])
-    most = int(np.diff(offsets).max(initial=0))
-    if most < 2:
-        return np.zeros(len(found.parent), bool)
-    place_of = np.empty(found.nodes, np.int32)
-    place_of[order] = np.arange(found.nodes, dtype=np.int32)
-    made = np.zeros(len(found.parent), bool)
-    loop = compiled(mark) if len(found.parent) >= COMPILED_FROM else mark  # edges: a few nodes may have many
-    stack, seen, met = (np.full(size, -1, np.int32) for size in (most + 4 * REACH, found.nodes, found.nodes))
-    loop(offsets, found.parent, place_of, REACH, stack, seen, met, made)
-    return made
+    offsets = np.zeros(edges.nodes + 1, np.int64)
+    np.cumsum(np.bincount(edges.child, minlength=edges.nodes), out=offsets[1:])
+    most_parents = int(np.diff(offsets).max(initial=0))
+    if most_parents < 2:
+        return np.zeros(len(edges.parent), bool)
+    position_of = np.empty(edges.nodes, np.int32)
+    position_of[order] = np.arange(edges.nodes, dtype=np.int32)
+    is_implied = np.zeros(len(edges.parent), bool)
+    loop = (
+        compile_loop(mark_implied) if len(edges.parent) >= COMPILE_FROM_NODES else mark_implied
+    )  # edges: a few nodes may have many
+    stack, seen, last_child = (
+        np.full(size, -1, np.int32) for size in (most_parents + 4 * SEARCH_LIMIT, edges.nodes, edges.nodes)
+    )
+    loop(offsets, edges.parent, position_of, SEARCH_LIMIT, stack, seen, last_child, is_implied)
+    return is_implied
 
 
-def pruned(trace: ExecutionTrace, found: Edges, order: np.ndarray) -> tuple[ExecutionTrace, int]:
+def prune(trace: ExecutionTrace, edges: Edges, order: np.ndarray) -> tuple[ExecutionTrace, int]:
     """The trace without implied dependencies, and how many there were.
 
-    ``found`` and ``order`` are of :func:`.dependencies.topological`.
+    ``edges`` and ``order`` are of :func:`.dependencies.sorted_dependencies`.
 
     Of data those that other data imply, of control, which gates nothing, those that are there twice.
     """
-    drop = implied(found, order)
-    twice = _repeated(trace.control)
-    made = replace(trace, data=_without(trace.data, drop), control=_without(trace.control, twice))
-    return made, int(drop.sum()) + int(twice.sum())
+    is_implied = find_implied(edges, order)
+    is_repeated = _is_repeated(trace.control)
+    smaller = replace(
+        trace, data=_drop_values(trace.data, is_implied), control=_drop_values(trace.control, is_repeated)
+    )
+    return smaller, int(is_implied.sum()) + int(is_repeated.sum())
 
 
-def _repeated(given: SparseRows) -> np.ndarray:
+def _is_repeated(column: SparseRows) -> np.ndarray:
     """Whether a row has each of its values already [values]."""
-    rows, n = given.rows, len(given.values)
-    order = np.lexsort((np.arange(n), given.values, rows))
-    same = (rows[order][1:] == rows[order][:-1]) & (given.values[order][1:] == given.values[order][:-1])
-    made = np.zeros(n, bool)
-    made[order[1:][same]] = True
-    return made
+    rows, n = column.rows, len(column.values)
+    order = np.lexsort((np.arange(n), column.values, rows))
+    is_same = (rows[order][1:] == rows[order][:-1]) & (column.values[order][1:] == column.values[order][:-1])
+    is_repeated = np.zeros(n, bool)
+    is_repeated[order[1:][is_same]] = True
+    return is_repeated
 
 
-def _without(given: SparseRows, gone: np.ndarray) -> SparseRows:
-    if not gone.any():
-        return given
-    kept = np.zeros(len(gone) + 1, np.int64)
-    np.cumsum(~gone, out=kept[1:])
-    return SparseRows(kept[given.offsets], given.values[~gone])
+def _drop_values(column: SparseRows, drop: np.ndarray) -> SparseRows:
+    if not drop.any():
+        return column
+    kept_before = np.zeros(len(drop) + 1, np.int64)
+    np.cumsum(~drop, out=kept_before[1:])
+    return SparseRows(kept_before[column.offsets], column.values[~drop])

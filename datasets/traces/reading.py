@@ -24,8 +24,8 @@ def is_json(path: Path) -> bool:
     plain = path.name.removesuffix(".gz")
     if plain.endswith((".et", ".json")):
         return plain.endswith(".json")
-    with protobuf.opened(path) as file:
-        start = file.read(64)
+    with protobuf.open_unpacked(path) as file:
+        start = protobuf.read_block(file, path, 64)
     return start.lstrip()[:1] == b"{" and start.isascii() and b'"' in start
 
 
@@ -38,17 +38,17 @@ def rank_files(path: Path) -> dict[int, Path]:
         if not path.exists():
             raise TraceFileError(f"{path} does not exist")
         return {_rank(path) or 0: path}
-    found: dict[int, Path] = {}
-    for each in sorted(path.iterdir()):
-        rank = _rank(each)
+    files: dict[int, Path] = {}
+    for file in sorted(path.iterdir()):
+        rank = _rank(file)
         if rank is None:
             continue
-        if rank in found:
-            raise TraceFileError(f"{found[rank]} and {each} are both of rank {rank}: keep one run in a folder")
-        found[rank] = each
-    if not found:
+        if rank in files:
+            raise TraceFileError(f"{files[rank]} and {file} are both of rank {rank}: keep one run in a folder")
+        files[rank] = file
+    if not files:
         raise TraceFileError(f"{path} holds no execution traces: files are called NAME.RANK.et")
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _rank(path: Path) -> int | None:

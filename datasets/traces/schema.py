@@ -56,13 +56,13 @@ _WIRES = {"double": 1, "float": 5, "fixed32": 5, "sfixed32": 5, "fixed64": 1, "s
 _NAMES = (
     "double float int32 int64 uint32 uint64 sint32 sint64 fixed32 fixed64 sfixed32 sfixed64 bool string bytes"
 ).split()
-ARMS = {name: Arm(name, 3 + 2 * place, _WIRES.get(name, 0)) for place, name in enumerate(_NAMES)}
+ARMS = {name: Arm(name, 3 + 2 * index, _WIRES.get(name, 0)) for index, name in enumerate(_NAMES)}
 FIRST_ARM, LAST_ARM = 3, 2 + 2 * len(_NAMES)
 VERSION = "1.0.0"
 """What we write as version of the metadata."""
 
 # What ASTRA-sim's feeder reads, each in the arm that it reads it from; of another arm it takes 0.
-FEEDER = {
+FEEDER_ARMS = {
     "is_cpu_op": "bool",
     "num_ops": "int64",
     "tensor_size": "uint64",

@@ -41,14 +41,14 @@ class Words(Sequence[str]):
 
     def find(self, text: str) -> int:
         """The number of a text, -1 where no node has it."""
-        wanted = text.encode()
-        fits = np.flatnonzero(np.diff(self.offsets) == len(wanted))
-        return next((int(each) for each in fits if self.raw(int(each)) == wanted), -1)
+        raw = text.encode()
+        fits = np.flatnonzero(np.diff(self.offsets) == len(raw))
+        return next((int(number) for number in fits if self.raw(int(number)) == raw), -1)
 
     def with_text(self, text: str) -> tuple[Words, int]:
         """These and one more, and its number."""
-        more = np.frombuffer(text.encode(), np.uint8)
-        blob, end = np.concatenate([self.blob, more]), int(self.offsets[-1]) + len(more)
+        added = np.frombuffer(text.encode(), np.uint8)
+        blob, end = np.concatenate([self.blob, added]), int(self.offsets[-1]) + len(added)
         return Words(blob, np.append(self.offsets, end)), len(self)
 
 
@@ -62,9 +62,9 @@ class SparseRows:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def row(self, place: int) -> np.ndarray:
+    def row(self, index: int) -> np.ndarray:
         """The numbers of one row."""
-        return self.values[self.offsets[place] : self.offsets[place + 1]]
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     @property
     def rows(self) -> np.ndarray:
@@ -87,22 +87,22 @@ class Attributes:
     value: np.ndarray
     lists: SparseRows
 
-    def decoded(self, place: int, words: Words) -> Any:
+    def decode(self, index: int, words: Words) -> Any:
         """The value of one attribute as Python has it."""
-        arm, value = int(self.arm[place]), self.value[place : place + 1]
+        arm, value = int(self.arm[index]), self.value[index : index + 1]
         if arm < FIRST_ARM:
             return None
         name = arm_name(arm)
         if name.endswith("_list"):
             values = self.lists.row(int(value[0]))
-            return _decoded(values, name.removesuffix("_list"), words)
-        return _decoded(value, name, words)[0]
+            return _decode(values, name.removesuffix("_list"), words)
+        return _decode(value, name, words)[0]
 
     def items(self, row: int, words: Words) -> Iterator[tuple[str, str, Any]]:
         """Name, arm and value of each attribute of a row."""
-        for place in range(int(self.offsets[row]), int(self.offsets[row + 1])):
-            arm = int(self.arm[place])
-            yield words[self.name[place]], arm_name(arm) if arm else "", self.decoded(place, words)
+        for index in range(int(self.offsets[row]), int(self.offsets[row + 1])):
+            arm = int(self.arm[index])
+            yield words[self.name[index]], arm_name(arm) if arm else "", self.decode(index, words)
 
 
 def numbers_of(bits: np.ndarray, arm: str) -> np.ndarray:
@@ -115,13 +115,18 @@ def numbers_of(bits: np.ndarray, arm: str) -> np.ndarray:
     return bits.astype(dtype)
 
 
-def _decoded(bits: np.ndarray, arm: str, words: Words) -> list[Any]:
+def _decode(bits: np.ndarray, arm: str, words: Words) -> list[Any]:
     if arm == "string":
         return [words[number] for number in bits.tolist()]
     if arm == "bytes":
         return [words.raw(number) for number in bits.tolist()]
-    found: list[Any] = numbers_of(np.ascontiguousarray(bits), arm).tolist()
-    return found
+    values: list[Any] = numbers_of(np.ascontiguousarray(bits), arm).tolist()
+    return values
+
+
+def concatenate(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns one after another; the column itself, not a copy, where it is alone."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,8 +156,8 @@ class ExecutionTrace:
 
     def name_of(self, row: int) -> str:
         """The name of a node."""
-        found: str = self.words[self.name[row]]
-        return found
+        name: str = self.words[self.name[row]]
+        return name
 
     @cached_property
     def names(self) -> Mapping[str, int]:
@@ -161,36 +166,36 @@ class ExecutionTrace:
 
     def attribute(self, name: str, arm: str = "") -> tuple[np.ndarray, np.ndarray]:
         """Rows that have an attribute as a number, and its values: of one arm, or of any (as float64 then)."""
-        found = self.names.get(name, -1)
-        places = np.flatnonzero(self.attributes.name == found)
-        arms = self.attributes.arm[places]
-        rows = np.searchsorted(self.attributes.offsets, places, "right") - 1
+        word = self.names.get(name, -1)
+        indices = np.flatnonzero(self.attributes.name == word)
+        arms = self.attributes.arm[indices]
+        rows = np.searchsorted(self.attributes.offsets, indices, "right") - 1
         if arm:
-            kept = arms == ARMS[arm].field
-            return rows[kept], numbers_of(self.attributes.value[places[kept]], arm)
-        values = np.full(len(places), np.nan)
+            is_kept = arms == ARMS[arm].field
+            return rows[is_kept], numbers_of(self.attributes.value[indices[is_kept]], arm)
+        values = np.full(len(indices), np.nan)
         for field in np.unique(arms):
             if field % 2 and arm_name(int(field)) in _DTYPES:
-                here = arms == field
-                values[here] = numbers_of(self.attributes.value[places[here]], arm_name(int(field)))
-        kept = ~np.isnan(values)
-        return rows[kept], values[kept]
+                is_arm = arms == field
+                values[is_arm] = numbers_of(self.attributes.value[indices[is_arm]], arm_name(int(field)))
+        is_kept = ~np.isnan(values)
+        return rows[is_kept], values[is_kept]
 
     def column(self, name: str, missing: float, arm: str = "") -> np.ndarray:
         """An attribute as one number for each node [n], ``missing`` where a node has none."""
         rows, values = self.attribute(name, arm)
-        wanted = np.asarray(missing)
-        made = np.full(len(self), wanted.astype(values.dtype) if len(values) else wanted)
-        made[rows] = values
-        return made
+        default = np.asarray(missing)
+        filled = np.full(len(self), default.astype(values.dtype) if len(values) else default)
+        filled[rows] = values
+        return filled
 
     def text(self, name: str) -> np.ndarray:
         """An attribute as the word of each node [n], -1 where a node has none."""
-        found = self.names.get(name, -1)
-        places = np.flatnonzero((self.attributes.name == found) & (self.attributes.arm == ARMS["string"].field))
-        made = np.full(len(self), -1, np.int64)
-        made[np.searchsorted(self.attributes.offsets, places, "right") - 1] = self.attributes.value[places]
-        return made
+        word = self.names.get(name, -1)
+        indices = np.flatnonzero((self.attributes.name == word) & (self.attributes.arm == ARMS["string"].field))
+        words = np.full(len(self), -1, np.int64)
+        words[np.searchsorted(self.attributes.offsets, indices, "right") - 1] = self.attributes.value[indices]
+        return words
 
     @cached_property
     def exact_us(self) -> np.ndarray:
@@ -203,7 +208,7 @@ class ExecutionTrace:
         return self._exact(EXACT_START, self.start_us)
 
     def _exact(self, name: str, rounded: np.ndarray) -> np.ndarray:
-        made = rounded.astype(np.float64)
+        exact = rounded.astype(np.float64)
         rows, values = self.attribute(name, "double")
-        made[rows] = values
-        return made
+        exact[rows] = values
+        return exact

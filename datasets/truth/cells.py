@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import precisions
@@ -32,12 +33,14 @@ SPELLINGS = {
 class Cells:
     """The cells of one line by column; ``line`` is its place in the file (the first after the head is 1).
 
-    ``options`` are the simulator's, by what is known of the row's publication (:mod:`.published`).
+    ``options`` are the simulator's, by what is known of the row's publication: ``rules`` is the folder that says it
+    (:mod:`.published`).
     """
 
     values: Mapping[str, str]
     line: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    rules: Path | None = None
 
     @property
     def id(self) -> str:

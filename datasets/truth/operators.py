@@ -2,126 +2,65 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from ..collective_ops import bus_factor
-from ..ops import Op, make_op
+from ..ops import KINDS, Op, OpKind, bus_factor, make_op
 from .cells import Cells, precision_of
 from .hardware import hardware_of
 from .published import known
 from .rows import OperatorRow, TruthError
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+ALSO_CALLED = {"matmul": "gemm", "layernorm": "layer_norm"}
+SHORT = {"m": "M", "n": "N", "k": "K", "rows": "M", "cols": "N"}  # columns of sizes, beside the sizes' own names
+WIDTHS = (4096, 1024, 256, 64, 1)  # of rows that elements are cut into
+USUAL = {"layout": "nn"}  # of products in tables of operators
 
 
 def operator_row(cells: Cells, folder: Path) -> OperatorRow:
-    """One op on one device, by the name and sizes of its row."""
-    cells = known(cells, "operator")
+    """One op on one device (a collective: on its ranks), by its name, or ``op_kind``, and sizes."""
+    told, cells = cells, known(cells, "operator")
     name = cells.text("op").lower()
-    if name not in OPS:
+    kind = KINDS.get(cells.text("op_kind") or ALSO_CALLED.get(name, name))
+    if kind is None:
         raise TruthError(f"the operator {cells.text('op')!r} has no kind")
-    millis = cells.positive("latency_ms")
-    if millis is None:
+    latency_ms, clock = cells.positive("latency_ms"), cells.positive("clock_ghz")
+    if latency_ms is None:
         raise TruthError("latency_ms is not published")
-    dtype, _ = precision_of(cells.text("precision"))
-    op = OPS[name](cells, dtype)
-    devices = op.ranks if op.kind in COLLECTIVES else 1
-    hardware = hardware_of(cells, devices)
-    tags = {"op": name, "gpu": hardware.gpu, "precision": cells.text("precision")}
+    op = op_of(kind, cells, precision_of(cells.text("precision"))[0])
+    hardware = hardware_of(cells, op.ranks if kind.name in COLLECTIVES else 1)
+    tags = {"op": name, "gpu": hardware.gpu, "precision": told.text("precision")}
     empty_us = cells.number("empty_op_us") or 0.0
     if empty_us < 0.0:
         raise TruthError(f"empty_op_us={empty_us:g} must be 0 or more")
     return OperatorRow(
-        id=cells.id, hardware=hardware, measured={"latency": millis}, tags=tags, op=op, empty_op_us=empty_us
-    )
-
-
-def _in_layer(cells: Cells) -> tuple[int, int, int, int]:
-    """(tokens, hidden, heads of one rank, ranks) of an op that is given by the layer it stands in."""
-    ranks = cells.count("tp")
-    length = cells.needed("input_len_tokens") if cells.text("phase") == "prefill" else 1
-    return cells.needed("batch_size") * length, cells.needed("d_model"), cells.needed("n_heads") // ranks, ranks
-
-
-def _matmul(cells: Cells, dtype: str) -> Op:
-    return make_op("gemm", m=cells.needed("M"), n=cells.needed("N"), k=cells.needed("K"), layout="nn", dtype=dtype)
-
-
-def _softmax(cells: Cells, dtype: str) -> Op:
-    return make_op("softmax", rows=cells.needed("M"), cols=cells.needed("N"), dtype=dtype)
-
-
-def _layer_norm(cells: Cells, dtype: str) -> Op:
-    return make_op("layer_norm", rows=cells.needed("M"), cols=cells.needed("N"), dtype=dtype)
-
-
-def _gelu(cells: Cells, dtype: str) -> Op:
-    elements = cells.needed("M") * cells.count("N")
-    width = next(width for width in (4096, 1024, 256, 64, 1) if elements % width == 0)
-    return make_op("gelu", rows=elements // width, cols=width, dtype=dtype)
-
-
-def _norm_in_layer(cells: Cells, dtype: str) -> Op:
-    tokens, hidden, _, _ = _in_layer(cells)
-    return make_op("layer_norm", rows=tokens, cols=hidden, dtype=dtype)
-
-
-def _gelu_in_layer(cells: Cells, dtype: str) -> Op:
-    tokens, hidden, _, ranks = _in_layer(cells)
-    return make_op("gelu", rows=tokens, cols=4 * hidden // ranks, dtype=dtype)
-
-
-def _scores(cells: Cells, dtype: str) -> Op:
-    _, hidden, heads, ranks = _in_layer(cells)
-    length = cells.needed("input_len_tokens") if cells.text("phase") == "prefill" else 1
-    batch, width = cells.needed("batch_size") * heads, hidden // (heads * ranks)
-    return make_op("gemm", batch=batch, m=length, n=cells.needed("ctx_len"), k=width, dtype=dtype)
-
-
-def _output_projection(cells: Cells, dtype: str) -> Op:
-    tokens, hidden, _, ranks = _in_layer(cells)
-    return make_op("gemm", m=tokens, n=hidden, k=hidden // ranks, layout="nn", dtype=dtype)
-
-
-def _reduce_in_layer(cells: Cells, dtype: str) -> Op:
-    tokens, hidden, _, ranks = _in_layer(cells)
-    size = tokens * hidden * (4 if dtype == "fp32" else 2)
-    return make_op("all_reduce", size_bytes=size, ranks=ranks, ranks_per_node=ranks, link="nvlink", dtype=dtype)
-
-
-OPS: dict[str, Callable[[Cells, str], Op]] = {
-    "matmul": _matmul,
-    "softmax": _softmax,
-    "layernorm": _layer_norm,
-    "gelu": lambda cells, dtype: _gelu(cells, dtype) if cells.has("M") else _gelu_in_layer(cells, dtype),
-    "q_mul_k": _scores,
-    "wo_proj": _output_projection,
-    "layernorm_mha": _norm_in_layer,
-    "layernorm_ffn": _norm_in_layer,
-    "allreduce_ffn": _reduce_in_layer,
-    "allreduce_mha": _reduce_in_layer,
-}
-
-
-def profiled_gemm(cells: Cells, folder: Path) -> OperatorRow:
-    """A GEMM under a profiler at a locked clock (``m n k latency_ms clock_Ghz``)."""
-    cells = known(cells, "operator")
-    millis, clock = cells.positive("latency_ms"), cells.positive("clock_Ghz")
-    if millis is None:
-        raise TruthError("latency_ms is not published")
-    dtype = "fp16" if "fp16" in cells.text("dtype").lower() else "bf16"
-    op = make_op("gemm", m=cells.needed("m"), n=cells.needed("n"), k=cells.needed("k"), layout="nn", dtype=dtype)
-    named = Cells({**cells.values, "gpu": re.sub(r"\(.*", "", cells.text("gpu")).strip()}, cells.line)
-    return OperatorRow(
         id=cells.id,
-        hardware=hardware_of(named, 1),
-        measured={"latency": millis},
-        tags={"op": "gemm", "gpu": named.text("gpu")},
+        hardware=hardware,
+        measured={"latency": latency_ms},
+        tags={tag: value for tag, value in tags.items() if value},
         op=op,
         clock_mhz=clock * 1e3 if clock else None,
+        empty_op_us=empty_us,
     )
+
+
+def op_of(kind: OpKind, cells: Cells, dtype: str) -> Op:
+    """The op of a kind with a row's sizes, in columns of their names or of :data:`SHORT` ones."""
+    if kind.name == "gelu" and not cells.has("rows"):
+        elements = cells.needed("M") * cells.count("N")
+        width = next(width for width in WIDTHS if elements % width == 0)
+        return kind.op(dtype, rows=elements // width, cols=width)
+    sizes: dict[str, Any] = {}
+    for dim in kind.dims:
+        column = dim.name if cells.has(dim.name) else SHORT.get(dim.name, dim.name)
+        if cells.has(column):
+            sizes[dim.name] = cells.text(column) if dim.choices else cells.needed(column)
+        elif dim.name in USUAL:
+            sizes[dim.name] = USUAL[dim.name]
+        elif dim.default is None:
+            raise TruthError(f"{column} is not published")
+    return kind.op(dtype, **sizes)
 
 
 def collective_row(cells: Cells, folder: Path) -> OperatorRow:
@@ -146,16 +85,18 @@ def collective_row(cells: Cells, folder: Path) -> OperatorRow:
         link="nvlink" if cells.count("nodes") == 1 else "ib",
         dtype="bf16",
     )
-    millis = cells.positive("latency_us")
-    busbw = cells.positive("busbw_GBps")
-    millis = millis * 1e-3 if millis else payload * float(bus_factor(name, ranks)) / busbw * 1e-6 if busbw else None
-    if millis is None:
+    latency_us, busbw_gbps = cells.positive("latency_us"), cells.positive("busbw_GBps")
+    if latency_us:
+        latency_ms = latency_us * 1e-3
+    elif busbw_gbps:
+        latency_ms = payload * float(bus_factor(name, ranks)) / busbw_gbps * 1e-6
+    else:
         raise TruthError("neither latency nor bandwidth is published")
     regime = "single node" if cells.count("nodes") == 1 else "multi-node"
     return OperatorRow(
         id=cells.id,
         hardware=type(hardware)(**{**vars(hardware), "cluster_figures": figures}),
-        measured={"latency": millis},
+        measured={"latency": latency_ms},
         tags={"op": name, "gpu": hardware.gpu, "regime": regime, "size": size_class(payload)},
         op=op,
     )

@@ -1,18 +1,27 @@
-"""What is known of published runs beyond their tables' columns: rules of ``conf/published``, applied to cells.
+"""What is known of runs beyond the columns of their table: rules, applied to cells.
 
-A file is about one publication. ``of`` names the kinds of rows, ``said`` the words by which they are told: a row
-belongs to the first file, by ``order`` and name, whose words it has. Files with ``every`` apply to all rows of their
-kinds, before that one. A rule counts where every condition of its ``when`` holds: it fills columns that a row leaves
-blank (``usual``), replaces what a row says (``set``, or ``look_up`` by the row's own columns) or says why the row
-cannot be simulated (``refuse``). Later rules see what earlier ones did. Columns called ``options.NAME`` are the
-simulator's options. Every rule names its source.
+``conf/own_tables`` has those that hold for every table. Published runs have a folder of rules of their own, which
+a checkout has in ``tests/evidence/published`` and ``rules=`` names elsewhere. A file is about one publication. ``of``
+names the kinds of rows, ``said`` the words by which they are told: a row belongs to the first file, by ``order`` and
+name, whose words it has. Files with ``every`` apply to all rows of their kinds, before that one.
+
+A rule counts where every condition of its ``when`` holds: it fills columns that a row leaves blank (``usual``),
+replaces what a row says (``set``, or ``look_up`` in a file) or says why the row cannot be simulated (``refuse``). Later
+rules see what earlier ones did. Columns called ``options.NAME`` are the simulator's options. Every rule names its
+source. ``look_up`` is ``{file: NAME.csv, by: [columns]}``: the first line of that file whose ``by`` cells are a row's
+own (blank: any; ``a|b``: either; ``>8``: more) fills its other columns.
+
+A file with ``table`` is about tables that have these columns, and ``columns`` says which of theirs are ours:
+``{ours: theirs}``, or ``{ours: {of: theirs, words: pattern}}`` for the part of a cell that a pattern's first group
+takes; those that only rules fill are ``null``.
 """
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +30,9 @@ from ..reading import read_yaml
 from .cells import Cells
 from .rows import TruthError
 
-DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "published"
+ROOT = Path(__file__).resolve().parents[2]
+OWN = ROOT / "conf" / "own_tables"
+CHECKOUT = ROOT / "tests" / "evidence" / "published"  # what is known of published runs; no wheel has it
 OPTION = "options."
 
 
@@ -33,24 +44,20 @@ class PublishedRule:
     when: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)
     set: Mapping[str, Any] = field(default_factory=dict)
-    look_up: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    look_up: Mapping[str, Any] = field(default_factory=dict)
     refuse: str = ""
+    lines: tuple[Mapping[str, str], ...] = ()  # of the file to look up in
 
-    def found(self, cells: Cells) -> dict[str, Any]:
-        """What ``look_up`` has for a row, by column: ``{by: [columns], of: values nested by those columns' own}``."""
-        made = {}
-        for name, table in self.look_up.items():
-            value: Any = table["of"]
-            for column in table["by"]:
-                value = value.get(cells.whole(column, 0)) if value is not None else None
-            if value is not None:
-                made[name] = value
-        return made
+    def looked_up(self, cells: Cells) -> dict[str, Any]:
+        """What the file to look up in has for a row, by column."""
+        by = self.look_up.get("by", ())
+        line = next((each for each in self.lines if all(meant(fact(cells, name), each[name]) for name in by)), {})
+        return {name: value_of(text) for name, text in line.items() if text and name not in (*by, "source")}
 
 
 @dataclass(frozen=True)
 class Publication:
-    """A file of rules: whose rows they are about, and in which order files are asked."""
+    """A file of rules: whose rows they are about, in which order files are asked, and names of a table's columns."""
 
     id: str
     of: tuple[str, ...]
@@ -58,29 +65,118 @@ class Publication:
     said: str = ""
     order: int = 0
     every: bool = False
+    table: tuple[str, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=1)
-def publications() -> tuple[Publication, ...]:
-    """All files of ``conf/published``, those for every row first."""
-    made = []
-    for path in DIRECTORY.glob("*.yaml"):
-        read = read_yaml(path, TruthError)
-        rules = tuple(PublishedRule(**rule) for rule in read.pop("rules"))
-        made.append(Publication(path.stem, tuple(read.pop("of")), rules, **read))
+@lru_cache(maxsize=8)
+def publications(folder: Path | None = None) -> tuple[Publication, ...]:
+    """The rules for every table and those of a folder (None: of the checkout, if it is one), files for every row first.
+
+    TruthError for a folder without rules, or with a file that holds something else.
+    """
+    paths = sorted((folder or CHECKOUT).glob("*.yaml"))
+    if folder is not None and not paths:
+        raise TruthError(f"rules={folder}: no folder with rules on published tables (*.yaml)")
+    made = [publication(path) for path in (*sorted(OWN.glob("*.yaml")), *paths)]
     return tuple(sorted(made, key=lambda each: (not each.every, each.order, each.id)))
+
+
+def publication(path: Path) -> Publication:
+    """The rules of a file. TruthError for a file that holds something else."""
+    read = read_yaml(path, TruthError)
+    try:
+        rules = tuple(PublishedRule(**rule, lines=lines_of(path, rule)) for rule in read.pop("rules"))
+        of, table = tuple(read.pop("of")), tuple(read.pop("table", ()))
+        made = Publication(path.stem, of, rules, table=table, **read)
+        check(made)
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, re.error, csv.Error) as error:
+        raise TruthError(f"rules: {path} holds no rules on published tables: {error}") from None
+    return made
+
+
+def check(made: Publication) -> None:
+    """ValueError, re.error and their like for patterns, conditions and columns that are none."""
+    re.compile(made.said)
+    for rule in made.rules:
+        for condition in rule.when.values():
+            holds("", condition)
+        for number, line in enumerate(rule.lines, start=2):
+            file = rule.look_up["file"]
+            if lacks := set(rule.look_up["by"]) - set(line):
+                raise ValueError(f"{file} has no column {', '.join(sorted(lacks))}")
+            if None in line or None in line.values():
+                raise ValueError(f"{file}, line {number}: as many cells as columns are needed")
+            for cell in (line[name] for name in rule.look_up["by"] if line[name].startswith(">")):
+                if not is_number(cell[1:]):
+                    raise ValueError(f"{file}, line {number}: {cell!r} is no number to be above")
+    for theirs in made.columns.values():
+        if isinstance(theirs, Mapping) and not (theirs["of"] and re.compile(theirs["words"]).groups):
+            raise ValueError(f"{theirs['words']} has no group")
+
+
+def lines_of(path: Path, rule: Mapping[str, Any]) -> tuple[Mapping[str, str], ...]:
+    """The lines of the file that a rule looks up in, which is beside its own."""
+    if "look_up" not in rule:
+        return ()
+    with path.with_name(rule["look_up"]["file"]).open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))
+
+
+def meant(text: str, cell: str) -> bool:
+    """Whether the text of a row is what a cell of a file to look up in means: one of ``a|b``, more than ``>8``, all."""
+    if cell.startswith(">"):
+        return holds(text, {"above": float(cell[1:])})
+    return not cell or any(value_of(text) == value_of(each) for each in cell.split("|"))
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def value_of(text: str) -> float | str:
+    """A number where a text is one."""
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
+
+
+def columns_of(names: Iterable[str], folder: Path | None) -> Mapping[str, Any]:
+    """Our columns of a table by what it calls them, where a file knows a table of such columns; else nothing."""
+    tables = (each for each in publications(folder) if each.table and set(each.table) <= set(names))
+    return next((each.columns for each in tables), {})
+
+
+def named(line: Mapping[str, str], columns: Mapping[str, Any]) -> dict[str, str]:
+    """A line with our columns beside its own."""
+    made = dict(line)
+    for ours, theirs in columns.items():
+        if theirs is None:
+            continue
+        if isinstance(theirs, str):
+            made[ours] = line.get(theirs) or ""
+        elif part := re.search(theirs["words"], line.get(theirs["of"]) or ""):
+            made[ours] = part[1]
+    return made
 
 
 def known(cells: Cells, kind: str) -> Cells:
     """The cells of a row with what is known of its publication; TruthError where a rule refuses it."""
     told = False
     said = cells.said  # of the row itself
-    for publication in publications():
-        if kind not in publication.of or (told and not publication.every):
+    for each in publications(cells.rules):
+        others = kind not in each.of or not cells.values.keys() >= set(each.table)
+        if others or (told and not each.every):
             continue
-        if publication.every or re.search(publication.said, said, re.IGNORECASE):
-            told = told or not publication.every
-            for rule in publication.rules:
+        if each.every or re.search(each.said, said, re.IGNORECASE):
+            told = told or not each.every
+            for rule in each.rules:
                 cells = applied(cells, rule)
     return cells
 
@@ -92,10 +188,10 @@ def applied(cells: Cells, rule: PublishedRule) -> Cells:
     if rule.refuse:
         raise TruthError(rule.refuse.format_map(_Facts(cells)))
     filled = {name: value for name, value in rule.usual.items() if not cells.has(name)} | dict(rule.set)
-    filled |= rule.found(cells)
+    filled |= rule.looked_up(cells)
     options = {name.removeprefix(OPTION): value for name, value in filled.items() if name.startswith(OPTION)}
     values = {name: written(value) for name, value in filled.items() if not name.startswith(OPTION)}
-    return Cells({**cells.values, **values}, cells.line, {**cells.options, **options})
+    return replace(cells, values={**cells.values, **values}, options={**cells.options, **options})
 
 
 def written(value: Any) -> str:
@@ -130,6 +226,8 @@ def holds(text: str, condition: Any) -> bool:
     ((name, value),) = condition.items()
     if name == "not":
         return not holds(text, value)
+    if name not in ("above", "at_most"):
+        raise TruthError(f"{name} is no condition; take above, at_most or not")
     try:
         number = float(text)
     except ValueError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from .shapes import model_of
 STACKS = ("vllm", "sglang", "trtllm")
 SHORTEST = 0.8  # of the nominal length, where lengths are drawn
 APART = "disagg"
-CLIENTS = re.compile(r"silicon_concurrency=(\d+)")
 STARTED = (
     *("max_tokens", "chunk", "kv_fraction", "wait_iterations", "wait_share", "graphs", "block_tokens", "clients"),
     *("max_seqs", "without_seat", "balance_iterations", "gather_iterations", "decode_seqs", "decode_kv_fraction"),
@@ -30,21 +28,18 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
 
     TruthError says what keeps it from being simulated.
     """
-    named = {"gpu_canon": cells.text("system"), "model": cells.text("model_path"), "stack": cells.text("backend")}
-    named["clients"] = f"{clients_of(cells)}"
-    cells = Cells({**cells.values, **named, "source": cells.text("silicon_data_source")}, cells.line)
-    cells = known(cells, "serving")
+    cells = known(replace(cells, values={**cells.values, "clients": f"{clients_of(cells)}"}), "serving")
     stack = cells.text("stack")
     if stack not in STACKS:
         raise TruthError(f"the engine {stack!r} is not known")
-    ttft, tpot = cells.positive("silicon_ttft_ms"), cells.positive("silicon_tpot_ms")
+    ttft, tpot = cells.positive("ttft_ms"), cells.positive("tpot_ms")
     if ttft is None or tpot is None:
         raise TruthError("neither TTFT nor TPOT is published")
     apart = cells.text("mode") == APART
     layout = layout_of(cells, "prefill_" if apart else "")
-    isl, osl = _whole(cells, "isl"), _whole(cells, "osl")
+    isl, osl = _whole(cells, "input_len_tokens"), _whole(cells, "output_len_tokens")
     name, config = model_of(cells, folder, isl + osl)
-    each = 1 if cells.has("attention_dp_size") or apart else layout.dp  # where no ranks are told, clients are of one
+    each = 1 if cells.has("attention_dp") or apart else layout.dp  # where no ranks are told, clients are of one
     concurrency = _whole(cells, "clients") * each
     shortest = 1.0 if cells.text("lengths") == "fixed" else SHORTEST
     tokens = osl * (1 + shortest) / 2
@@ -55,8 +50,8 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
         hardware=hardware_of(cells, devices_of(layout)),
         measured={"ttft": ttft, "tpot": tpot, "throughput": throughput},
         tags={
-            "system": cells.text("system"),
-            "model": cells.text("model_path").rpartition("/")[2],
+            "system": cells.text("gpu_canon") or cells.text("gpu"),
+            "model": (cells.text("model") or name).rpartition("/")[2],
             "backend": stack,
             "precision": cells.text("precision"),
             "lengths": f"{isl}/{osl}",
@@ -75,26 +70,25 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
         input_len=isl,
         output_len=osl,
         shortest=shortest,
-        version=cells.text("backend_version"),
+        version=cells.text("version"),
         serving={name: value for name in STARTED if (value := cells.number(f"serving_{name}")) is not None},
         decoding=decoding,
     )
 
 
 def clients_of(cells: Cells) -> int:
-    """Requests at a time: as the source says, else those of a rank times all ranks that decode."""
-    found = CLIENTS.search(cells.text("silicon_data_source"))
-    if found:
-        return int(found[1])
+    """Requests at a time: as the row says, else those of a rank times all ranks that decode."""
+    if cells.has("concurrency"):
+        return _whole(cells, "concurrency")
     prefix = "decode_" if cells.text("mode") == APART else ""
-    workers = _whole(cells, "decode_num_workers") if prefix else 1
-    return _whole(cells, f"{prefix}batch_size") * workers * _whole(cells, f"{prefix}attention_dp_size")
+    workers = _whole(cells, "decode_workers") if prefix else 1
+    return _whole(cells, f"{prefix}batch_size") * workers * _whole(cells, f"{prefix}attention_dp")
 
 
 def decode_workers(cells: Cells) -> DecodeWorkers:
     """How many workers prefill and decode, and the layout of those that decode."""
     layout = layout_of(cells, "decode_")
-    prefill, decode = (_whole(cells, f"{pool}_num_workers") for pool in ("prefill", "decode"))
+    prefill, decode = (_whole(cells, f"{pool}_workers") for pool in ("prefill", "decode"))
     return DecodeWorkers(prefill, decode, layout, hardware_of(cells, devices_of(layout)))
 
 
@@ -111,9 +105,9 @@ def layout_of(cells: Cells, prefix: str = "") -> PublishedLayout:
     attention-data ranks are told, they are as many as ranks of experts are more than tensor ranks. TruthError where the
     degrees of experts do not fill the GPUs.
     """
-    named = ("tp_size", "attention_dp_size", "pp_size", "moe_ep_size", "moe_tp_size")
+    named = ("tp", "attention_dp", "pp", "ep", "etp")
     tp, dp, pp, ep, etp = (max(_whole(cells, f"{prefix}{name}"), 1) for name in named)
-    if not cells.has(f"{prefix}attention_dp_size"):
+    if not cells.has(f"{prefix}attention_dp"):
         dp = max(ep * etp // (tp * pp), 1)
     if ep > 1 and ep == etp and not prefix:
         tp, dp = (tp // ep, dp) if tp % ep == 0 else (tp, max(dp // ep, 1))

@@ -49,10 +49,6 @@ def model_of(cells: Cells, folder: Path, seq_len: int) -> tuple[str, dict[str, A
     if cells.has("config"):
         return name, fitted(written(cells), seq_len)
     config = shipped(cells.text("shape") or name) or from_dimensions(folder, name) or otherwise_named(name)
-    if cells.text("positions") == "counted" and cells.has("num_params"):
-        config = counted(config, cells.needed("num_params"), seq_len)
-    if config is None and "bert" in name and cells.has("layers", "heads", "head_dim"):
-        config = encoder(cells)
     if config is None and cells.has("layers", "hidden", "heads"):
         config = {"model_type": "gpt2", "tie_word_embeddings": True}
     if config is None:
@@ -137,19 +133,6 @@ def configuration(shape: Cells) -> dict[str, Any]:
     return {"model_type": "mixtral", **common, **sizes, **own}
 
 
-def encoder(shape: Cells) -> dict[str, Any]:
-    """A BERT of the row's layers and heads, with feed-forwards of four times its width."""
-    hidden = shape.needed("heads") * shape.needed("head_dim")
-    return {
-        "model_type": "bert",
-        "hidden_size": hidden,
-        "num_hidden_layers": shape.needed("layers"),
-        "num_attention_heads": shape.needed("heads"),
-        "intermediate_size": 4 * hidden,
-        "max_position_embeddings": 512,
-    }
-
-
 def _latent(shape: Cells) -> dict[str, Any]:
     """DeepSeek's attention and experts: ranks and widths stand in words (``q_lora 1536 kv_lora 512 …``)."""
     said = shape.text("attn")
@@ -172,20 +155,6 @@ def _latent(shape: Cells) -> dict[str, Any]:
         "n_group": 1,
         "topk_group": 1,
     }
-
-
-def counted(config: dict[str, Any] | None, parameters: int, seq_len: int) -> dict[str, Any] | None:
-    """The configuration, or a GPT-2 of its size where only that has as many parameters as the row publishes.
-
-    Where learned positions and biases stand in for ALiBi, the count says so.
-    """
-    if config is None or config.get("model_type") != "mpt":
-        return config
-    hidden, layers, vocab = config["d_model"], config["n_layers"], config["vocab_size"]
-    learned = layers * (12 * hidden**2 + 13 * hidden) + (vocab + seq_len + 2) * hidden
-    if learned != parameters:
-        return config
-    return {"model_type": "gpt2", "n_embd": hidden, "n_layer": layers, "n_head": config["n_heads"], "vocab_size": vocab}
 
 
 def overlaid(config: dict[str, Any], cells: Cells) -> dict[str, Any]:

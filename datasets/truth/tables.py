@@ -12,31 +12,34 @@ from ..ops import OpError
 from .cells import Cells
 from .inference import inference_row, whole_model_row
 from .networks import network_row
-from .operators import collective_row, operator_row, profiled_gemm
+from .operators import collective_row, operator_row
+from .published import columns_of, named
 from .rows import FailedRow, Row, TruthError, TruthTable, UnsupportedRow
 from .serving import distinct, serving_row, with_peer
 from .training import training_row
 
 Reader = Callable[[Cells, Path], Row]
 LARGEST_BYTES = 1 << 28
+PUBLISHED = "rules=FOLDER says what the columns of a published table mean"
 
 
 # Columns that tell a kind of table -> (kind, reader of a line). The first that a file has all of counts.
 KINDS: tuple[tuple[frozenset[str], str, Reader], ...] = (
     (frozenset({"collective", "busbw_GBps"}), "collective", collective_row),
     (frozenset({"topology", "simulated_ns"}), "collective", network_row),
-    (frozenset({"m", "n", "k", "latency_ms", "clock_Ghz"}), "operator", profiled_gemm),
-    (frozenset({"op", "M", "latency_ms"}), "operator", operator_row),
+    (frozenset({"op", "latency_ms"}), "operator", operator_row),
     (frozenset({"mode", "e2e_latency_ms"}), "inference", whole_model_row),
-    (frozenset({"silicon_ttft_ms"}), "serving", serving_row),
+    (frozenset({"ttft_ms", "tpot_ms", "stack"}), "serving", serving_row),
     (frozenset({"input_len_tokens", "num_gpus"}), "inference", inference_row),
     (frozenset({"param_opt_gib", "activation_gib"}), "memory", training_row),
     (frozenset({"num_gpus", "seq_len_tokens"}), "training", training_row),
 )
 
 
-def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> TruthTable:
+def read_table(path: Path, limit: int | None = None, setting: str = "truth", rules: Path | None = None) -> TruthTable:
     """All lines of a CSV file as rows and reasons; ``limit`` takes the first so many, ``setting`` named the file.
+
+    ``rules`` is the folder that says what is known of published tables (None: that of the checkout, if it is one).
 
     TruthError for a file that cannot be read, or whose columns are not those of a table of results.
     """
@@ -51,7 +54,8 @@ def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> 
             lines = [line for _, line in zip(range(limit or 1 << 62), reader, strict=False)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TruthError(f"{setting}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    kind, read = kind_of(path, frozenset(names), setting)
+    columns = columns_of(names, rules)
+    kind, read = kind_of(path, frozenset((*names, *columns)), setting)
     if twice := next((name for name in names if name and names.count(name) > 1), None):
         raise TruthError(f"{setting}={path}: two columns are called {twice}")
     if not lines:
@@ -60,7 +64,8 @@ def read_table(path: Path, limit: int | None = None, setting: str = "truth") -> 
     unsupported: list[UnsupportedRow] = []
     failed: list[FailedRow] = []
     for number, line in enumerate(lines, start=1):
-        cells = Cells({key: value for key, value in line.items() if isinstance(key, str)}, number)
+        given = {key: value for key, value in line.items() if isinstance(key, str)}
+        cells = Cells(named(given, columns), number, rules=rules)
         try:
             if None in line:  # a comma in a cell without quotes: what follows it would be read one column off
                 raise TruthError(f"{len(names) + len(line[None])} cells under {len(names)} columns")
@@ -81,7 +86,9 @@ def kind_of(path: Path, columns: frozenset[str], setting: str = "truth") -> tupl
             return kind, read
     if not any(needed & columns for needed, _, _ in KINDS):
         told = "; ".join(f"{kind} by {', '.join(sorted(needed))}" for needed, kind, _ in KINDS)
-        raise TruthError(f"{setting}={path}: no table of results; columns tell what it is about: {told}")
+        raise TruthError(f"{setting}={path}: no table of results; columns tell what it is about: {told}; {PUBLISHED}")
     needed, kind, _ = min(KINDS, key=lambda known: len(known[0] - columns) / len(known[0]))
     lacks = ", ".join(sorted(needed - columns))
-    raise TruthError(f"{setting}={path}: no table of results; {kind} tables have the columns {lacks}, which it lacks")
+    raise TruthError(
+        f"{setting}={path}: no table of results; {kind} tables have the columns {lacks}, which it lacks; {PUBLISHED}"
+    )

@@ -197,7 +197,7 @@ def measurements(
 
 
 def step_time(cells: Cells, config: Mapping[str, Any], global_batch: int, seq_len: int, devices: int) -> float | None:
-    """Seconds of a step: as published, else from tokens/s, sequences/s, FLOP/s or MFU; None where nothing is."""
+    """Seconds of a step: as published, else from tokens/s, sequences/s or FLOP/s; None where nothing is."""
     if step := cells.positive("step_time_s"):
         return step
     if rate := cells.positive("tokens_per_s_per_gpu"):

@@ -1,6 +1,7 @@
 """How each op is run: :func:`prepare` turns an Op and a backend into a call that the timer times.
 
-One module per family registers its builders in :data:`BUILDERS`; :func:`backends` lists what an op can run on.
+Each module that is imported here registers the builders of its family in :data:`BUILDERS`; :func:`backends` lists what
+an op can run on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from ...datasets.loading import nearest
 from ...datasets.ops import Op
 from ..environment import free_memory_bytes
-from . import (
+from . import (  # noqa: F401  # each registers its builders
     attention,
     compiled,
     elements,
@@ -43,23 +44,6 @@ __all__ = [
     "prepare",
 ]
 
-FAMILIES = (
-    attention,
-    compiled,
-    elements,
-    experts,
-    fused,
-    gather,
-    gemm,
-    latent,
-    mixers,
-    moe,
-    paged,
-    rows,
-    served,
-    system,
-    transformer_engine,
-)
 CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch's words; on a GPU it has an exception of its own
 HARNESS = Path(__file__).resolve().parent.parent
 GLIBC_LARGEST_THRESHOLD = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc on 64-bit machines
@@ -100,9 +84,9 @@ def prepare(op: Op, backend: str, device: str, seed: int = 0) -> Prepared:
 
 def _builder(op: Op, backend: str, device: str) -> Builder:
     builder = BUILDERS.get((op.kind, backend))
-    known = backends(op, device)
-    if builder is None or backend not in known:
-        raise Unsupported(f"{op.kind} in {op.dtype} has no backend {backend!r} on {device}; {nearest(backend, known)}")
+    names = backends(op, device)
+    if builder is None or backend not in names:
+        raise Unsupported(f"{op.kind} in {op.dtype} has no backend {backend!r} on {device}; {nearest(backend, names)}")
     return builder
 
 
@@ -142,7 +126,7 @@ TRITON_REFUSALS = ("CompilationError", "OutOfResources")  # no such type on this
 
 def _refused_by_triton(error: Exception) -> bool:
     return any(
-        each.__module__.startswith("triton.") and each.__name__ in TRITON_REFUSALS for each in type(error).__mro__
+        kind.__module__.startswith("triton.") and kind.__name__ in TRITON_REFUSALS for kind in type(error).__mro__
     )
 
 

@@ -62,8 +62,8 @@ def visible(op: Op, device: str) -> torch.Tensor:
 
     query = torch.arange(op.seq_q, device=device)[:, None] + (op.seq_kv - op.seq_q)
     key = torch.arange(op.seq_kv, device=device)[None, :]
-    seen = key <= query
-    return seen & (key > query - window(op)) if window(op) else seen
+    mask = key <= query
+    return mask & (key > query - window(op)) if window(op) else mask
 
 
 def _heads_first(inputs: Inputs, op: Op, seq: int, heads: int, dim: int, cached: bool) -> torch.Tensor:
@@ -125,10 +125,12 @@ def sdpa(op: Op, inputs: Inputs) -> Run:
 
 
 def math_attention(op: Op, inputs: Inputs) -> Run:
-    """The same call held to the unfused path: products and softmax as separate kernels, scores in memory."""
+    """SDPA held to the unfused path, masks and all: products and softmax as separate kernels, scores in memory."""
+    from torch.nn import functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    call = sdpa(op, inputs)
+    arguments = _sdpa_arguments(op, inputs.device)
+    call = partial(functional.scaled_dot_product_attention, *_query_key_value(op, inputs), **arguments)
     inputs.kernel = "math"
 
     def run() -> object:
@@ -379,5 +381,5 @@ def _latent_bias(op: Op, query: torch.Tensor) -> torch.Tensor:
     """Additive mask, one row for each query and head."""
     import torch
 
-    seen = visible(_unabsorbed(op), str(query.device)).repeat_interleave(op.heads, 0)
-    return torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, -math.inf)
+    mask = visible(_unabsorbed(op), str(query.device)).repeat_interleave(op.heads, 0)
+    return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)

@@ -103,10 +103,10 @@ class Inputs:
         if not target.is_floating_point:
             low, high = (0, 2) if target == torch.bool else (1, 100)
             return self._count(self._tiled(shape, lambda n: self._integers(n, low, high, target)))
-        drawn = torch.float32 if target.itemsize == 1 else target
+        drawn_dtype = torch.float32 if target.itemsize == 1 else target
 
         def draw(count: int) -> torch.Tensor:
-            return torch.randn(count, generator=self.generator, device=self.device, dtype=drawn).to(target)
+            return torch.randn(count, generator=self.generator, device=self.device, dtype=drawn_dtype).to(target)
 
         return self._count(self._tiled(shape, draw))
 
@@ -157,11 +157,11 @@ class Inputs:
         if self.device != "cpu" or count <= TILE_ELEMENTS:
             return draw(count).view(shape)
         tile = draw(TILE_ELEMENTS)
-        whole = torch.empty(count, dtype=tile.dtype)
+        values = torch.empty(count, dtype=tile.dtype)
         for start in range(0, count, TILE_ELEMENTS):
-            part = whole[start : start + TILE_ELEMENTS]
-            part.copy_(tile[: part.numel()])
-        return whole.view(shape)
+            span = values[start : start + TILE_ELEMENTS]
+            span.copy_(tile[: span.numel()])
+        return values.view(shape)
 
     def _count(self, tensor: torch.Tensor) -> torch.Tensor:
         self.bytes += tensor.numel() * tensor.element_size()
@@ -237,8 +237,8 @@ class Prepared:
 
         At most :data:`MOST_SETS` of them, made when first asked for. Their first is ``run``.
         """
-        wanted = -(-COLD_CACHES * cache_bytes(self.device) // max(self.bytes_needed, 1))
-        sets = max(1, min(wanted, MOST_SETS))
+        copies = -(-COLD_CACHES * cache_bytes(self.device) // max(self.bytes_needed, 1))
+        sets = max(1, min(copies, MOST_SETS))
         build = BUILDERS[self.op.kind, self.backend].build
         others = (build(self.op, Inputs(self.device, self.seed + 1 + i)) for i in range(sets - 1))
         return (self.run, *others)

@@ -22,12 +22,18 @@ KINDS_JOINED = (
 
 
 def compiled(kind: str, op: Op, inputs: Inputs) -> Run:
-    """What backend ``torch`` runs, as one graph for this shape; the first call compiles it, which takes seconds."""
+    """What backend ``torch`` runs, as one graph for this shape; the first call compiles it, which takes seconds.
+
+    What was compiled for other shapes is forgotten first: torch refuses a ninth shape of the same code.
+    """
     import torch
 
     run = BUILDERS[kind, "torch"].build(op, inputs)
     inputs.kernel = f"inductor {torch.__version__}"
-    return run if inputs.outline else torch.compile(run, dynamic=False, fullgraph=True)
+    if inputs.outline:
+        return run
+    torch.compiler.reset()
+    return torch.compile(run, dynamic=False, fullgraph=True)
 
 
 for _kind in KINDS_JOINED:

@@ -77,12 +77,12 @@ def _floating(name: str, scalar: Callable[..., torch.Tensor]) -> dict[int, Funct
     import torch
     from torch.nn import functional
 
-    found: dict[str, dict[int, Function]] = {
+    functions: dict[str, dict[int, Function]] = {
         "arithmetic": {1: partial(torch.mul, scalar(FACTOR)), 2: torch.mul, 3: torch.addcmul},
         "division": {1: torch.rsqrt, 2: torch.div, 3: torch.addcdiv},
         "exponential": {1: functional.silu, 2: torch.ops.aten.silu_backward},
     }
-    return found[name]
+    return functions[name]
 
 
 def _whole(op: Op, name: str, scalar: Callable[..., torch.Tensor]) -> dict[int, Function]:
@@ -92,18 +92,19 @@ def _whole(op: Op, name: str, scalar: Callable[..., torch.Tensor]) -> dict[int, 
     if op.dtype == "bool":
         return {1: torch.logical_not, 2: torch.logical_and} if name == "arithmetic" else {}
     divisor = scalar(3)
-    found: dict[str, dict[int, Function]] = {
+    functions: dict[str, dict[int, Function]] = {
         "arithmetic": {1: partial(torch.add, scalar(1)), 2: torch.mul},
         "division": {1: lambda x: torch.floor_divide(x, divisor), 2: torch.floor_divide},
         "exponential": {},
     }
-    return found[name]
+    return functions[name]
 
 
 def _converting(op: Op, scalar: Callable[..., torch.Tensor], device: str) -> dict[int, Function]:
     """Comparisons write booleans, a choice by mask writes floats, a running count writes integers.
 
-    What a mask chooses between lies on the device: ``where`` would copy a number of the host's there in every call.
+    From one float to another it is what FSDP2 joins gradients with, which no cast of ATen is. What a mask chooses
+    between lies on the device: ``where`` would copy a number of the host's there in every call.
     """
     import torch
 
@@ -113,7 +114,16 @@ def _converting(op: Op, scalar: Callable[..., torch.Tensor], device: str) -> dic
     if op.dtype == "bool" and target.is_floating_point:
         low, high = (torch.tensor(value, dtype=target, device=device) for value in (-FACTOR, FACTOR))
         return {1: lambda mask: torch.where(mask, high, low)}
-    return {} if target.is_floating_point else {1: lambda x: torch.cumsum(x, -1, dtype=target)}
+    if not target.is_floating_point:
+        return {1: lambda x: torch.cumsum(x, -1, dtype=target)}
+    return {1: partial(_join_converted, dtype=target)} if torch_dtype(op.dtype).is_floating_point else {}
+
+
+def _join_converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A gradient in the format and buffer that ranks reduce (``torch.distributed.fsdp``: ``foreach_reduce``)."""
+    import torch
+
+    return torch._chunk_cat([x], 0, 1, out=x.new_empty((1, x.numel()), dtype=dtype))
 
 
 def _pick(op: Op, name: str, functions: dict[int, Function]) -> Function:

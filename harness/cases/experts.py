@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...datasets.ops import Op
 from .attention import CUDA
 from .base import Inputs, Run, Unsupported, case
-from .moe import gumbel_scores, share
+from .moe import drawn_experts, share
 from .packages import package
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ class Routed:
         """The top k of each token, by the op's skew."""
         import torch
 
-        weights, experts = torch.topk(torch.softmax(gumbel_scores(op, inputs), -1), op.topk, dim=-1)
-        return cls(weights / weights.sum(-1, keepdim=True), experts.to(torch.int32))
+        weights, experts = drawn_experts(op, inputs)
+        return cls(weights, experts.to(torch.int32))
 
     def mine(self, local: int) -> torch.Tensor:
         """The experts, with -1 in place of those of other ranks."""
@@ -76,6 +76,11 @@ def _block_scales(inputs: Inputs, experts: int, rows: int, cols: int) -> torch.T
     return _ones(inputs, experts, -(-rows // BLOCK), -(-cols // BLOCK))
 
 
+def _sides(hidden: int, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rows and columns of both weights of an expert: up and gate together, and down."""
+    return (2 * width, hidden), (hidden, width)
+
+
 def _formats(*dtypes: str) -> Callable[[Op, str], bool]:
     """Whether an op has one of the formats and a gate, which these kernels take for granted."""
     return lambda op, device: op.dtype in dtypes and bool(op.gated)
@@ -84,19 +89,20 @@ def _formats(*dtypes: str) -> Callable[[Op, str], bool]:
 # --- Triton kernels of vLLM and SGLang -----------------------------------------------------------------
 
 MOE = "vllm.model_executor.layers.fused_moe"
+FP8_UTILS = "vllm.model_executor.layers.quantization.utils.fp8_utils"
 TRITON_FORMATS = ("bf16", "fp16", "fp8", "fp8_block")
 
 
 def _up_and_down(op: Op, inputs: Inputs, local: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights [experts, 2 · width, hidden] and [experts, hidden, width], in the format of the op."""
-    up = inputs.normal(local, 2 * width, op.hidden, dtype=op.dtype)
-    return up, inputs.normal(local, op.hidden, width, dtype=op.dtype)
+    up, down = (inputs.normal(local, *side, dtype=op.dtype) for side in _sides(op.hidden, width))
+    return up, down
 
 
 def _scales(op: Op, inputs: Inputs, local: int, width: int) -> dict[str, Any]:
     """Scales of both weights as these engines name them: by block, or one for each expert; none in 16 bits."""
     if op.dtype == "fp8_block":
-        up, down = (_block_scales(inputs, local, *each) for each in ((2 * width, op.hidden), (op.hidden, width)))
+        up, down = (_block_scales(inputs, local, *side) for side in _sides(op.hidden, width))
         return {"w1_scale": up, "w2_scale": down, "block_shape": [BLOCK, BLOCK]}
     if op.dtype == "fp8":
         return {"w1_scale": _ones(inputs, local), "w2_scale": _ones(inputs, local)}
@@ -158,6 +164,112 @@ def sglang_experts(op: Op, inputs: Inputs) -> Run:
     return partial(module.fused_experts, x, *weights, chosen, settings, **fp8, **scales)
 
 
+# --- DeepGEMM ------------------------------------------------------------------------------------------
+
+
+@case("fused_moe", "deep_gemm:experts", devices=CUDA, when=_formats("fp8_block"))
+def deep_gemm_experts(op: Op, inputs: Inputs) -> Run:
+    """vLLM's way through DeepGEMM's grouped products: round, permute, product, gate and round, product, weighted sum.
+
+    Scales of the weights lie as the products read them, and buffers are there before, as in the engine.
+    """
+    package("deep_gemm", inputs)  # which vLLM calls
+    products = inputs.kernel
+    rounding = package(FP8_UTILS, inputs)
+    inputs.kernel = f"{products}, by {inputs.kernel}"
+    local, width = _check(op, "bf16")
+    if op.hidden % BLOCK or width % BLOCK:
+        raise Unsupported(f"DeepGEMM's experts need hidden and inter / tp in multiples of {BLOCK}")
+    routed, x = Routed.draw(op, inputs), inputs.normal(op.tokens, op.hidden, dtype="bf16")
+    up, down = _up_and_down(op, inputs, local, width)
+    if inputs.outline:
+        return lambda: None
+    layer = _deep_layer(op, inputs, local, width, (rounding, up, down))
+    places = expert_map(op, inputs, local)
+
+    def run() -> torch.Tensor:
+        out = x.new_empty(x.shape)
+        rounded, scales = rounding.per_token_group_quant_fp8(x, BLOCK)
+        layer.experts.apply(
+            output=out,
+            hidden_states=rounded,
+            w1=up,
+            w2=down,
+            topk_weights=routed.weights,
+            topk_ids=routed.experts,
+            activation=layer.activation,
+            global_num_experts=op.experts,
+            expert_map=places,
+            a1q_scale=scales,
+            a2_scale=None,
+            workspace13=layer.narrow,
+            workspace2=layer.wide,
+            expert_tokens_meta=None,
+            apply_router_weight_on_input=False,
+        )
+        return out
+
+    return run
+
+
+@dataclass(frozen=True)
+class DeepLayer:
+    """vLLM's experts through DeepGEMM with their weights' scales, and the buffers for what lies between products."""
+
+    experts: Any
+    activation: Any
+    narrow: torch.Tensor
+    wide: torch.Tensor
+
+
+def _deep_layer(
+    op: Op, inputs: Inputs, local: int, width: int, routed: tuple[Any, torch.Tensor, torch.Tensor]
+) -> DeepLayer:
+    import torch
+
+    rounding, up, down = routed
+    config = package(f"{MOE}.config")
+    activation = package(f"{MOE}.activation").MoEActivation.SILU
+    sides = [BLOCK, BLOCK]
+    laid = [
+        rounding.deepgemm_post_process_weight_scale_block(
+            ws=_block_scales(inputs, local, *weight.shape[1:]),
+            mn=weight.shape[1],
+            k=weight.shape[2],
+            quant_block_shape=sides,
+            num_groups=local,
+        )
+        for weight in (up, down)
+    ]
+    settings = config.FusedMoEConfig(
+        num_experts=op.experts,
+        experts_per_token=op.topk,
+        hidden_dim=op.hidden,
+        intermediate_size=width,
+        num_local_experts=local,
+        num_logical_experts=op.experts,
+        activation=activation,
+        device=inputs.device,
+        routing_method=config.RoutingMethodType.Renormalize,
+        moe_parallel_config=config.FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=torch.bfloat16,
+    )
+    scales = config.fp8_w8a8_moe_quant_config(w1_scale=laid[0], w2_scale=laid[1], block_shape=sides)
+    experts = package(f"{MOE}.experts.deep_gemm_moe").DeepGemmExperts(settings, scales)
+    narrow, wide, _ = experts.workspace_shapes(
+        M=op.tokens,
+        N=up.shape[1],
+        K=op.hidden,
+        topk=op.topk,
+        global_num_experts=op.experts,
+        local_num_experts=local,
+        expert_tokens_meta=None,
+        activation=activation,
+    )
+    buffers = (torch.empty(shape, dtype=torch.bfloat16, device=inputs.device) for shape in (narrow, wide))
+    return DeepLayer(experts, activation, *buffers)
+
+
 # --- Marlin --------------------------------------------------------------------------------------------
 
 
@@ -171,8 +283,8 @@ def marlin_experts(op: Op, inputs: Inputs) -> Run:
     hidden = _padded(op.hidden, MARLIN_HIDDEN) if mx else op.hidden
     width = _padded(width, MARLIN_INTER) if mx else width
     routed, x = Routed.draw(op, inputs), inputs.normal(op.tokens, hidden, dtype="bf16")
-    up, down = (_marlin_weights(inputs, local, n, k) for n, k in ((2 * width, hidden), (hidden, width)))
-    up_scale, down_scale = (_marlin_scales(inputs, local, n, k, mx) for n, k in ((2 * width, hidden), (hidden, width)))
+    up, down = (_marlin_weights(inputs, local, *side) for side in _sides(hidden, width))
+    up_scale, down_scale = (_marlin_scales(inputs, local, *side, mx) for side in _sides(hidden, width))
     return partial(
         marlin.fused_marlin_moe,
         x,
@@ -230,19 +342,19 @@ class CutlassWeights:
         """Random weights in the op's format."""
         import torch
 
-        shapes = (2 * width, op.hidden), (op.hidden, width)
+        shapes = _sides(op.hidden, width)
         if op.dtype == "nvfp4":
             up, down = (_bytes(inputs, local, n, k // 2).view(torch.int64) for n, k in shapes)
-            blocks = [_nvfp4_scales(inputs, local, *each) for each in shapes]
-            one, each = _ones(inputs, 1).squeeze(0), _ones(inputs, local)
-            return cls(up, down, [one, blocks[0], each, one, blocks[1], each], {})
+            blocks = [_nvfp4_scales(inputs, local, *shape) for shape in shapes]
+            one, ones_each = _ones(inputs, 1).squeeze(0), _ones(inputs, local)
+            return cls(up, down, [one, blocks[0], ones_each, one, blocks[1], ones_each], {})
         if op.dtype == "mxfp4a16":
             up, down = (_bytes(inputs, local, n, k // 2) for n, k in shapes)
             scales = [_bytes(inputs, local, k // MX_BLOCK // 4, 4 * n) for n, k in shapes]
             return cls(up, down, scales, {"use_w4_group_scaling": True})
-        up, down = (inputs.normal(local, *each, dtype=op.dtype) for each in shapes)
+        up, down = _up_and_down(op, inputs, local, width)
         if op.dtype == "fp8_block":
-            scales = [_block_scales(inputs, local, *each) for each in shapes]
+            scales = [_block_scales(inputs, local, *shape) for shape in shapes]
             return cls(up, down, scales, {"use_deepseek_fp8_block_scale": True})
         return cls(up, down, [], {})
 
@@ -299,7 +411,7 @@ def _trtllm_fp8(op: Op, inputs: Inputs, module: Any, routed: Any, size: tuple[in
     local, width = size
     if op.hidden % BLOCK or width % BLOCK:
         raise Unsupported(f"blocks of fp8 need hidden and inter / tp in multiples of {BLOCK}")
-    shapes = ((2 * width, op.hidden), (op.hidden, width))
+    shapes = _sides(op.hidden, width)
     up, down = (inputs.normal(local, k // BLOCK, n, BLOCK, dtype="fp8") for n, k in shapes)
     return partial(
         module.trtllm_fp8_block_scale_routed_moe,
@@ -325,7 +437,7 @@ def _trtllm_fp4(op: Op, inputs: Inputs, module: Any, routed: Any, size: tuple[in
     local, width = size
     block, unit = (NVFP4_BLOCK, BLOCK) if op.dtype == "nvfp4" else (MX_BLOCK, TRTLLM_PADDING)
     hidden, width = _padded(op.hidden, unit), _padded(width, unit)
-    shapes = ((2 * width, hidden), (hidden, width))
+    shapes = _sides(hidden, width)
     up, down = (_bytes(inputs, local, n, k // 2) for n, k in shapes)
     up_scale, down_scale = (_bytes(inputs, local, n, k // block).view(torch.float8_e4m3fn) for n, k in shapes)
     x, x_scale = _narrow_tokens(op, inputs, hidden)

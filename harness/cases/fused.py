@@ -8,10 +8,12 @@ from typing import Any
 
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
+from .gemm import block_operands
 from .outline import StandIn
 from .rows import ALL, EPSILON, LARGEST, check_part, matrix, same_dtype
 
 CUDA = ("cuda",)
+WITHOUT_BLOCKS = (8, 12)  # major compute capabilities
 
 
 def kernels(inputs: Inputs) -> Any:
@@ -64,3 +66,12 @@ def quantize(op: Op, inputs: Inputs) -> Run:
         raise Unsupported(f"quantize writes {', '.join(LARGEST)}, not {op.out_dtype}: set out_dtype")
     x, target = matrix(op, inputs), torch_dtype(op.out_dtype)
     return partial(kernels(inputs).quantize, x, op.block or op.cols, target, LARGEST[op.out_dtype])
+
+
+@case("gemm", "triton:block_scaled_mm", devices=CUDA, when=lambda op, device: op.dtype == "fp8_block")
+def block_scaled_mm(op: Op, inputs: Inputs) -> Run:
+    """Blocks of fp8 where cuBLAS has no kernel for them, as vLLM and SGLang multiply them by triton on Ada."""
+    loaded = kernels(inputs)
+    if inputs.capability[0] not in WITHOUT_BLOCKS:
+        raise Unsupported("no stack multiplies blocks of fp8 by triton here: engines take DeepGEMM, training cuBLAS")
+    return partial(loaded.block_scaled_mm, *block_operands(op, inputs), torch_dtype(op.out_dtype))

@@ -152,6 +152,15 @@ def _blockwise(op: Op, inputs: Inputs) -> Run:
     )
 
 
+def block_operands(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A [m, k] and B [n, k] in e4m3 with the scales of 1x128 and of 128x128 blocks, as triton's kernels take them."""
+    if op.layout != NT or op.batch > 1:
+        raise Unsupported("products in blocks of fp8 need layout=nt and batch=1")
+    a, b = inputs.normal(op.m, op.k, dtype="fp8"), inputs.normal(op.n, op.k, dtype="fp8")
+    blocks = -(-op.k // BLOCK)
+    return a, b, _scales(inputs, op.m, blocks), _scales(inputs, -(-op.n // BLOCK), blocks)
+
+
 # --- grouped by expert ---------------------------------------------------------------------------------
 
 

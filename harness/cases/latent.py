@@ -16,7 +16,18 @@ from ...datasets.ops import Op
 from .attention import CUDA
 from .base import Inputs, Run, Unsupported, case
 from .packages import package
-from .paged import FP8_CACHE, GRAPH_SPLITS, VLLM_PAGE, WORKSPACE_BYTES, starts
+from .paged import (
+    FP8_CACHE,
+    GRAPH_SPLITS,
+    VLLM_PAGE,
+    cache_dtype,
+    lengths,
+    page_table,
+    sixteen_bits,
+    starts,
+    vllm_flash_attention,
+    workspace,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -36,20 +47,14 @@ class LatentCache:
     @classmethod
     def fill(cls, op: Op, inputs: Inputs, page: int) -> LatentCache:
         """Random keys, in the format of the op's cache."""
-        import torch
-
-        each = -(-op.seq_kv // page)
-        width = op.kv_lora_rank + op.qk_rope_head_dim
-        latent = inputs.normal(op.batch * each, page, width, dtype="fp8" if op.kv_dtype == FP8_CACHE else op.dtype)
-        table = inputs.permutation(op.batch * each).to(torch.int32).view(op.batch, each)
-        return cls(latent, table, torch.full((op.batch,), op.seq_kv, dtype=torch.int32, device=inputs.device))
+        table, width = page_table(op, inputs, page), op.kv_lora_rank + op.qk_rope_head_dim
+        return cls(inputs.normal(table.numel(), page, width, dtype=cache_dtype(op)), table, lengths(op, inputs))
 
 
 def _queries(op: Op, inputs: Inputs) -> torch.Tensor:
     """Absorbed queries [batch, seq_q, heads, rank + rope]; in fp8 where the cache is."""
     width = op.kv_lora_rank + op.qk_rope_head_dim
-    dtype = "fp8" if op.kv_dtype == FP8_CACHE else op.dtype
-    return inputs.normal(op.batch, op.seq_q, op.heads, width, dtype=dtype)
+    return inputs.normal(op.batch, op.seq_q, op.heads, width, dtype=cache_dtype(op))
 
 
 def _scale(op: Op) -> float:
@@ -63,10 +68,6 @@ def _check(op: Op, *caches: int) -> None:
         raise Unsupported(f"attention in {op.dtype} is written in {op.dtype}, not in {op.out_dtype}")
     if op.kv_dtype not in (0, *caches):
         raise Unsupported("this kernel reads a latent cache in the dtype of the queries: set kv_dtype=same")
-
-
-def _served(op: Op, device: str) -> bool:
-    return op.dtype in ("bf16", "fp16")
 
 
 # --- decoding ------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ def flash_mla(module_name: str, op: Op, inputs: Inputs) -> Run:
     )
 
 
-@case("mla_decode", "vllm:flash_mla", devices=CUDA, when=_served)
+@case("mla_decode", "vllm:flash_mla", devices=CUDA, when=sixteen_bits)
 def vllm_flash_mla(op: Op, inputs: Inputs) -> Run:
     """FlashMLA as vLLM builds it; caches in fp8 have a kernel of their own, with queries in fp8."""
     import torch
@@ -120,10 +121,10 @@ def vllm_flash_mla(op: Op, inputs: Inputs) -> Run:
     )
 
 
-case("mla_decode", "flash_mla:dense", devices=CUDA, when=_served)(partial(flash_mla, "flash_mla"))
+case("mla_decode", "flash_mla:dense", devices=CUDA, when=sixteen_bits)(partial(flash_mla, "flash_mla"))
 
 
-@case("mla_decode", "vllm:flash_attn_mla", devices=CUDA, when=_served)
+@case("mla_decode", "vllm:flash_attn_mla", devices=CUDA, when=sixteen_bits)
 def flash_attn_mla(op: Op, inputs: Inputs) -> Run:
     """vLLM's FlashAttention 3, which takes the latent as values beside rotated keys; scheduled before."""
     _check(op)
@@ -165,20 +166,17 @@ def flash_attn_mla(op: Op, inputs: Inputs) -> Run:
     )
 
 
-@case("mla_decode", "flashinfer:mla", devices=CUDA, when=_served)
+@case("mla_decode", "flashinfer:mla", devices=CUDA, when=sixteen_bits)
 def flashinfer_mla(op: Op, inputs: Inputs) -> Run:
     """FlashInfer's wrapper in graph mode over pages of one token, as SGLang has it."""
-    import torch
-
     _check(op)
     module = package("flashinfer.mla", inputs)
     cache, rank = LatentCache.fill(op, inputs, SGLANG_PAGE), op.kv_lora_rank
     queries = _queries(op, inputs).flatten(0, 1)
     begins, indices = starts(op.batch, cache.table.shape[1], inputs), cache.table.view(-1)
     buffers = {"qo_indptr": starts(op.batch, op.seq_q, inputs), "kv_indptr": begins, "kv_indices": indices}
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)
     wrapper = module.BatchMLAPagedAttentionWrapper(
-        workspace, use_cuda_graph=True, **buffers, kv_len_arr=cache.lengths, backend="auto"
+        workspace(inputs), use_cuda_graph=True, **buffers, kv_len_arr=cache.lengths, backend="auto"
     )
     sizes = (op.heads, rank, op.qk_rope_head_dim, SGLANG_PAGE, op.seq_q > 1, _scale(op))
     wrapper.plan(*buffers.values(), cache.lengths, *sizes, queries.dtype, cache.latent.dtype)
@@ -186,11 +184,9 @@ def flashinfer_mla(op: Op, inputs: Inputs) -> Run:
     return partial(wrapper.run, *parts)
 
 
-@case("mla_decode", "flashinfer:trtllm_mla", devices=CUDA, when=_served)
+@case("mla_decode", "flashinfer:trtllm_mla", devices=CUDA, when=sixteen_bits)
 def trtllm_mla(op: Op, inputs: Inputs) -> Run:
     """TensorRT-LLM's generated kernels for SM10x, vLLM's and SGLang's first choice there."""
-    import torch
-
     _check(op, FP8_CACHE)
     module = package("flashinfer.mla", inputs)
     cache = LatentCache.fill(op, inputs, FLASH_MLA_PAGE)
@@ -198,7 +194,7 @@ def trtllm_mla(op: Op, inputs: Inputs) -> Run:
         module.trtllm_batch_decode_with_kv_cache_mla,
         query=_queries(op, inputs),
         kv_cache=cache.latent.unsqueeze(1),
-        workspace_buffer=torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device),
+        workspace_buffer=workspace(inputs),
         qk_nope_head_dim=op.qk_nope_head_dim,
         kv_lora_rank=op.kv_lora_rank,
         qk_rope_head_dim=op.qk_rope_head_dim,
@@ -235,12 +231,10 @@ class Prompt:
         return cls(query, key, value, starts(op.batch, op.seq_q, inputs), starts(op.batch, op.seq_kv, inputs))
 
 
-@case("mla_prefill", "vllm:flash_attn", devices=CUDA, when=_served)
+@case("mla_prefill", "vllm:flash_attn", devices=CUDA, when=sixteen_bits)
 def vllm_prompt(op: Op, inputs: Inputs) -> Run:
-    """vLLM's build of FlashAttention: 3 on SM90, 4 on SM10x, else 2, for which values are padded to the keys' width."""
-    module = package("vllm.vllm_flash_attn", inputs)
-    generation = {9: 3, 10: 4}.get(inputs.capability[0], 2)
-    inputs.kernel = f"{inputs.kernel} flash_attn {generation}"
+    """vLLM's build of FlashAttention, for whose 2 values are padded to the keys' width."""
+    module, generation = vllm_flash_attention(inputs)
     padded = op.qk_nope_head_dim + op.qk_rope_head_dim
     prompt = Prompt.fill(op, inputs, padded if generation == 2 else op.v_head_dim)
     return partial(
@@ -258,15 +252,12 @@ def vllm_prompt(op: Op, inputs: Inputs) -> Run:
     )
 
 
-@case("mla_prefill", "flashinfer:ragged", devices=CUDA, when=_served)
+@case("mla_prefill", "flashinfer:ragged", devices=CUDA, when=sixteen_bits)
 def flashinfer_prompt(op: Op, inputs: Inputs) -> Run:
     """FlashInfer's wrapper of prompts without a cache, planned once, as SGLang has it."""
-    import torch
-
     module = package("flashinfer", inputs)
     prompt = Prompt.fill(op, inputs, op.v_head_dim)
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)
-    wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    wrapper = module.BatchPrefillWithRaggedKVCacheWrapper(workspace(inputs), "NHD")
     width = op.qk_nope_head_dim + op.qk_rope_head_dim
     wrapper.plan(
         prompt.starts_q,
@@ -282,11 +273,9 @@ def flashinfer_prompt(op: Op, inputs: Inputs) -> Run:
     return partial(wrapper.run, prompt.query, prompt.key, prompt.value)
 
 
-@case("mla_prefill", "flashinfer:trtllm_ragged", devices=CUDA, when=_served)
+@case("mla_prefill", "flashinfer:trtllm_ragged", devices=CUDA, when=sixteen_bits)
 def trtllm_prompt(op: Op, inputs: Inputs) -> Run:
     """TensorRT-LLM's generated kernels for SM10x, vLLM's first choice there."""
-    import torch
-
     module = package("flashinfer.prefill", inputs)
     prompt = Prompt.fill(op, inputs, op.v_head_dim)
     return partial(
@@ -294,8 +283,8 @@ def trtllm_prompt(op: Op, inputs: Inputs) -> Run:
         query=prompt.query,
         key=prompt.key,
         value=prompt.value,
-        workspace_buffer=torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device),
-        seq_lens=torch.full((op.batch,), op.seq_kv, dtype=torch.int32, device=inputs.device),
+        workspace_buffer=workspace(inputs),
+        seq_lens=lengths(op, inputs),
         max_q_len=op.seq_q,
         max_kv_len=op.seq_kv,
         bmm1_scale=_scale(op),

@@ -53,7 +53,7 @@ def scan(
     import torch
     from torch.nn import functional
 
-    each, size = op.heads // op.groups, min(op.chunk, op.seq)
+    heads_per_group, size = op.heads // op.groups, min(op.chunk, op.seq)
     fill = -op.seq % size
 
     def chunks(x: torch.Tensor) -> torch.Tensor:
@@ -64,21 +64,21 @@ def scan(
         )
         return x.unflatten(2, (-1, size))
 
-    q, k = (chunks(x.repeat_interleave(each, 2)) for x in (query, key))
+    q, k = (chunks(x.repeat_interleave(heads_per_group, 2)) for x in (query, key))
     v, g, beta = chunks(value), chunks(decay).cumsum(3), chunks(gate)
     into, out, last = q * g.exp(), k * (-g).exp(), g[..., -1:, :]
-    scores, made, seen = (into @ out.transpose(3, 4)).tril(), v, None
+    scores, values, carried_state = (into @ out.transpose(3, 4)).tril(), v, None
     if op.rule != SSD:
         system = (beta * k * g.exp()) @ out.transpose(3, 4)
         solve = partial(torch.linalg.solve_triangular, system.tril(-1), upper=False, unitriangular=True)
-        made, seen = solve(beta * v), solve(beta * k * g.exp())
-    left = k * (last - g).exp()
+        values, carried_state = solve(beta * v), solve(beta * k * g.exp())
+    decayed = k * (last - g).exp()
     state = v.new_zeros(op.batch, op.heads, op.state_dim, op.head_dim)
     results = []
     for c in range(q.shape[2]):
-        new = made[:, :, c] if seen is None else made[:, :, c] - seen[:, :, c] @ state
+        new = values[:, :, c] if carried_state is None else values[:, :, c] - carried_state[:, :, c] @ state
         results.append(into[:, :, c] @ state + scores[:, :, c] @ new)
-        state = state * last[:, :, c].exp().transpose(2, 3) + left[:, :, c].transpose(2, 3) @ new
+        state = state * last[:, :, c].exp().transpose(2, 3) + decayed[:, :, c].transpose(2, 3) @ new
     return torch.cat(results, 2)[:, :, : op.seq].transpose(1, 2).to(value.dtype)
 
 
@@ -106,10 +106,10 @@ def decode(op: Op, inputs: Inputs) -> Run:
     """One token of each sequence, its state changed in place."""
     query, key, value, decay, gate = scan_operands(op, inputs)
     state = inputs.normal(op.batch, op.heads, op.state_dim, op.head_dim, dtype="fp32")
-    each = op.heads // op.groups
+    heads_per_group = op.heads // op.groups
 
     def run() -> torch.Tensor:
-        q, k = (x.float().repeat_interleave(each, 1).unsqueeze(-1) for x in (query, key))
+        q, k = (x.float().repeat_interleave(heads_per_group, 1).unsqueeze(-1) for x in (query, key))
         v = value.float().unsqueeze(-2)
         state.mul_(decay.exp().unflatten(-1, (-1, 1)) if op.rule == KDA else decay.exp()[..., None, None])
         if op.rule != SSD:
@@ -173,8 +173,8 @@ def _fla(op: Op, inputs: Inputs, which: int) -> Any:
 def _fla_operands(op: Op, inputs: Inputs, tokens: int) -> dict[str, torch.Tensor]:
     """Operands with a key head for each value head, by the names of the kernels' arguments: their order has changed."""
     query, key, value, decay, gate = scan_operands(op, inputs, tokens)
-    each = op.heads // op.groups
-    heads = {"q": query.repeat_interleave(each, 2), "k": key.repeat_interleave(each, 2)}
+    heads_per_group = op.heads // op.groups
+    heads = {"q": query.repeat_interleave(heads_per_group, 2), "k": key.repeat_interleave(heads_per_group, 2)}
     return {**heads, "v": value, "g": decay, "beta": gate}
 
 
@@ -204,11 +204,11 @@ def _through_autograd(op: Op, inputs: Inputs, forward: Any) -> Run:
     def own(value: Any) -> Any:
         return value.detach().requires_grad_() if isinstance(value, torch.Tensor) else value
 
-    given, named = [own(x) for x in forward.args], {name: own(x) for name, x in forward.keywords.items()}
-    operands = [x for x in (*given, *named.values()) if isinstance(x, torch.Tensor)]
+    inputs_, named = [own(x) for x in forward.args], {name: own(x) for name, x in forward.keywords.items()}
+    operands = [x for x in (*inputs_, *named.values()) if isinstance(x, torch.Tensor)]
     with torch.enable_grad():
-        made = forward.func(*given, **named)
-    out = made[0] if isinstance(made, tuple) else made
+        output = forward.func(*inputs_, **named)
+    out = output[0] if isinstance(output, tuple) else output
     if inputs.outline:
         return lambda: out
     gradient = inputs.normal(*out.shape, dtype=op.dtype)
@@ -241,12 +241,12 @@ def causal_conv1d(op: Op, inputs: Inputs) -> Run:
     x, weight = _convolution(op, inputs)
     if not op.update:
         return partial(convolve, x, weight)
-    kept, rows = inputs.normal(op.rows, op.cols, op.width, dtype=op.dtype), x[0].t()
+    kernel_weight, rows = inputs.normal(op.rows, op.cols, op.width, dtype=op.dtype), x[0].t()
 
     def run() -> torch.Tensor:
-        kept.copy_(kept.roll(-1, -1))
-        kept[..., -1] = rows
-        return functional.silu((kept * weight).sum(-1))
+        kernel_weight.copy_(kernel_weight.roll(-1, -1))
+        kernel_weight[..., -1] = rows
+        return functional.silu((kernel_weight * weight).sum(-1))
 
     return run
 
@@ -258,8 +258,8 @@ def packaged_conv1d(op: Op, inputs: Inputs) -> Run:
     x, weight = _convolution(op, inputs)
     if not op.update:
         return partial(module.causal_conv1d_fn, x, weight, activation="silu")
-    kept = inputs.normal(op.rows, op.cols, op.width, dtype=op.dtype)
-    return partial(module.causal_conv1d_update, x[0].t().contiguous(), kept, weight, activation="silu")
+    kernel_weight = inputs.normal(op.rows, op.cols, op.width, dtype=op.dtype)
+    return partial(module.causal_conv1d_update, x[0].t().contiguous(), kernel_weight, weight, activation="silu")
 
 
 @case("causal_conv1d_backward", capturable=lambda op: False)
@@ -267,7 +267,7 @@ def causal_conv1d_backward(op: Op, inputs: Inputs) -> Run:
     """Autograd's pass over ``F.conv1d`` and SiLU."""
     import torch
 
-    x, weight = (each.requires_grad_() for each in _convolution(op, inputs))
+    x, weight = (operand.requires_grad_() for operand in _convolution(op, inputs))
     with torch.enable_grad():
         out = convolve(x, weight)
     gradient = inputs.normal(1, op.rows, op.cols, dtype=op.dtype).transpose(1, 2)
@@ -299,11 +299,11 @@ def sparse_index(op: Op, inputs: Inputs) -> Run:
     query = inputs.normal(op.batch, op.seq_q * op.heads, op.head_dim, dtype=op.dtype)
     key = inputs.normal(op.batch, op.seq_kv, op.head_dim, dtype=op.dtype).transpose(1, 2)
     weights = inputs.normal(op.batch, op.seq_q, 1, op.heads, dtype=op.dtype)
-    seen = torch.ones(op.seq_q, op.seq_kv, dtype=torch.bool, device=inputs.device).tril(op.seq_kv - op.seq_q)
+    visible_keys = torch.ones(op.seq_q, op.seq_kv, dtype=torch.bool, device=inputs.device).tril(op.seq_kv - op.seq_q)
 
     def run() -> torch.Tensor:
         scores = (query @ key).relu_().unflatten(1, (op.seq_q, op.heads))
-        return (weights @ scores).squeeze(2).masked_fill_(~seen, -float("inf")).topk(op.topk).indices
+        return (weights @ scores).squeeze(2).masked_fill_(~visible_keys, -float("inf")).topk(op.topk).indices
 
     return run
 
@@ -325,8 +325,8 @@ def attend(op: Op, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, 
     sequence = torch.arange(op.batch, device=query.device)[:, None, None]
     results = []
     for start in range(0, op.seq_q, QUERIES):
-        own = indices[:, start : start + QUERIES]
-        keys, values = key[sequence, own].transpose(2, 3), value[sequence, own].transpose(2, 3)
+        chosen_keys = indices[:, start : start + QUERIES]
+        keys, values = key[sequence, chosen_keys].transpose(2, 3), value[sequence, chosen_keys].transpose(2, 3)
         grouped = query[:, start : start + QUERIES].unflatten(2, (op.heads_kv, -1)) / op.head_dim**0.5
         results.append((torch.softmax(grouped @ keys.transpose(3, 4), -1) @ values).flatten(2, 3))
     return torch.cat(results, 1)

@@ -71,10 +71,9 @@ def _permute(op: Op, inputs: Inputs) -> Run:
 
 @case("fused_moe", when=lambda op, device: op.dtype not in PACKED, capturable=lambda op: one_kernel_for_all())
 def fused_moe(op: Op, inputs: Inputs) -> Run:
-    """Route, permute, both grouped products with the gate between them, and the weighted sum, on the first rank.
+    """Permute, both grouped products with the gate between them, and the weighted sum, on the first rank.
 
-    Router scores are given. They add Gumbel noise to the logarithm of each expert's share of the tokens, so that
-    the top k are drawn without replacement by these shares (Kool et al., arXiv 1903.06059).
+    Tokens come routed: the choice of experts is an op of its own (``moe_route``).
     """
     import torch
 
@@ -82,16 +81,14 @@ def fused_moe(op: Op, inputs: Inputs) -> Run:
     local, width = share(op)
     if not hasattr(torch, "_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no grouped product; 2.8 brought it")
-    scores = gumbel_scores(op, inputs)
+    weights, chosen = drawn_experts(op, inputs)
     x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
     up = inputs.normal(local, (1 + op.gated) * width, op.hidden, dtype=op.dtype).transpose(-2, -1)
     down = inputs.normal(local, op.hidden, width, dtype=op.dtype).transpose(-2, -1)
-    rows = inputs.count(torch.topk(scores, op.topk, dim=-1)[1] < local, 1 / op.ep)
+    rows = inputs.count(chosen < local, 1 / op.ep)
     experts = torch.arange(local, device=inputs.device)
 
     def run() -> torch.Tensor:
-        weights, chosen = torch.topk(torch.softmax(scores, -1), op.topk, dim=-1)
-        weights = weights / weights.sum(-1, keepdim=True)
         sorted_expert, order = torch.sort(chosen.view(-1), stable=True)
         mine = order[:rows]
         token = mine // op.topk
@@ -113,12 +110,18 @@ def share(op: Op) -> tuple[int, int]:
     return op.experts // op.ep, op.inter // op.tp
 
 
-def gumbel_scores(op: Op, inputs: Inputs) -> torch.Tensor:
-    """Router scores [tokens, experts] whose top k follow the experts' shares of the tokens."""
+def drawn_experts(op: Op, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (fp32, of sum one) and experts of each token, [tokens, topk] each, by the experts' shares of the tokens.
+
+    Scores are the logarithms of the shares plus Gumbel noise: their top k are drawn without replacement by the shares
+    (Kool et al., arXiv 1903.06059).
+    """
     import torch
 
     shares = torch.tensor(expert_shares(op, inputs.seed), device=inputs.device)
-    return _gumbel(inputs.normal(op.tokens, op.experts, dtype="fp32")) + shares.log()
+    scores = _gumbel(inputs.normal(op.tokens, op.experts, dtype="fp32")) + shares.log()
+    weights, chosen = torch.topk(torch.softmax(scores, -1), op.topk, dim=-1)
+    return weights / weights.sum(-1, keepdim=True), chosen
 
 
 def _gumbel(normal: torch.Tensor) -> torch.Tensor:
@@ -136,11 +139,11 @@ def expert_shares(op: Op, seed: int) -> list[float]:
     if op.skew == 0:
         return [1.0 / op.experts] * op.experts
     places = ((i + 0.5) / op.experts for i in range(op.experts))
-    loads = [float(power_law(place, op.tokens, op.topk, op.experts, op.skew)) for place in places]
+    loads = [float(power_law(load_at, op.tokens, op.topk, op.experts, op.skew)) for load_at in places]
     Random(seed).shuffle(loads)
-    each = op.experts // op.ep
-    busiest = max(range(op.ep), key=lambda rank: sum(loads[rank * each : (rank + 1) * each]))
-    loads = loads[busiest * each :] + loads[: busiest * each]
+    local_experts = op.experts // op.ep
+    busiest = max(range(op.ep), key=lambda rank: sum(loads[rank * local_experts : (rank + 1) * local_experts]))
+    loads = loads[busiest * local_experts :] + loads[: busiest * local_experts]
     return [load / sum(loads) for load in loads]
 
 

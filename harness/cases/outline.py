@@ -68,8 +68,8 @@ class StandIn:
     def __call__(self, *arguments: Any, **named: Any) -> StandIn:
         return StandIn()
 
-    def __getitem__(self, place: Any) -> StandIn:
-        if isinstance(place, int) and place > 1:
+    def __getitem__(self, index: Any) -> StandIn:
+        if isinstance(index, int) and index > 1:
             raise IndexError  # what unpacks a result gets two parts
         return StandIn()
 

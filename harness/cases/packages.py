@@ -24,9 +24,11 @@ EXTRAS = {
     "flash_mla": "build github.com/deepseek-ai/FlashMLA",
     "transformer_engine": "pip install 'transformer-engine[pytorch]'",
     "transformer_engine_torch": "pip install 'transformer-engine[pytorch]'",
-    "deep_gemm": "build github.com/deepseek-ai/DeepGEMM",
+    "deep_gemm": "pip install 'opcast[vllm]', which carries it, or build github.com/deepseek-ai/DeepGEMM",
     "deep_ep": "build github.com/deepseek-ai/DeepEP",
 }
+CARRIED = {"deep_gemm": "vllm.third_party.deep_gemm"}
+"""Where a package lies in another one, for who has not built it."""
 
 
 def package(name: str, inputs: Inputs | None = None) -> Any:
@@ -35,13 +37,25 @@ def package(name: str, inputs: Inputs | None = None) -> Any:
     if inputs is not None and inputs.outline:
         inputs.kernel = root
         return StandIn()
+    carried = ""
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a build for another torch, CUDA or NCCL fails in its own way: by an assertion, too
-        raise Unsupported(f"{name} is not installed ({first_words(error)}): {EXTRAS[root]}") from error
+        module = _carried(name)
+        if module is None:
+            raise Unsupported(f"{name} is not installed ({first_words(error)}): {EXTRAS[root]}") from error
+        carried = str(getattr(module, "__version__", "of another package"))
     if inputs is not None:
-        inputs.kernel = f"{root} {version(root)}".strip()
+        inputs.kernel = f"{root} {carried or version(root)}".strip()
     return module
+
+
+def _carried(name: str) -> Any:
+    """A package as another one carries it, or None."""
+    try:
+        return importlib.import_module(CARRIED[name]) if name in CARRIED else None
+    except Exception:
+        return None
 
 
 @lru_cache

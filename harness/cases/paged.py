@@ -27,16 +27,56 @@ FP8_CACHE = 1
 GRAPH_SPLITS = 32  # of keys over blocks at most: vLLM's flash_attn_max_num_splits_for_cuda_graph
 
 
-def starts(batch: int, each: int, inputs: Inputs) -> torch.Tensor:
-    """Where each sequence begins when it has ``each`` entries, and the end: int32 [batch + 1]."""
+def starts(batch: int, length: int, inputs: Inputs) -> torch.Tensor:
+    """Where each sequence begins when it has ``length`` entries, and the end: int32 [batch + 1]."""
     import torch
 
-    return torch.arange(batch + 1, dtype=torch.int32, device=inputs.device) * each
+    return torch.arange(batch + 1, dtype=torch.int32, device=inputs.device) * length
 
 
 def span(op: Op) -> tuple[int, int]:
     """The window as these libraries take it: keys to the left and right of a query's own position, -1 = all."""
     return (window(op) - 1, 0) if window(op) else (-1, -1)
+
+
+def sixteen_bits(op: Op, device: str) -> bool:
+    """Whether an op is in a format that all of these take."""
+    return op.dtype in ("bf16", "fp16")
+
+
+def cache_dtype(op: Op) -> str:
+    """The format of an op's cache."""
+    return "fp8" if op.kv_dtype == FP8_CACHE else op.dtype
+
+
+def page_table(op: Op, inputs: Inputs, page: int) -> torch.Tensor:
+    """The pages of each sequence in random order: int32 [batch, pages each]."""
+    import torch
+
+    pages = -(-op.seq_kv // page)
+    return inputs.permutation(op.batch * pages).to(torch.int32).view(op.batch, pages)
+
+
+def lengths(op: Op, inputs: Inputs) -> torch.Tensor:
+    """Tokens in the cache of each sequence: int32 [batch]."""
+    import torch
+
+    return torch.full((op.batch,), op.seq_kv, dtype=torch.int32, device=inputs.device)
+
+
+def workspace(inputs: Inputs) -> torch.Tensor:
+    """Memory that FlashInfer's kernels want beside their operands."""
+    import torch
+
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)
+
+
+def vllm_flash_attention(inputs: Inputs) -> tuple[Any, int]:
+    """vLLM's build of FlashAttention and the version that it takes on the device: 3 on SM90, 4 on SM10x, else 2."""
+    module = package("vllm.vllm_flash_attn", inputs)
+    generation = {9: 3, 10: 4}.get(inputs.capability[0], 2)
+    inputs.kernel = f"{inputs.kernel} flash_attn {generation}"
+    return module, generation
 
 
 @dataclass(frozen=True)
@@ -55,18 +95,13 @@ class PagedCache:
 
         Unsupported where their widths differ.
         """
-        import torch
-
         if op.v_head_dim != op.head_dim:
             raise Unsupported("a paged cache has keys and values of one width: set v_head_dim=head_dim")
-        each = -(-op.seq_kv // page)
-        dtype = "fp8" if op.kv_dtype == FP8_CACHE else op.dtype
+        table = page_table(op, inputs, page)
         inner = (op.heads_kv, page) if heads_first else (page, op.heads_kv)
-        shape = (op.batch * each, *inner, op.head_dim)
-        key, value = inputs.normal(*shape, dtype=dtype), inputs.normal(*shape, dtype=dtype)
-        table = inputs.permutation(op.batch * each).to(torch.int32).view(op.batch, each)
-        lengths = torch.full((op.batch,), op.seq_kv, dtype=torch.int32, device=inputs.device)
-        return cls(key, value, table, lengths, op.seq_kv - (each - 1) * page)
+        shape = (table.numel(), *inner, op.head_dim)
+        key, value = (inputs.normal(*shape, dtype=cache_dtype(op)) for _ in range(2))
+        return cls(key, value, table, lengths(op, inputs), op.seq_kv - (table.shape[1] - 1) * page)
 
 
 def queries(op: Op, inputs: Inputs, rounded: bool = False) -> torch.Tensor:
@@ -74,7 +109,7 @@ def queries(op: Op, inputs: Inputs, rounded: bool = False) -> torch.Tensor:
 
     ``rounded`` is true of kernels that want them in fp8 where the cache is.
     """
-    dtype = "fp8" if rounded and op.kv_dtype == FP8_CACHE else op.dtype
+    dtype = cache_dtype(op) if rounded else op.dtype
     return inputs.normal(op.batch * op.seq_q, op.heads_q, op.head_dim, dtype=dtype)
 
 
@@ -127,7 +162,6 @@ def flashinfer(op: Op, inputs: Inputs) -> Run:
     module = package("flashinfer", inputs)
     cache = PagedCache.fill(op, inputs, VLLM_PAGE)
     query = queries(op, inputs)
-    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device)
     last = torch.full_like(cache.lengths, cache.last_page)
     pages = (starts(op.batch, cache.table.shape[1], inputs), cache.table.view(-1), last)
     heads = (op.heads_q, op.heads_kv, op.head_dim, VLLM_PAGE)
@@ -136,28 +170,26 @@ def flashinfer(op: Op, inputs: Inputs) -> Run:
         names = ("paged_kv_indptr_buffer", "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer")
         buffers = {name: tensor.clone() for name, tensor in zip(names, pages, strict=True)}
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
-            workspace, "NHD", use_cuda_graph=True, use_tensor_cores=True, **buffers
+            workspace(inputs), "NHD", use_cuda_graph=True, use_tensor_cores=True, **buffers
         )
         wrapper.plan(*pages, *heads, **more)
         if isinstance(resolved := getattr(wrapper, "resolved_backend", None), str):
             inputs.kernel = f"{inputs.kernel} {resolved}"
     else:
-        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        wrapper = module.BatchPrefillWithPagedKVCacheWrapper(workspace(inputs), "NHD")
         wrapper.plan(starts(op.batch, op.seq_q, inputs), *pages, *heads, causal=causal(op), **more)
     return partial(wrapper.run, query, (cache.key, cache.value))
 
 
 def trtllm(op: Op, inputs: Inputs) -> Run:
     """TensorRT-LLM's generated kernels for SM10x, which vLLM takes first there; keys of a page lie head by head."""
-    import torch
-
     check(op, (0, FP8_CACHE))
     module = package("flashinfer", inputs)
     cache = PagedCache.fill(op, inputs, VLLM_PAGE, heads_first=True)
     more: dict[str, Any] = {
         "query": queries(op, inputs, rounded=True),
         "kv_cache": (cache.key, cache.value),
-        "workspace_buffer": torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=inputs.device),
+        "workspace_buffer": workspace(inputs),
         "block_tables": cache.table,
         "seq_lens": cache.lengths,
         "bmm1_scale": op.head_dim**-0.5,
@@ -184,14 +216,12 @@ def trtllm(op: Op, inputs: Inputs) -> Run:
 
 
 def vllm(op: Op, inputs: Inputs) -> Run:
-    """vLLM's build of FlashAttention, in the version that it takes on the device: 3 on SM90, 4 on SM10x, else 2.
+    """vLLM's build of FlashAttention. 3 is scheduled once for all layers of a step, before.
 
-    3 is scheduled once for all layers of a step, before. It alone reads caches in fp8, with queries in fp8.
+    It alone reads caches in fp8, with queries in fp8.
     """
-    module = package("vllm.vllm_flash_attn", inputs)
-    generation = {9: 3, 10: 4}.get(inputs.capability[0], 2)
+    module, generation = vllm_flash_attention(inputs)
     check(op, (0, FP8_CACHE) if generation == 3 else (0,))
-    inputs.kernel = f"{inputs.kernel} flash_attn {generation}"
     cache = PagedCache.fill(op, inputs, VLLM_PAGE)
     query, begins = queries(op, inputs, rounded=True), starts(op.batch, op.seq_q, inputs)
     more = _scheduled(op, inputs, module, cache, begins) if generation == 3 else {}
@@ -239,10 +269,6 @@ def _scheduled(op: Op, inputs: Inputs, module: Any, cache: PagedCache, begins: t
     return more
 
 
-def _served(op: Op, device: str) -> bool:
-    return op.dtype in ("bf16", "fp16")
-
-
 Build = Callable[[Op, Inputs], Run]
 WAYS: dict[str, Build] = {
     "flash_attn:2": partial(flash_attention, "flash_attn", "block_table"),
@@ -253,8 +279,8 @@ WAYS: dict[str, Build] = {
 }
 for _kind in FORWARD:
     for _name, _build in WAYS.items():
-        case(_kind, _name, devices=CUDA, when=_served)(_build)
+        case(_kind, _name, devices=CUDA, when=sixteen_bits)(_build)
 for _name, _module in {"flash_attn:2": "flash_attn", "flash_attn:3": "flash_attn_interface"}.items():
-    case("attention_backward", _name, devices=CUDA, when=_served, capturable=lambda op: False)(
+    case("attention_backward", _name, devices=CUDA, when=sixteen_bits, capturable=lambda op: False)(
         partial(flash_attention_backward, _module)
     )

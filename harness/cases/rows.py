@@ -155,8 +155,8 @@ ALL, SCALE, APPLY, BOTH = range(4)  # parts of rounding
 def check_part(op: Op, *parts: int) -> None:
     """Unsupported for a part of rounding that a kernel does not do by itself."""
     if op.part not in parts:
-        choices = next(each for each in KINDS["quantize"].dims if each.name == "part").choices
-        able = " or ".join(choices[each] for each in parts)
+        choices = next(dim for dim in KINDS["quantize"].dims if dim.name == "part").choices
+        able = " or ".join(choices[part] for part in parts)
         raise Unsupported(f"this kernel does part={able}, not {choices[op.part]}")
 
 
@@ -174,12 +174,12 @@ def quantize(op: Op, inputs: Inputs) -> Run:
         raise Unsupported(f"{op.cols} columns do not divide into blocks of {block}")
     x = matrix(op, inputs).view(op.rows, op.cols // block, block)
     largest, target = LARGEST[op.out_dtype], torch_dtype(op.out_dtype)
-    whole = not target.is_floating_point
+    integers = not target.is_floating_point
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         scales = x.abs().amax(-1, keepdim=True).float() / largest
         scaled = x / scales
-        scaled = (scaled.round() if whole else scaled).clamp(-largest, largest)
+        scaled = (scaled.round() if integers else scaled).clamp(-largest, largest)
         return scaled.to(target).view(op.rows, op.cols), scales.squeeze(-1)
 
     return run

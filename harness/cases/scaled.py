@@ -142,17 +142,17 @@ def grouped_fp8(op: Op, inputs: Inputs, ends: list[int]) -> Run:
     if not hasattr(torch, "_scaled_grouped_mm"):
         raise Unsupported(f"torch {torch.__version__} has no grouped product in fp8; 2.8 brought it")
     if op.layout == TN:
-        whole = -(-op.tokens // 16) * 16  # rows in whole 16-byte lines
-        rows, weights = inputs.normal(op.k, whole, dtype="fp8"), inputs.normal(op.n, whole, dtype="fp8").t()
+        padded_rows = -(-op.tokens // 16) * 16  # rows in whole 16-byte lines
+        rows, weights = inputs.normal(op.k, padded_rows, dtype="fp8"), inputs.normal(op.n, padded_rows, dtype="fp8").t()
         lengths: tuple[Any, Any] = op.k * op.experts, op.n * op.experts
-        ends = [min(-(-end // 16) * 16, whole) for end in ends]
+        ends = [min(-(-end // 16) * 16, padded_rows) for end in ends]
     else:
         rows = inputs.normal(op.tokens, op.k, dtype="fp8")
         weights = inputs.normal(op.experts, op.n, op.k, dtype="fp8").transpose(-2, -1)
         lengths = op.tokens, (op.experts, op.n)
     if op.layout != 1:
         inputs.kernel = "operands transposed before"
-    scale_a, scale_b = (torch.ones(each, dtype=torch.float32, device=inputs.device) for each in lengths)
+    scale_a, scale_b = (torch.ones(length, dtype=torch.float32, device=inputs.device) for length in lengths)
     offsets = torch.tensor(ends, dtype=torch.int32, device=inputs.device)
     return partial(
         torch._scaled_grouped_mm,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...datasets.ops import Op
 from .attention import CUDA
 from .base import Inputs, Run, Unsupported, case, torch_dtype
-from .gemm import NT, expert_ends
+from .gemm import NT, block_operands, expert_ends
 from .packages import package
 from .rows import ALL, APPLY, EPSILON, check_part, matrix, same_dtype
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK = 128  # side of a block of fp8 weights that share one scale, and length of one of activations
-SM100 = 10  # major compute capability
+SM90, SM100 = 9, 10  # major compute capabilities
 FP4_BLOCK = 16  # elements of nvfp4 that share a scale
 INT4_GROUP = 128  # int4 weights that share a scale
 MARLIN_BLOCKS = 4  # locks for each multiprocessor: MARLIN_MAX_BLOCKS_PER_SM
@@ -84,8 +85,8 @@ def quantize(op: Op, inputs: Inputs) -> Run:
     import torch
 
     check_part(op, ALL, APPLY)
-    known = {"scale": torch.ones(1, device=inputs.device)} if op.part == APPLY else {"use_per_token_if_dynamic": True}
-    return partial(_vllm(inputs).scaled_fp8_quant, matrix(op, inputs), **known)
+    options = {"scale": torch.ones(1, device=inputs.device)} if op.part == APPLY else {"use_per_token_if_dynamic": True}
+    return partial(_vllm(inputs).scaled_fp8_quant, matrix(op, inputs), **options)
 
 
 @case("quantize", "vllm:per_token_group_quant_fp8", devices=CUDA, when=lambda op, device: op.out_dtype == "fp8_block")
@@ -116,18 +117,62 @@ def quantize_fp4(op: Op, inputs: Inputs) -> Run:
 # --- products ------------------------------------------------------------------------------------------
 
 
-@case("gemm", "vllm:cutlass_scaled_mm", devices=CUDA, when=lambda op, device: op.dtype == "fp8")
+def _blocks(op: Op, device: str) -> bool:
+    return bool(op.dtype == "fp8_block")
+
+
+@case("gemm", "vllm:cutlass_scaled_mm", devices=CUDA, when=lambda op, device: op.dtype in ("fp8", "fp8_block"))
 def cutlass_scaled_mm(op: Op, inputs: Inputs) -> Run:
-    """e4m3 with a scale for each row of A and each column of B."""
+    """e4m3 with a scale for each row of A and each column of B; from compute capability 9.0 on for blocks, too."""
     import torch
 
     if op.layout != NT or op.batch > 1:
         raise Unsupported("scaled 8-bit products need layout=nt and batch=1")
     ops = _vllm(inputs)
+    if op.dtype == "fp8_block":
+        return _cutlass_blocks(op, inputs, ops)
     a, b = inputs.normal(op.m, op.k, dtype="fp8"), inputs.normal(op.n, op.k, dtype="fp8").t()
     scale_a = torch.ones(op.m, 1, device=inputs.device)
     scale_b = torch.ones(1, op.n, device=inputs.device)
     return partial(ops.cutlass_scaled_mm, a, b, scale_a, scale_b, torch_dtype(op.out_dtype))
+
+
+def _cutlass_blocks(op: Op, inputs: Inputs, ops: Any) -> Run:
+    """A's scales lie column by column; whole blocks alone, because vLLM leaves others to another kernel."""
+    if inputs.capability[0] < SM90:
+        raise Unsupported("vLLM's CUTLASS multiplies blocks of fp8 from compute capability 9.0 on; before it is triton")
+    if op.k % BLOCK or op.n % BLOCK:
+        raise Unsupported(f"vLLM's CUTLASS multiplies whole blocks of {BLOCK}: n and k must be multiples")
+    a, b, scale_a, scale_b = block_operands(op, inputs)
+    by_column = scale_a.t().contiguous().t()
+    return partial(ops.cutlass_scaled_mm, a, b.t(), by_column, scale_b.t(), torch_dtype(op.out_dtype))
+
+
+@case("gemm", "vllm:w8a8_triton_block_scaled_mm", devices=CUDA, when=_blocks)
+def vllm_triton_blocks(op: Op, inputs: Inputs) -> Run:
+    """vLLM's kernel for blocks of fp8 on Ada, with the tiles that it was tuned to for this GPU and shape, if it was."""
+    module = package("vllm.model_executor.layers.quantization.utils.fp8_utils", inputs)
+    return _triton_product(module.w8a8_triton_block_scaled_mm, op, inputs)
+
+
+@case("gemm", "sglang:w8a8_block_fp8_matmul_triton", devices=CUDA, when=_blocks)
+def sglang_triton_blocks(op: Op, inputs: Inputs) -> Run:
+    """SGLang's kernel for the same."""
+    module = package("sglang.kernels.ops.gemm.fp8_kernel", inputs)
+    return _triton_product(module.w8a8_block_fp8_matmul_triton, op, inputs)
+
+
+def _triton_product(product: Callable[..., Any], op: Op, inputs: Inputs) -> Run:
+    """An engine's function of the form that both have."""
+    _triton_check(inputs)
+    a, b, scale_a, scale_b = block_operands(op, inputs)
+    return partial(product, a, b, scale_a, scale_b, [BLOCK, BLOCK], output_dtype=torch_dtype(op.out_dtype))
+
+
+def _triton_check(inputs: Inputs) -> None:
+    """Both engines have DeepGEMM's or CUTLASS's products in blocks from Hopper on: rows of triton would mislead."""
+    if inputs.capability[0] >= SM90:
+        raise Unsupported("engines multiply blocks of fp8 by triton on Ada alone; here by DeepGEMM or CUTLASS")
 
 
 def _int4_check(op: Op) -> None:

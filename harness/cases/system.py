@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...datasets.ops import KINDS, Op
 from ..environment import free_memory_bytes
-from ..launch import LAUNCH_QUEUE, host_calls
+from ..launch import LAUNCH_QUEUE, LAYER_OPERATORS, host_calls
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .rows import same_dtype
 
@@ -92,12 +92,15 @@ def adamw_loop(op: Op, inputs: Inputs) -> Run:
 
 @case("copy", capturable=lambda op: not is_item(op))
 def copy(op: Op, inputs: Inputs) -> Run:
-    """d2d: ``clone``, or ``contiguous`` of a source in runs. h2d, d2h: ``copy_`` between device and pinned memory.
+    """d2d: ``clone``, or ``contiguous`` of a source in runs, or ``cat`` of several. h2d, d2h: ``copy_`` between device
+    and pinned memory.
 
     One element to the host is ``item``, which is all that a CPU has of these.
     """
     direction = KINDS["copy"].dims[1].choices[op.direction]
     numel, run = _elements(op)
+    if op.joins:
+        return partial(_cat, _parts(op, inputs))
     if direction == "d2d":
         source = inputs.runs(numel, run, op.dtype)
         return source.clone if source.is_contiguous() else source.contiguous
@@ -108,6 +111,24 @@ def copy(op: Op, inputs: Inputs) -> Run:
     if run not in (0, numel):
         raise Unsupported(f"copy {direction} moves whole buffers: set run_bytes=0")
     return _across(inputs, numel, op.dtype, direction == "h2d")
+
+
+def _parts(op: Op, inputs: Inputs) -> list[torch.Tensor]:
+    """Tensors in runs, with gaps between: ``joins`` equal ones; of 1 a large one and one run, as a cache grows."""
+    numel, run = _elements(op)
+    rows = numel // run if run and numel % run == 0 else 0
+    if op.direction or rows < max(2 * op.joins, 3) or rows % op.joins:
+        raise Unsupported(
+            f"{op.joins} parts need direction=d2d and as many runs each, two at the least (of one: three)"
+        )
+    shares = [rows - 1, 1] if op.joins == 1 else [rows // op.joins] * op.joins
+    return [inputs.runs(share * run, run, op.dtype).view(share, run) for share in shares]
+
+
+def _cat(parts: list[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    return torch.cat(parts)
 
 
 def is_item(op: Op) -> bool:
@@ -146,4 +167,6 @@ def host_overhead(op: Op, inputs: Inputs) -> Run:
     what = KINDS["host_overhead"].dims[0].choices[op.what]
     if inputs.on_gpu and what == "launch" and op.calls > LAUNCH_QUEUE:
         raise Unsupported(f"at most {LAUNCH_QUEUE} launches fit the queue: the host would wait for the device")
+    if what == "operator" and op.calls % LAYER_OPERATORS:
+        raise Unsupported(f"calls must be a multiple of {LAYER_OPERATORS}, the operators of a layer")
     return host_calls(what, op.calls, inputs.device)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PLAIN = ("bf16", "fp16")
 ROUNDED = ("fp8", "fp8_block", "mxfp8", "nvfp4")
 BLOCKS = {"fp8": 0, "fp8_block": 128, "mxfp8": 32, "nvfp4": 16}
+EXPERTS_PER_CHOICE = 16  # as mixtures have: 128 for the 8 of Qwen3. The maps of rows that depend on it are small
 LAYOUTS = {NT: "TN", NN: "NN", TN: "NT"}  # the engine names the operands in the order of cuBLAS
 
 
@@ -33,7 +34,7 @@ def _extension(inputs: Inputs) -> Any:
     return extension
 
 
-def _quantizer(op_dtype: str, known: bool, both: bool, inputs: Inputs) -> Any:
+def _quantizer(op_dtype: str, static_scale: bool, both: bool, inputs: Inputs) -> Any:
     """Rounds a matrix along its rows, and along its columns too (``both``), by a scale that is known or its own."""
     import torch
 
@@ -46,7 +47,7 @@ def _quantizer(op_dtype: str, known: bool, both: bool, inputs: Inputs) -> Any:
         return tensors.MXFP8Quantizer(e4m3, **ways)
     if op_dtype == "fp8_block":
         return tensors.Float8BlockQuantizer(e4m3, block_scaling_dim=1, **ways)
-    if known:
+    if static_scale:
         one = torch.ones(1, dtype=torch.float32, device=inputs.device)
         return tensors.Float8Quantizer(one, torch.zeros_like(one), e4m3, **ways)
     return tensors.Float8CurrentScalingQuantizer(e4m3, device=torch.device(inputs.device), **ways)
@@ -73,12 +74,12 @@ def gemm(op: Op, inputs: Inputs) -> Run:
     product = package("transformer_engine.pytorch.cpp_extensions", inputs).general_gemm
     narrow = op.dtype in ROUNDED
     plain = "bf16" if narrow else op.dtype
-    left = inputs.normal(*((op.k, op.m) if op.layout == TN else (op.m, op.k)), dtype=plain)
+    first = inputs.normal(*((op.k, op.m) if op.layout == TN else (op.m, op.k)), dtype=plain)
     right = inputs.normal(*((op.n, op.k) if op.layout == NT else (op.k, op.n)), dtype=plain)
-    operands = (right, left)
+    operands = (right, first)
     if narrow:
         quantizer = _quantizer(op.dtype, True, True, inputs)
-        operands = tuple(quantizer(each) for each in operands)
+        operands = tuple(quantizer(operand) for operand in operands)
     out = torch_dtype(op.out_dtype)
     more = {"layout": LAYOUTS[op.layout], "grad": op.layout != NT, "use_split_accumulator": op.layout != NT}
     return partial(product, *operands, out_dtype=out, **more)
@@ -160,6 +161,23 @@ def rope(op: Op, inputs: Inputs) -> Run:
     return partial(module.apply_rotary_pos_emb, x, angles, tensor_format="sbhd", fused=True)
 
 
+@case("moe_permute", "transformer_engine:permute", devices=CUDA, when=lambda op, device: op.dtype in PLAIN)
+def permute(op: Op, inputs: Inputs) -> Run:
+    """``moe_permute`` by a mask [tokens, experts], which makes the map of rows first, and ``moe_unpermute`` by that."""
+    import torch
+
+    same_dtype(op)
+    module = package("transformer_engine.pytorch", inputs)
+    scores = inputs.normal(op.tokens, EXPERTS_PER_CHOICE * op.topk, dtype="fp32")
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.topk(op.topk, dim=-1)[1], True)
+    x = inputs.normal(op.tokens, op.hidden, dtype=op.dtype)
+    there = partial(module.moe_permute, x, chosen, op.tokens * op.topk, map_type="mask")
+    if op.direction == 0:
+        return there
+    rows, places = there()
+    return partial(module.moe_unpermute, rows, places, scores, x.shape, map_type="mask")
+
+
 # --- attention -----------------------------------------------------------------------------------------
 
 
@@ -178,7 +196,7 @@ def _attention(op: Op, inputs: Inputs) -> tuple[Any, list[torch.Tensor]]:
         window_size=(window(op) - 1, 0) if window(op) else None,
     )
     shapes = ((op.seq_q, op.heads_q, op.head_dim), (op.seq_kv, op.heads_kv, op.head_dim))
-    operands = [inputs.normal(op.batch, *each, dtype=op.dtype) for each in shapes]
+    operands = [inputs.normal(op.batch, *shape, dtype=op.dtype) for shape in shapes]
     return layer, [*operands, inputs.normal(op.batch, op.seq_kv, op.heads_kv, op.v_head_dim, dtype=op.dtype)]
 
 

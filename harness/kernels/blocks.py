@@ -33,3 +33,29 @@ def tile(rows: int, cols: int) -> Tile:
         height //= 2
     warps = max(1, min(16, height * width // PER_WARP))
     return Tile(height, width, warps, -(-cols // width))
+
+
+SCALE_BLOCK = 128  # elements of fp8 that share a scale, along k and along n
+LEAST_ROWS, MOST_ROWS = 16, 64  # of a tile: what tensor cores take at least, and what leaves registers for the sums
+TILE_GROUP = 32  # tiles of rows that programs go down before they go on along n
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """Rows and columns of a product that one program makes, and in which order and how programs go."""
+
+    rows: int
+    cols: int
+    group: int
+    warps: int
+    stages: int
+
+
+def product_tile(rows: int) -> ProductTile:
+    """A tile for products in blocks of fp8: within one block of scales along n, low where there are few rows.
+
+    Tiles of few rows are half as wide, so that the weights are read by twice as many programs. Three stages of the
+    largest hold 72 KiB, of the 99 that a block has on compute capability 8.9 and 12.0.
+    """
+    height = min(max(power_of_two(rows), LEAST_ROWS), MOST_ROWS)
+    return ProductTile(height, SCALE_BLOCK if height == MOST_ROWS else SCALE_BLOCK // 2, TILE_GROUP, 4, 3)

@@ -19,7 +19,7 @@ MOST_BYTES = 1_000_000  # of a ConfigMap
 DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
 
 
-def manifests(place: Kubernetes, plan: CampaignPlan, campaign: str) -> list[dict[str, Any]]:
+def manifests(target: Kubernetes, plan: CampaignPlan, campaign: str) -> list[dict[str, Any]]:
     """The ConfigMap and the Job, checked against the schema of ``place.version``. BadInputError."""
     packed = gzip.compress(plan.to_json().encode(), mtime=0)
     if len(packed) > MOST_BYTES:
@@ -32,13 +32,13 @@ def manifests(place: Kubernetes, plan: CampaignPlan, campaign: str) -> list[dict
     plan_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": place.namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": target.namespace, "labels": labels},
         "binaryData": {"plan.json.gz": base64.b64encode(packed).decode()},
     }
-    made = [plan_map, _job(place, name, labels)]
-    for each in made:
-        check(each, place.version)
-    return made
+    documents = [plan_map, _job(target, name, labels)]
+    for document in documents:
+        check(document, target.version)
+    return documents
 
 
 def check(manifest: dict[str, Any], version: str) -> None:
@@ -62,40 +62,40 @@ def check(manifest: dict[str, Any], version: str) -> None:
         raise BadInputError(f"where.version={version}: no schema of that version; the latest is {latest}") from None
 
 
-def _job(place: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]:
+def _job(target: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "namespace": place.namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": target.namespace, "labels": labels},
         "spec": {
             "completionMode": "Indexed",
-            "completions": place.parts,
-            "parallelism": place.parts,
-            "backoffLimitPerIndex": place.restarts,
-            "activeDeadlineSeconds": place.time_min * 60,
+            "completions": target.parts,
+            "parallelism": target.parts,
+            "backoffLimitPerIndex": target.restarts,
+            "activeDeadlineSeconds": target.time_min * 60,
             "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": DISRUPTED}]},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(place, name, labels)},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(target, name, labels)},
         },
     }
 
 
-def _pod(place: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    resources: dict[str, Any] = {"cpu": str(place.cpus), "memory": f"{place.memory_gib}Gi"}
-    if place.gpus:
-        resources["nvidia.com/gpu"] = place.gpus
+def _pod(target: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    resources: dict[str, Any] = {"cpu": str(target.cpus), "memory": f"{target.memory_gib}Gi"}
+    if target.gpus:
+        resources["nvidia.com/gpu"] = target.gpus
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    part = f"$(PART)/{place.parts}"
+    part_argument = f"$(PART)/{target.parts}"
     return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 120,
-        "nodeSelector": dict(place.node_selector),
+        "nodeSelector": dict(target.node_selector),
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_elsewhere(labels)]}},
         "containers": [
             {
                 "name": "part",
-                "image": place.image,
-                "command": ["python", "-m", "opcast.harness", "/plan/plan.json.gz", f"/data/{place.store_path}"],
-                "args": ["--part", part],
+                "image": target.image,
+                "command": ["python", "-m", "opcast.harness", "/plan/plan.json.gz", f"/data/{target.store_path}"],
+                "args": ["--part", part_argument],
                 "env": [
                     {"name": "PART", "valueFrom": {"fieldRef": {"fieldPath": index}}},
                     {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
@@ -111,7 +111,7 @@ def _pod(place: Kubernetes, name: str, labels: dict[str, str]) -> dict[str, Any]
         ],
         "volumes": [
             {"name": "plan", "configMap": {"name": name}},
-            {"name": "data", "persistentVolumeClaim": {"claimName": place.claim}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": target.claim}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }

@@ -89,12 +89,12 @@ def place_of(values: Mapping[str, Any]) -> Place:
     missing = [key for key, value in values.items() if value == "???"]
     if missing:
         raise BadInputError(f"where={name} needs where.{missing[0]}=…")
-    made: Place = load(PLACES[name], dict(values), BadInputError, f"where={name}", "setting")
-    if isinstance(made, Slurm):
-        choice(BadInputError, "where.runtime", made.runtime, RUNTIMES)
-        if made.mounts and not made.container:
-            raise BadInputError(f"where.mounts={made.mounts} is of a container, and where.container names none")
+    target: Place = load(PLACES[name], dict(values), BadInputError, f"where={name}", "setting")
+    if isinstance(target, Slurm):
+        choice(BadInputError, "where.runtime", target.runtime, RUNTIMES)
+        if target.mounts and not target.container:
+            raise BadInputError(f"where.mounts={target.mounts} is of a container, and where.container names none")
     for key in ("parts", "time_min"):
-        if getattr(made, key, 1) < 1:
-            raise BadInputError(f"where.{key}={getattr(made, key)} must be at least 1")
-    return made
+        if getattr(target, key, 1) < 1:
+            raise BadInputError(f"where.{key}={getattr(target, key)} must be at least 1")
+    return target

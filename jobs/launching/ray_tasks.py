@@ -8,36 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from ...harness.environment import JOB
+from ...simulator.search.ray_connection import connected
 from ..show import BadInputError
 from .places import Ray
 
 
-def run_parts(place: Ray, store: Path, campaign: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def run_parts(target: Ray, store: Path, campaign: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run every part; each one's name and summary as they come in. BadInputError without Ray or a cluster.
 
     RuntimeError, with all other parts through, when a part fails for good.
     """
-    try:
-        import ray
-    except ImportError:
-        raise BadInputError("where=ray needs Ray: pip install 'opcast[cluster]'") from None
-    if not ray.is_initialized():
-        try:
-            ray.init(address=place.address, log_to_driver=False)
-        except (ConnectionError, ValueError) as error:
-            raise BadInputError(f"where.address={place.address}: no Ray cluster answers ({error})") from None
-    wanted = {"num_cpus": place.cpus, "num_gpus": place.gpus or 0, "max_retries": place.restarts}
-    task = ray.remote(_part).options(**wanted, scheduling_strategy="SPREAD", name=campaign)
-    names = [f"{index}/{place.parts}" for index in range(place.parts)]
-    waiting = {task.remote(str(store), campaign, name): name for name in names}
-    failed: list[str] = []
-    while waiting:
-        done, _ = ray.wait(list(waiting), num_returns=1)
-        name = waiting.pop(done[0])
-        try:
-            yield name, ray.get(done[0])
-        except ray.exceptions.RayError as error:
-            failed.append(f"part {name}: {str(error).strip().splitlines()[-1]}")
+    with connected(BadInputError, "where=ray", {"address": target.address}) as ray:
+        resources = {"num_cpus": target.cpus, "num_gpus": target.gpus or 0, "max_retries": target.restarts}
+        task = ray.remote(_part).options(**resources, scheduling_strategy="SPREAD", name=campaign)
+        names = [f"{index}/{target.parts}" for index in range(target.parts)]
+        waiting = {task.remote(str(store), campaign, name): name for name in names}
+        failed: list[str] = []
+        while waiting:
+            done, _ = ray.wait(list(waiting), num_returns=1)
+            name = waiting.pop(done[0])
+            try:
+                yield name, ray.get(done[0])
+            except ray.exceptions.RayError as error:
+                failed.append(f"part {name}: {str(error).strip().splitlines()[-1]}")
     if failed:
         raise RuntimeError("; ".join(failed))
 

@@ -42,18 +42,18 @@ class PartJob:
         return DelayedSubmission(self, part)
 
 
-def submit(place: Slurm, store: Path, campaign: str) -> list[Job[dict[str, Any]]]:
+def submit(target: Slurm, store: Path, campaign: str) -> list[Job[dict[str, Any]]]:
     """Queue every part; the jobs, in the parts' order. BadInputError where Slurm refuses."""
-    executor = executor_of(place, store, campaign)
-    parts = [f"{index}/{place.parts}" for index in range(place.parts)]
+    executor = executor_of(target, store, campaign)
+    parts = [f"{index}/{target.parts}" for index in range(target.parts)]
     try:
         return executor.map_array(PartJob(str(store), campaign), parts)
     except Exception as error:  # submitit has no class of its own for what sbatch says
-        asked = f"where.cpus={place.cpus} where.memory_gib={place.memory_gib} where.gpus={place.gpus}"
-        raise BadInputError(f"Slurm takes no job ({asked}): {error}") from None
+        resources = f"where.cpus={target.cpus} where.memory_gib={target.memory_gib} where.gpus={target.gpus}"
+        raise BadInputError(f"Slurm takes no job ({resources}): {error}") from None
 
 
-def executor_of(place: Slurm, store: Path, campaign: str) -> Any:
+def executor_of(target: Slurm, store: Path, campaign: str) -> Any:
     """submitit's executor with the settings of ``where=slurm``. BadInputError without submitit or Slurm."""
     try:
         import submitit
@@ -61,57 +61,57 @@ def executor_of(place: Slurm, store: Path, campaign: str) -> Any:
         raise BadInputError("where=slurm needs submitit: pip install 'opcast[cluster]'") from None
     if submitit.SlurmExecutor.affinity() < 0:
         raise BadInputError("where=slurm needs Slurm's commands, and there is no srun here: log in to the cluster")
-    folder = Path(place.logs).expanduser() if place.logs else store / "campaigns" / f"{campaign}-slurm"
-    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=place.restarts, python=interpreter(place))
-    executor.update_parameters(**parameters(place, campaign))
+    folder = Path(target.logs).expanduser() if target.logs else store / "campaigns" / f"{campaign}-slurm"
+    executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=target.restarts, python=interpreter(target))
+    executor.update_parameters(**parameters(target, campaign))
     return executor
 
 
-def interpreter(place: Slurm) -> str | None:
+def interpreter(target: Slurm) -> str | None:
     """What runs Python on a node, as a shell has it; None = the interpreter of this process."""
-    if not place.container:
-        return shlex.quote(place.python) if place.python else None
-    python = place.python or "python3"
-    if place.runtime == "pyxis":  # srun enters the container
+    if not target.container:
+        return shlex.quote(target.python) if target.python else None
+    python = target.python or "python3"
+    if target.runtime == "pyxis":  # srun enters the container
         return shlex.quote(python)
     words = [
-        place.runtime,
+        target.runtime,
         "exec",
-        *(["--nv"] if place.gpus else []),
-        *(["--bind", place.mounts] if place.mounts else []),
+        *(["--nv"] if target.gpus else []),
+        *(["--bind", target.mounts] if target.mounts else []),
     ]
-    return shlex.join([*words, place.container, python])
+    return shlex.join([*words, target.container, python])
 
 
-def memory(place: Slurm) -> str | None:
+def memory(target: Slurm) -> str | None:
     """What ``--mem`` says, in MiB; all of a node's where the part has it alone."""
-    if place.exclusive:
+    if target.exclusive:
         return "0"
-    return None if place.memory_gib is None else f"{round(1024 * place.memory_gib)}M"
+    return None if target.memory_gib is None else f"{round(1024 * target.memory_gib)}M"
 
 
-def parameters(place: Slurm, campaign: str) -> dict[str, Any]:
+def parameters(target: Slurm, campaign: str) -> dict[str, Any]:
     """submitit's parameters, those that are not set left out."""
-    entered = place.container and place.runtime == "pyxis"
-    container = [f"--container-image={place.container}"] if entered else []
-    container += [f"--container-mounts={place.mounts}"] if entered and place.mounts else []
-    given = {
+    entered = target.container and target.runtime == "pyxis"
+    container = [f"--container-image={target.container}"] if entered else []
+    container += [f"--container-mounts={target.mounts}"] if entered and target.mounts else []
+    settings = {
         "job_name": campaign,
         "nodes": 1,
         "ntasks_per_node": 1,
-        "time": place.time_min,
-        "signal_delay_s": min(WARNING_S, place.time_min * 30),
-        "array_parallelism": place.at_once or place.parts,
-        "partition": place.partition,
-        "account": place.account,
-        "qos": place.qos,
-        "constraint": place.constraint,
-        "gpus_per_node": place.gpus,
-        "cpus_per_task": place.cpus,
-        "mem": memory(place),
-        "exclusive": place.exclusive or None,
+        "time": target.time_min,
+        "signal_delay_s": min(WARNING_S, target.time_min * 30),
+        "array_parallelism": target.at_once or target.parts,
+        "partition": target.partition,
+        "account": target.account,
+        "qos": target.qos,
+        "constraint": target.constraint,
+        "gpus_per_node": target.gpus,
+        "cpus_per_task": target.cpus,
+        "mem": memory(target),
+        "exclusive": target.exclusive or None,
         "srun_args": container or None,
-        "setup": ["export OPCAST_NODE=$SLURMD_NODENAME", *([SRUN_CPUS] if place.cpus else []), *place.setup],
-        "additional_parameters": {"requeue": True, **place.extra},
+        "setup": ["export OPCAST_NODE=$SLURMD_NODENAME", *([SRUN_CPUS] if target.cpus else []), *target.setup],
+        "additional_parameters": {"requeue": True, **target.extra},
     }
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}

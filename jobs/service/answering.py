@@ -49,10 +49,10 @@ class EndedError(ValueError):
     """What was asked for ends the process that runs it, as ``sys.exit`` does."""
 
 
-def contained(work: Callable[..., A], *given: Any) -> A:
-    """``work(*given)``; what is meant to end the process (SystemExit and its like) is an EndedError."""
+def contained(work: Callable[..., A], *arguments: Any) -> A:
+    """``work(*arguments)``; what is meant to end the process (SystemExit and its like) is an EndedError."""
     try:
-        return work(*given)
+        return work(*arguments)
     except Exception:
         raise
     except BaseException as end:
@@ -79,21 +79,21 @@ class Together(Generic[A]):
             self.running = loop.create_task(self._answer_all())
         return await promised
 
-    async def call(self, work: Callable[..., B], *given: Any) -> B:
+    async def call(self, work: Callable[..., B], *arguments: Any) -> B:
         """Run something else in the same thread: the engines are one caller's at a time."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, contained, work, *given)
+        return await asyncio.get_running_loop().run_in_executor(self.thread, contained, work, *arguments)
 
     async def _answer_all(self) -> None:
         loop = asyncio.get_running_loop()
         while self.waiting:
-            taken, self.waiting = self.waiting, []
-            asked = [question for question, _ in taken]
-            found: list[A | Exception]
+            batch, self.waiting = self.waiting, []
+            questions = [question for question, _ in batch]
+            answers: list[A | Exception]
             try:
-                found = await loop.run_in_executor(self.thread, contained, self.answer, asked)
+                answers = await loop.run_in_executor(self.thread, contained, self.answer, questions)
             except Exception as error:
-                found = [error] * len(taken)
-            for (_, promised), answer in zip(taken, found, strict=True):
+                answers = [error] * len(batch)
+            for (_, promised), answer in zip(batch, answers, strict=True):
                 if promised.done():
                     continue
                 if isinstance(answer, Exception):
@@ -109,15 +109,15 @@ class Together(Generic[A]):
 
 def predict_all(requests: list[PredictRequest]) -> list[list[OpPrediction] | Exception]:
     """The answer to each request; those that ask about the same place become one."""
-    found: list[list[OpPrediction] | Exception] = [[] for _ in requests]
+    answers: list[list[OpPrediction] | Exception] = [[] for _ in requests]
     alike: dict[PredictRequest | int, list[int]] = {}
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         together = request.cluster is None and not request.transfers
-        alike.setdefault(_bare(request) if together else place, []).append(place)
+        alike.setdefault(_bare(request) if together else index, []).append(index)
     for places in alike.values():
-        for place, answer in zip(places, _answered([requests[place] for place in places]), strict=True):
-            found[place] = answer
-    return found
+        for index, answer in zip(places, _answered([requests[index] for index in places]), strict=True):
+            answers[index] = answer
+    return answers
 
 
 def _bare(request: PredictRequest) -> Any:
@@ -129,15 +129,15 @@ def _answered(alike: list[PredictRequest]) -> list[list[OpPrediction] | Exceptio
     """The answers to requests of one place: together, and each for itself when one of them cannot be answered."""
     try:
         ops = tuple(op for request in alike for op in request.ops) if len(alike) > 1 else alike[0].ops
-        made = workbench(alike[0].sources, _this_machine).predict(replace(alike[0], ops=ops))
+        predictions = workbench(alike[0].sources, _this_machine).predict(replace(alike[0], ops=ops))
     except Exception as error:
         return [error] if len(alike) == 1 else [_answered([request])[0] for request in alike]
     if len(alike) == 1:
-        return [made]
+        return [predictions]
     parts: list[list[OpPrediction] | Exception] = []
     for request in alike:
-        parts.append(made[: len(request.ops)])
-        made = made[len(request.ops) :]
+        parts.append(predictions[: len(request.ops)])
+        predictions = predictions[len(request.ops) :]
     return parts
 
 
@@ -165,7 +165,7 @@ class Processes:
     async def run(
         self,
         work: Callable[..., A],
-        given: tuple[Any, ...],
+        arguments: tuple[Any, ...],
         gone: Callable[[], Any] | None = None,
         limit: str = "timeout_s",
     ) -> A:
@@ -178,7 +178,7 @@ class Processes:
         if self.under_way >= settings.workers + settings.waiting:
             raise BusyError(f"{self.under_way} steps are under way or wait: ask again in a moment")
         self.under_way += 1
-        future: Future[A] = self._started().schedule(contained, args=(work, *given), timeout=timeout_s)
+        future: Future[A] = self._started().schedule(contained, args=(work, *arguments), timeout=timeout_s)
         try:
             wrapped = asyncio.wrap_future(future)
             while True:
@@ -200,7 +200,7 @@ class Processes:
         if self._pool is None:
             from multiprocessing import get_context
 
-            offline = not any(HUB_ID.match(each) for each in self.settings.allow)
+            offline = not any(HUB_ID.match(name) for name in self.settings.allow)
             count, context = self.settings.workers, get_context("spawn")
             self._pool = ProcessPool(count, initializer=apart, initargs=(offline,), context=context)
         return self._pool

@@ -17,24 +17,27 @@ from ...models.power import Limits
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
 from ...simulator.question.serving import ServingRequest
+from ...simulator.question.sources import Sources
 from ...simulator.report.answer import OpPrediction
 from .. import listing
+from ..questions import usual
 from ..show import BadInputError, one_line
 from .answering import BusyError, DiedError, GoneError, Processes, SlowError, Together, predict_all
 from .bodies import (
     BatchBody,
     PredictBody,
-    ReplicaBody,
     SearchBody,
     ServedSearchBody,
+    ServingBody,
     SimulateBody,
-    SourceBody,
     fabric_of,
+    placed,
     predict_of,
     search_of,
     served_search_of,
     serving_of,
     simulate_of,
+    sources,
 )
 from .following import followed
 from .guard import ARROW, Guard, encoded
@@ -143,26 +146,26 @@ def _op_routes(
     @app.post("/v1/predict", tags=["predict"])
     async def predict(call: Request, body: PredictBody) -> Response:
         """The latency of one op on a device, or of a collective on a cluster, with its interval and who answered."""
-        found = await answered(call, predict_of(body, settings.sources))
+        predictions = await answered(call, predict_of(body, settings))
         measures.ops(1)
-        return as_json(found[0].to_dict())
+        return as_json(predictions[0].to_dict())
 
     @app.post("/v1/predict/batch", tags=["predict"])
     async def predict_batch(call: Request, body: BatchBody) -> Response:
         """The latency of many ops, in their order. Tables of thousands go faster as Arrow: ``/v1/predict/table``."""
         if not 0 < len(body.ops) <= settings.batch:
             raise BadInputError(f"ops must hold 1 to {settings.batch:,} ops, not {len(body.ops):,}")
-        request = await ops.call(predict_of, body, settings.sources)
-        found = await answered(call, request)
-        measures.ops(len(found))
-        return as_json({"predictions": [each.to_dict() for each in found]})
+        request = await ops.call(predict_of, body, settings)
+        predictions = await answered(call, request)
+        measures.ops(len(predictions))
+        return as_json({"predictions": [prediction.to_dict() for prediction in predictions]})
 
     @app.post("/v1/predict/table", tags=["predict"], openapi_extra=ARROW_BODY)
     async def predict_table(
         request: Request,
-        device: str = "h100_sxm",
+        device: str | None = None,
         kind: str | None = None,
-        cache: str = "warm",
+        cache: str | None = None,
         backend: str | None = None,
         power_cap_w: float | None = None,
         sm_clock_mhz: float | None = None,
@@ -170,9 +173,10 @@ def _op_routes(
         """The latency of a table of ops: an Arrow IPC stream with a column per dim in, one with the answers out."""
         most = settings.batch, UNPACKED * settings.body_mib
         table = await ops.call(read_stream, await request.body(), *most)
-        sources = SourceBody(backend=backend, engines=None).sources(settings.sources)
-        given = (table, device, kind, cache, Limits(power_cap_w, sm_clock_mhz), sources)
-        parts = await ops.call(answer_table, *given)
+        placed("a table of ops", {"device": device})
+        question = (table, device, kind, cache or usual("predict")["cache"], Limits(power_cap_w, sm_clock_mhz))
+        arguments = (*question, sources("predict", {"backend": backend}, settings))
+        parts = await ops.call(answer_table, *arguments)
         measures.ops(len(table))
         return await begun(taken(parts, ops.thread), ARROW)
 
@@ -181,30 +185,30 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
     """Steps, served loads and pictures of links, each in a process of its own."""
 
     @app.post("/v1/simulate", tags=["simulate"])
-    async def simulate(request: Request, body: SimulateBody) -> Response:  # type: ignore[valid-type]
+    async def simulate(request: Request, body: SimulateBody) -> Response:
         """One training or inference step of a model on a device or a cluster, in a process of its own."""
-        asked = simulate_of(body, settings.sources)
-        return as_json(await processes.run(simulated, (asked,), request.is_disconnected))
+        question = simulate_of(body, settings)
+        return as_json(await processes.run(simulated, (question,), request.is_disconnected))
 
     @app.post("/v1/simulate/report", tags=["simulate"])
-    async def simulate_report(request: Request, body: SimulateBody) -> Response:  # type: ignore[valid-type]
+    async def simulate_report(request: Request, body: SimulateBody) -> Response:
         """The same as a self-contained HTML page with its pictures."""
-        asked = simulate_of(body, settings.sources)
-        made = await processes.run(reported, (asked,), request.is_disconnected)
-        return Response(made, media_type="text/html")
+        question = simulate_of(body, settings)
+        page = await processes.run(reported, (question,), request.is_disconnected)
+        return Response(page, media_type="text/html")
 
     @app.post("/v1/serving", tags=["serving"])
-    async def serving(request: Request, body: ReplicaBody) -> Response:  # type: ignore[valid-type]
+    async def serving(request: Request, body: ServingBody) -> Response:
         """Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput."""
-        asked = serving_of(body, settings)
-        return as_json(await processes.run(served, (asked,), request.is_disconnected, "search_s"))
+        question = serving_of(body, settings)
+        return as_json(await processes.run(served, (question,), request.is_disconnected, "search_s"))
 
     @app.post("/v1/predict/report", tags=["predict"])
     async def predict_report(request: Request, body: PredictBody) -> Response:
         """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when."""
-        asked = fabric_of(body, settings.sources)
-        made = await processes.run(pictured, (asked,), request.is_disconnected)
-        return Response(made, media_type="text/html")
+        question = fabric_of(body, settings)
+        page = await processes.run(pictured, (question,), request.is_disconnected)
+        return Response(page, media_type="text/html")
 
 
 def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes, refusals: Refusals) -> None:
@@ -213,14 +217,14 @@ def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes
     @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
     async def search(body: SearchBody) -> Response:
         """The best layouts of a training step: server-sent events with progress, then the answer."""
-        asked = search_of(body, settings.sources)
-        return await begun(events(asked, processes, refusals), EVENT_STREAM)
+        question = search_of(body, settings)
+        return await begun(events(question, processes, refusals), EVENT_STREAM)
 
     @app.post("/v1/search/serving", tags=["search"], openapi_extra=EVENTS)
     async def search_serving(body: ServedSearchBody) -> Response:
         """The best ways to serve a model: server-sent events with progress, then the answer."""
-        asked = served_search_of(body, settings.sources)
-        return await begun(events(asked, processes, refusals), EVENT_STREAM)
+        question = served_search_of(body, settings)
+        return await begun(events(question, processes, refusals), EVENT_STREAM)
 
 
 def as_json(value: Any) -> Response:
@@ -234,8 +238,8 @@ def listed(what: str, settings: ServiceSettings) -> list[dict[str, Any]]:
         return [op_kind(kind) for kind in KINDS.values()]
     sources = settings.sources
     heads, rows = LISTS[what]({"store": sources.store, "predictors": sources.predictors})
-    made = (dict(zip(heads, row, strict=True)) for row in rows)
-    return [{name: value for name, value in row.items() if name not in KEPT_TO_OURSELVES} for row in made]
+    entries = (dict(zip(heads, row, strict=True)) for row in rows)
+    return [{name: value for name, value in row.items() if name not in KEPT_TO_OURSELVES} for row in entries]
 
 
 def op_kind(kind: OpKind) -> dict[str, Any]:
@@ -272,8 +276,8 @@ def served(request: ServingRequest) -> dict[str, Any]:
     from ...simulator.workbench import workbench
     from ..resolve import this_machine
 
-    assert request.step is not None
-    return workbench(request.step.sources, this_machine).serving(request).report.to_dict()
+    sources = Sources() if request.step is None else request.step.sources
+    return workbench(sources, this_machine).serving(request).report.to_dict()
 
 
 def pictured(request: PredictRequest) -> str:
@@ -306,7 +310,7 @@ def _explain_errors(app: FastAPI, refusals: Refusals) -> None:
     @app.exception_handler(RequestValidationError)
     async def misshapen(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        where = ".".join(str(key) for key in first["loc"] if key != "body")
         return refused(422, "bad_body", f"{where or 'the body'}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
@@ -325,9 +329,9 @@ def _explain_errors(app: FastAPI, refusals: Refusals) -> None:
 
 def _stopped(status: int, code: str, refused: Callable[[int, str, str], Response]) -> Any:
     async def handler(_: Request, error: Exception) -> Response:
-        made = refused(status, code, str(error) or "the client left")
+        response = refused(status, code, str(error) or "the client left")
         if status == 429:
-            made.headers["retry-after"] = "1"
-        return made
+            response.headers["retry-after"] = "1"
+        return response
 
     return handler

@@ -35,14 +35,14 @@ async def followed(settings: ServiceSettings) -> AsyncIterator[None]:
 
 
 async def _look(follower: AliasFollower, every_s: int) -> None:
-    said = ""
+    last_text = ""
     while True:
         try:
             for name in await asyncio.to_thread(follower.look):
                 say(f"{name} answers now: its alias moved")
-            said = ""
+            last_text = ""
         except TrackingError as error:  # what is loaded stays; said once until it is another
-            if str(error) != said:
+            if str(error) != last_text:
                 say(f"opcast: {error}")
-            said = str(error)
+            last_text = str(error)
         await asyncio.sleep(every_s)

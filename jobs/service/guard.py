@@ -37,7 +37,7 @@ HEADERS = (
 
 def encoded(value: Any) -> bytes:
     """A value as JSON; numpy's numbers are numbers, NaN and infinities null."""
-    return msgspec.json.encode(value, enc_hook=lambda each: each.item())
+    return msgspec.json.encode(value, enc_hook=lambda scalar: scalar.item())
 
 
 class Guard:
@@ -76,8 +76,8 @@ class Guard:
         if settings.token is None and not is_loopback(_host(headers)):  # another site's name that leads here
             return 403, "host", "without a token only this machine's own names are answered: http://127.0.0.1"
         if settings.token is not None and not _open(scope["path"]):
-            given = headers.get("authorization", "").removeprefix("Bearer ").strip()
-            if not hmac.compare_digest(given.encode(), settings.token.encode()):
+            token = headers.get("authorization", "").removeprefix("Bearer ").strip()
+            if not hmac.compare_digest(token.encode(), settings.token.encode()):
                 return 401, "token", "send the service's token as the header Authorization: Bearer TOKEN"
         if scope["method"] in ("POST", "PUT", "PATCH"):
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -113,9 +113,9 @@ class Guard:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise LeftError
-                    part = message.get("body", b"")
-                    body += part
-                    self.held += len(part)
+                    chunk = message.get("body", b"")
+                    body += chunk
+                    self.held += len(chunk)
                     more = message.get("more_body", False)
                     if len(body) > self._most:
                         return self._too_large
@@ -127,11 +127,11 @@ class Guard:
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Pass the request on with its body; what nobody foresaw becomes 500, where nothing was sent yet."""
-        held: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         started = False
 
         async def replay() -> Message:
-            return held.pop() if held else await receive()
+            return messages.pop() if messages else await receive()
 
         async def sending(message: Message) -> None:
             nonlocal started
@@ -170,7 +170,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 
 def _open(path: str) -> bool:
-    return any(path == each or (each != "/" and each.endswith("/") and path.startswith(each)) for each in OPEN)
+    return any(
+        path == prefix or (prefix != "/" and prefix.endswith("/") and path.startswith(prefix)) for prefix in OPEN
+    )
 
 
 def _with_headers(send: Send) -> Send:

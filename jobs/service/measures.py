@@ -17,13 +17,13 @@ class Measures:
     media_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self.registry = own = CollectorRegistry()
-        self.requests = Counter("opcast_requests", "Requests answered", ("route", "status"), registry=own)
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("opcast_requests", "Requests answered", ("route", "status"), registry=registry)
         self.seconds = Histogram(
-            "opcast_request_seconds", "Seconds to an answer", ("route",), buckets=SECONDS, registry=own
+            "opcast_request_seconds", "Seconds to an answer", ("route",), buckets=SECONDS, registry=registry
         )
-        self.under_way = Gauge("opcast_requests_under_way", "Requests under way", registry=own)
-        self.predicted = Counter("opcast_ops_predicted", "Ops predicted", registry=own)
+        self.under_way = Gauge("opcast_requests_under_way", "Requests under way", registry=registry)
+        self.predicted = Counter("opcast_ops_predicted", "Ops predicted", registry=registry)
 
     def ops(self, count: int) -> None:
         """So many ops were predicted."""

@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 
 from ...datasets.model_names import shipped_ids, shipped_model
 from ...simulator.question.canonical import RequestError
-from ...simulator.trace.models import OF_A_CHECKPOINT
+from ...simulator.trace.models import CHECKPOINT_SETTINGS
 
 LONGEST = 2000  # characters of a text
 LONGEST_KEY = 200
@@ -32,7 +32,7 @@ NONE = r"(?!)"
 SETTING = r"(?![\s\S]*(\.\.|[/\\:~$\x00-\x1f\x7f]))[\s\S]*"  # what no file, code or variable can be written without
 NAME = rf"(?![._]|[\s\S]*\.[A-Za-z_]\w*$){SETTING}"  # neither hidden, nor ending as files do
 SPAN = r"(\.[^.]+)*"
-TOLD = "|".join((*OF_A_CHECKPOINT, "quantization_config", "compression_config", "hf_quant_config"))
+TOLD = "|".join((*CHECKPOINT_SETTINGS, "quantization_config", "compression_config", "hf_quant_config"))
 
 RULES = tuple(
     (re.compile(path), re.compile(text))
@@ -44,7 +44,8 @@ RULES = tuple(
         (r"model\.name", r"(?!\.)[\w. -]+(/(?!\.)[\w.-]+)?"),
         (rf"model{SPAN}", SETTING),
         # files and questions within questions
-        (rf"traffic\.trace|decode_pool\.step{SPAN}", NONE),
+        (rf"traffic\.trace|decode_pool\.step{SPAN}|topology\.file|calibrate", NONE),
+        ("calibration", "own|shipped|none"),  # any other is a file
         # more than a name, and nothing that is looked up: compared with what is known, parsed, or matched
         ("backend", r"[\w.+-]+(:[\w.+-]+)?"),
         (r"recompute|space\.recompute", r"\w+(:[\w,+-]*)?"),
@@ -90,8 +91,8 @@ def admit(call: Any, allow: Collection[str] = (), path: str = "", depth: int = 0
             if len(key) > LONGEST_KEY:
                 raise RequestError(f"{path or 'the body'} has a name of {len(key):,} characters: {key[:QUOTED]}…")
             if isinstance(value, (str, Mapping, list)):
-                own = key.replace(".", "_")
-                admit(value, allow, f"{path}.{own}" if path else own, depth + 1)
+                field_name = key.replace(".", "_")
+                admit(value, allow, f"{path}.{field_name}" if path else field_name, depth + 1)
     elif isinstance(call, list):
         for value in call:
             if isinstance(value, (str, Mapping, list)):

@@ -31,8 +31,8 @@ class Refusals:
 
     def outside(self, message: str) -> str:
         """A message without the server's folders."""
-        for place, name in self.hidden:
-            message = message.replace(place, name)
+        for folder, name in self.hidden:
+            message = message.replace(folder, name)
         return message
 
     def log(self, message: str) -> None:
@@ -44,7 +44,7 @@ class Refusals:
             self._second, self._told, self._untold = now, 0, 0
         if self._told < LINES_A_SECOND:
             self._told += 1
-            line = "".join(each if each.isprintable() else " " for each in message)
+            line = "".join(character if character.isprintable() else " " for character in message)
             say(f"opcast: {line if len(line) <= LONGEST_LINE else f'{line[:LONGEST_LINE]}…'}")
         else:
             self._untold += 1
@@ -56,10 +56,10 @@ def places(settings: ServiceSettings) -> tuple[tuple[str, str], ...]:
     named = [(sources.store, "the store"), (sources.predictors, "the predictors"), (sources.graphs, "the graphs")]
     named += [(sources.calibration, "the calibration")] if os.sep in sources.calibration else []
     named += [(str(PACKAGE), "opcast"), (str(Path.home()), "~"), (os.getcwd(), ".")]
-    found = {spelled: name for place, name in named for spelled in _spellings(place) if len(spelled) > 1}
-    return tuple(sorted(found.items(), key=lambda each: -len(each[0])))
+    names = {spelled: name for folder, name in named for spelled in _spellings(folder) if len(spelled) > 1}
+    return tuple(sorted(names.items(), key=lambda pair: -len(pair[0])))
 
 
-def _spellings(place: str) -> Iterable[str]:
-    path = Path(place).expanduser()
-    return place, str(path), str(path.resolve())
+def _spellings(folder: str) -> Iterable[str]:
+    path = Path(folder).expanduser()
+    return folder, str(path), str(path.resolve())

@@ -41,11 +41,11 @@ async def events(
         if running.done():
             running.result()
         try:
-            told: tuple[int, int] | None = None
+            counts_sent: tuple[int, int] | None = None
             while not running.done():
-                if (now := (int(counts[0]), int(counts[1]))) != told:
+                if (now := (int(counts[0]), int(counts[1]))) != counts_sent:
                     yield event("progress", {"done": now[0], "total": now[1]})
-                    told = now
+                    counts_sent = now
                 await asyncio.wait({running}, timeout=LOOK_S)
             yield event("answer", running.result())
         except Exception as error:

@@ -57,12 +57,12 @@ def bound(settings: ServiceSettings) -> Any:
 
     try:
         kind, _, _, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(kind)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-        made.listen(BACKLOG)  # who comes before the service has started waits for it
+        bound_socket = socket.socket(kind)
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound_socket.bind(address)
+        bound_socket.listen(BACKLOG)  # who comes before the service has started waits for it
     except OSError as error:
         why = error.strerror or error
         raise BadInputError(f"host={settings.host} port={settings.port} cannot be had: {why}; name another") from None
-    made.set_inheritable(True)
-    return made
+    bound_socket.set_inheritable(True)
+    return bound_socket

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...simulator.question.sources import Sources
+from ...simulator.question.sources import HOME, Sources
 from .. import resolve
 from ..show import BadInputError
 
@@ -37,6 +37,7 @@ class ServiceSettings:
     ``timeout_s`` at most (searches and served loads ``search_s``), and so does the reading of a body. ``allow`` are
     texts that may name code or a file (:mod:`.naming`): paths and hub ids of models, ``module:callable``. Every
     ``follow_s`` seconds the aliases of MLflow at ``follow`` are looked at (:mod:`....models.following`).
+    ``calibration`` answers where a call names none, in place of the verb's own.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +53,8 @@ class ServiceSettings:
     allow: tuple[str, ...] = ()
     follow: str | None = None
     follow_s: int = 5
+    home: str = HOME
+    calibration: str | None = None
     sources: Sources = field(default_factory=Sources)
 
     @property
@@ -72,22 +75,24 @@ def settings_of(config: Mapping[str, Any]) -> ServiceSettings:
     """The settings of ``opcast api``. BadInputError for a figure out of range, and for a door left open."""
     counts = {name: _count(name, config[name], *bounds) for name, bounds in COUNTS.items()}
     allow = config["allow"] or []
-    if not isinstance(allow, list) or not all(isinstance(each, str) for each in allow):
+    if not isinstance(allow, list) or not all(isinstance(entry, str) for entry in allow):
         raise BadInputError(f"allow={allow!r} must be a list of names, as allow=[./my_model,org/name,my_engines:make]")
-    made = ServiceSettings(
+    service = ServiceSettings(
         host=str(config["host"]),
         token=_token(config),
         allow=tuple(allow),
         follow=_followed(config["follow"]),
-        sources=resolve.sources(config),
+        home=str(config["home"]),
+        calibration=None if config["calibration"] is None else str(config["calibration"]),
+        sources=resolve.sources({**config, "calibration": Sources.calibration}),
         **counts,
     )
-    if not made.loopback and made.token is None:
+    if not service.loopback and service.token is None:
         raise BadInputError(
-            f"host={made.host} is reached from other machines: set a token in {TOKEN} or token_file=…, "
+            f"host={service.host} is reached from other machines: set a token in {TOKEN} or token_file=…, "
             "or stay on host=127.0.0.1"
         )
-    return made
+    return service
 
 
 def _count(name: str, value: Any, least: int, most: int) -> int:
@@ -114,17 +119,17 @@ def _token(config: Mapping[str, Any]) -> str | None:
     if config["token_file"]:
         path = Path(str(config["token_file"])).expanduser()
         try:
-            found = path.read_text(encoding="utf-8").strip()
+            token = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise BadInputError(f"token_file={path} cannot be read: {getattr(error, 'strerror', error)}") from None
         where = f"token_file={path}"
     else:
-        found, where = os.environ.get(TOKEN, "").strip(), TOKEN
-        if not found:
+        token, where = os.environ.get(TOKEN, "").strip(), TOKEN
+        if not token:
             return None
-    if len(found) < SHORTEST_TOKEN or not found.isascii() or not found.isprintable() or " " in found:
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise BadInputError(
             f"{where} must hold at least {SHORTEST_TOKEN} printable characters without spaces; "
             'make one with: python -c "import secrets; print(secrets.token_urlsafe())"'
         )
-    return found
+    return token

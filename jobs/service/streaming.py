@@ -20,8 +20,8 @@ async def begun(parts: AsyncGenerator[bytes, None], media_type: str) -> Streamin
     async def whole() -> AsyncIterator[bytes]:
         async with aclosing(parts):
             yield first
-            async for each in parts:
-                yield each
+            async for part in parts:
+                yield part
 
     return StreamingResponse(whole(), media_type=media_type)
 
@@ -31,20 +31,20 @@ async def taken(parts: Generator[bytes, None, None], executor: Executor) -> Asyn
 
     A slow reader holds nobody up: what waits for it is at most the whole answer.
     """
-    loop, held, left = asyncio.get_running_loop(), asyncio.Queue[bytes | None](), threading.Event()
+    loop, queue, client_left = asyncio.get_running_loop(), asyncio.Queue[bytes | None](), threading.Event()
 
     def run() -> None:
         with closing(parts):
-            for each in parts:
-                if left.is_set():
+            for part in parts:
+                if client_left.is_set():
                     return
-                loop.call_soon_threadsafe(held.put_nowait, each)
+                loop.call_soon_threadsafe(queue.put_nowait, part)
 
     running = loop.run_in_executor(executor, contained, run)
-    running.add_done_callback(lambda _: held.put_nowait(None))
+    running.add_done_callback(lambda _: queue.put_nowait(None))
     try:
-        while (each := await held.get()) is not None:
-            yield each
+        while (piece := await queue.get()) is not None:
+            yield piece
         await running
     finally:
-        left.set()
+        client_left.set()

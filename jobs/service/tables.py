@@ -108,7 +108,7 @@ def answer_table(
     target = bench.device(device)
     engine = bench.engine(target)
     limits.of(target)
-    chunks = [shapes.parsed(table.slice(first, PART), BODY, first, kind) for first in range(0, len(table), PART)]
+    chunks = [shapes.parse_table(table.slice(first, PART), BODY, first, kind) for first in range(0, len(table), PART)]
     for name, dtype in {(group.kind, group.dtype) for chunk in chunks for group in chunk.groups}:
         check_format(name, dtype, target)
     if len(table) >= LARGE:
@@ -119,7 +119,7 @@ def answer_table(
         return predict_columns(*about, bench.registries, limits, sources.backend)
 
     names = shapes.dim_names(sorted({str(k) for k in _kinds(table, kind)}))
-    return written(chunks, lambda chunk: shapes.answered(chunk, ask, target.id, cache, names, encoded=True))
+    return written(chunks, lambda chunk: shapes.answer_table(chunk, ask, target.id, cache, names, encoded=True))
 
 
 def written(
@@ -129,9 +129,9 @@ def written(
     sink = Pieces()
     writer: pa.ipc.RecordBatchStreamWriter | None = None
     with ThreadPoolExecutor(PARTS) as pool:
-        for made in pool.map(answered, chunks):
-            writer = writer or pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), made.schema, options=OPTIONS)
-            writer.write_table(made)
+        for piece in pool.map(answered, chunks):
+            writer = writer or pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), piece.schema, options=OPTIONS)
+            writer.write_table(piece)
             yield sink.taken()
     assert writer is not None
     writer.close()
@@ -161,11 +161,11 @@ class Pieces(io.RawIOBase):
 
     def taken(self) -> bytes:
         """What was written since the last time."""
-        found, self.pieces = b"".join(self.pieces), []
-        return found
+        data, self.pieces = b"".join(self.pieces), []
+        return data
 
 
 def _kinds(table: pa.Table, default: str | None) -> set[str]:
     """The kinds that a table names, and the default."""
     named = set(table["kind"].unique().to_pylist()) if "kind" in table.column_names else set()
-    return {each for each in named | {default} if each in KINDS}
+    return {name for name in named | {default} if name in KINDS}

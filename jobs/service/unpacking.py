@@ -33,8 +33,8 @@ def unpacked_size(stream: bytes) -> UnpackedSize:
     rows = size = messages = 0
     try:
         for message in pa.ipc.MessageReader.open_stream(pa.BufferReader(stream)):
-            own, buffers = _batch(bytes(message.metadata), memoryview(message.body or b""))
-            rows, size, messages = rows + own, size + buffers, messages + 1
+            head_bytes, buffers = _batch(bytes(message.metadata), memoryview(message.body or b""))
+            rows, size, messages = rows + head_bytes, size + buffers, messages + 1
     except (struct.error, IndexError) as error:
         raise pa.ArrowInvalid(f"a message is not whole: {error}") from None
     return UnpackedSize(rows, size, messages)
@@ -49,8 +49,8 @@ def _batch(head: bytes, body: memoryview) -> tuple[int, int]:
         return 0, 0
     packed, size = batch.table(COMPRESSION) is not None or OLD_COMPRESSION in head, 0
     for offset, length in batch.pairs(BUFFERS):
-        own = struct.unpack_from("<q", body, offset)[0] if packed and length else -1
-        size += max(length, own, 0)
+        unpacked = struct.unpack_from("<q", body, offset)[0] if packed and length else -1
+        size += max(length, unpacked, 0)
     return (batch.number(LENGTH, "<q") if kind == RECORD_BATCH else 0), size
 
 
@@ -72,26 +72,26 @@ class _Table:
 
     def number(self, number: int, form: str) -> int:
         """A field that is a number; 0 is the usual one."""
-        place = self._field(number)
-        return int(struct.unpack_from(form, self.head, place)[0]) if place else 0
+        offset = self._field(number)
+        return int(struct.unpack_from(form, self.head, offset)[0]) if offset else 0
 
     def table(self, number: int) -> _Table | None:
         """A field that is a table."""
-        place = self._field(number)
-        return _Table(self.head, place + _at(self.head, place)) if place else None
+        offset = self._field(number)
+        return _Table(self.head, offset + _at(self.head, offset)) if offset else None
 
     def pairs(self, number: int) -> list[tuple[int, int]]:
         """A field that is a list of pairs of 64 bits."""
-        place = self._field(number)
-        if not place:
+        offset = self._field(number)
+        if not offset:
             return []
-        first = place + _at(self.head, place)
+        first = offset + _at(self.head, offset)
         count = _at(self.head, first)
         if first + 4 + 16 * count > len(self.head):
             raise IndexError("a list is longer than its message")
         return list(struct.iter_unpack("<qq", self.head[first + 4 : first + 4 + 16 * count]))
 
 
-def _at(head: bytes, place: int) -> int:
+def _at(head: bytes, offset: int) -> int:
     """The unsigned number of 32 bits at a place."""
-    return int(struct.unpack_from("<I", head, place)[0])
+    return int(struct.unpack_from("<I", head, offset)[0])

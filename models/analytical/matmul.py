@@ -68,7 +68,7 @@ def _tiled(batch: Array, m: Array, n: Array, k: Array, ragged: Array, s: Setting
     waves = np.ceil(count / s.units)
     whole = waves * (steps * step + fixed)
     split = np.ceil(count * (steps / s.units)) * step + (fixed + fixup)
-    loads = count * (steps * (_loaded(rows, cols, s) * SHARED_LOADS)) / s.l2_rate
+    loads = count * (steps * (_loaded(rows, cols, s) * SHARED_LOADS)) / s.loads_rate
     compute = np.maximum(np.minimum(whole, split), loads)
     best = np.argmin(compute, axis=0)
     pick = (best, np.arange(best.size))

@@ -19,10 +19,15 @@ LOOPBACK_COPIES = 6.0  # user to socket, socket to user, and the sum, each readi
 # us of one hop between neighbours: memory flags over NVLink, through the host, across a switch, through sockets
 HOP_US = {"nvlink": 0.75, "pcie": 3.0, "ib": 4.0, "roce": 5.0, "loopback": 25.0}
 NVLINK_TREE = 2.5  # hops of a ring that one up or down a tree takes: its flags wait for two children
+RESIDUAL_PASSES = 2.0  # of a kernel that also adds the residual and normalises: it reads the residual and writes it
 BASE_LAUNCHES = 2.3  # of a kernel's time that NCCL's own start takes: its channels, flags and the last barrier
-# Of the choices launch, dispatch, view, module, autograd, in eager operator calls (a device's dispatch_us). A GPU's
-# call is dispatch and launch together, about half each; on a CPU launch is the call on one element.
-HOST_COST = {"cpu": (1.0, 1.0, 0.3, 0.5, 2.0), "gpu": (0.5, 0.5, 0.3, 0.5, 2.0)}
+# Of the choices launch, dispatch, view, module, autograd, operator, in eager operator calls (a device's dispatch_us). A
+# GPU's call is dispatch and launch together, about half each; on a CPU launch is the call on one element. An operator
+# inside a model takes 20 us where dispatch_us is the 5 us of a data sheet: read off decodes of one sequence on an H200
+# whose host is a virtual machine of 16 EPYC cores (datasets/measured/h200; fastest of 15 runs: 18 us an operator in
+# Qwen3-0.6B, 22 and 23 in layers of Llama-2 and Llama-3, 29 in Qwen3-30B-A3B, 52 in DeepSeek-V2-Lite, during whose run
+# every operator of that host took twice as long). It is one machine.
+HOST_COST = {"cpu": (1.0, 1.0, 0.3, 0.5, 2.0, 4.0), "gpu": (0.5, 0.5, 0.3, 0.5, 2.0, 4.0)}
 
 
 def link_rates(s: Setting) -> Array:
@@ -43,7 +48,8 @@ def collective(name: str, d: Dims, s: Setting) -> Terms:
     """Launch, hops of the better of ring and tree (or the direct exchange), and bytes over the slowest link.
 
     Ring and tree as in NCCL; all_reduce takes 2 (n-1) hops round a ring, 2 log2 n up and down a tree. On NVLink the
-    better of a protocol for few bytes and one for many (Hu et al., arXiv 2507.04786, sec. 3).
+    better of a protocol for few bytes and one for many (Hu et al., arXiv 2507.04786, sec. 3). A norm behind the sum
+    moves the residual in memory.
     """
     link = d.link.astype(np.int64)
     hop = np.array([HOP_US[each] for each in LINKS])[link]
@@ -55,6 +61,8 @@ def collective(name: str, d: Dims, s: Setting) -> Terms:
     sent = d.size_bytes * bus_factor(name, ranks)
     alone = ranks <= 1.0
     local = np.where(alone, s.traffic_us(2.0 * d.size_bytes), 0.0)
+    if name == "all_reduce":
+        local = local + np.where(d.norm > 0, s.traffic_us(RESIDUAL_PASSES * d.size_bytes), 0.0)
     overhead = s.device.launch_us * np.where(alone, 1.0, BASE_LAUNCHES)
     alpha = np.where(alone, 0.0, steps * hop)
     few, many = sent / (rate * LOW_LATENCY_SHARE), sent / (rate * SUSTAINED_LINK)

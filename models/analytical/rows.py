@@ -8,12 +8,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...datasets.ops import FUNCTIONS
 from .setting import Array, Dims, Setting, Terms
 
 SECTOR_BYTES = {"cpu": 64.0, "gpu": 32.0}  # smallest piece a memory system delivers
 LANES_USED = 0.5  # ordinary lanes also compute addresses, convert and reduce
 TENSORS_PER_LAUNCH = 64.0  # of a multi-tensor optimizer kernel
 ELEMENT_BLOCK = 1024.0  # elements that one block of threads takes
+# torch.cat of tensors with gaps: two blocks of 512 threads a compute unit and tensor (getCatGrid in ATen's Shape.cu),
+# whose threads take one element after the other and wait for each: 0.8 us in eager steps on H200, read off the
+# profiler's traces in datasets/measured/h200.
+JOIN_THREADS, JOIN_WAIT_US = 1024.0, 0.8
+# Clocks of one compute unit for an element that a thread takes by itself (launch_legacy_kernel and
+# launch_unrolled_kernel of ATen's CUDALoops.cuh): one whose place in memory it finds by dividing, because an operand
+# has gaps or is broadcast, and one that it converts by a switch over formats. What lies contiguous in one format goes
+# several elements a load, and fp32 to 16 bits has a kernel of its own (Copy.cu). Medians of rows of at least four
+# million elements in datasets/measured/h200/store: 0.54 of 18 of elementwise with gaps and 0.53 of 13 of copy,
+# whatever run and format, and 0.68 of six casts from 16 bits. Loads of single elements are a part of both, so the
+# larger counts. No model's step is in them.
+INDEXED_CLOCKS, CONVERTED_CLOCKS = 0.55, 0.68
+NARROWED = ("fp32", ("bf16", "fp16"))
+CAST = FUNCTIONS.index("cast")
 
 
 # Clocks of one compute unit that torch.topk takes for an element of a row, and for a row: routers of 16,384 tokens in
@@ -45,9 +60,12 @@ def rope(d: Dims, s: Setting) -> Terms:
 
 
 def elementwise(d: Dims, s: Setting) -> Terms:
-    """Short contiguous runs cost whole sectors of memory."""
+    """Short contiguous runs cost whole sectors of memory, and on a GPU elements with gaps or casts clocks."""
     width = np.where(d.run > 0, d.run, d.numel) * max(s.itemsize, s.out_itemsize)
-    return _flat(d.numel, ELEMENT_BLOCK, s, _waste(width, s))
+    terms = _flat(d.numel, ELEMENT_BLOCK, s, _waste(width, s))
+    narrowed = s.dtype == NARROWED[0] and s.out_dtype in NARROWED[1]
+    casts = (d.fn == CAST) & (s.dtype != s.out_dtype and not narrowed)  # a compiler's kernel of several is no cast
+    return _each(terms, d.numel, np.maximum(np.where(d.run > 0, INDEXED_CLOCKS, 0.0), CONVERTED_CLOCKS * casts), s)
 
 
 def reduce(d: Dims, s: Setting) -> Terms:
@@ -93,12 +111,27 @@ def copy(d: Dims, s: Setting) -> Terms:
     """Inside the memory at its bandwidth; to and from the host over PCIe, where a CPU has no such border."""
     width = np.where(d.run_bytes > 0, d.run_bytes, d.size_bytes)
     terms = _flat(d.size_bytes, 4096.0, s, _waste(width, s))
-    if s.cpu or not s.device.pcie_gbps:
+    if s.cpu:
+        return terms
+    gaps = (d.run_bytes > 0) & (d.run_bytes < d.size_bytes) & (d.joins == 0) & (d.direction == 0)
+    terms = _each(terms, d.size_bytes / s.itemsize, np.where(gaps, INDEXED_CLOCKS, 0.0), s)
+    rounds = np.ceil(d.size_bytes / s.itemsize / np.maximum(d.joins, 1) / (JOIN_THREADS * s.units))
+    waits = np.where(d.joins > 0, rounds * JOIN_WAIT_US, 0.0)
+    terms = Terms(terms.compute, np.maximum(terms.memory, waits), terms.overhead, hints=terms.hints)
+    if not s.device.pcie_gbps:
         return terms
     outside = d.direction > 0
     crossing = np.where(outside, d.size_bytes / (s.device.pcie_gbps * 1e3), 0.0)
     setup = np.where(outside, s.device.dispatch_us, 0.0)
     return Terms(terms.compute, np.maximum(terms.memory, crossing), terms.overhead + setup, hints=terms.hints)
+
+
+def _each(terms: Terms, numel: Array, clocks: Array, s: Setting) -> Terms:
+    """The same where each element takes a compute unit of a GPU so many clocks beside its arithmetic."""
+    if s.cpu:
+        return terms
+    taken = numel * clocks / (s.units * s.device.clock_mhz)
+    return Terms(terms.compute + taken, terms.memory, terms.overhead, hints=terms.hints)
 
 
 def _waste(width_bytes: Array, s: Setting) -> Array:

@@ -6,6 +6,7 @@ kernel sustains. They were set on public GEMM tables of A100, H100, H200, B200 a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.dtypes import itemsize, weight_itemsize
+from ...datasets.dtypes import BITS, itemsize, weight_itemsize
 from ...datasets.vocabulary import Cost
 
 Array = Any  # a float64 numpy array, or a float that stands for one
@@ -33,6 +34,12 @@ EXP_PER_CLOCK = 16.0  # special-function results of one compute unit a clock (CU
 ISSUED = 0.83  # PyTorch's best rates (tests/benchmarks/lanes.py says whose): 0.81 of peak on H20, 0.98 on A100, A800
 MOST_FREE_LANES = 96.0  # of a unit: between 64 and 128
 ONE_ISSUE = (7.0, 10.0)  # compute capabilities, from Volta to before Blackwell
+
+BEHIND_L2 = ("cdna3", "cdna4")  # 2 KiB a clock from the L2 of a die of 38 units (CDNA 3 whitepaper)
+
+# FLOPs of dense 16-bit products a clock and unit of chips that are also sold with their matrix units cut (NVIDIA's
+# whitepapers of GA102, AD102, GB202 and H100): to a half on GeForce, A10G, L40 and L20, to a quarter on H20.
+WHOLE_UNITS = {"ampere 8.6": 1024.0, "ada": 1024.0, "blackwell 12": 1024.0, "hopper": 4096.0}
 
 # Energy of a fp32 FLOP in pJ with all that a device draws meanwhile: power limit over the rate that large products
 # sustain: a 70 W card runs at half of its boost clock. Medians of the linear layers of at least 5 GFLOP in NeuSight's
@@ -86,7 +93,9 @@ class Setting:
         peak = self.device.tensor_rate(self.dtype) * 1e6
         if self.cpu:
             return peak
-        return self.lane_rate(peak) if self.dtype == "fp32" else peak * SUSTAINED_TENSOR
+        if self.dtype == "fp32":
+            return self.lane_rate(peak)
+        return min(peak, whole_rate(self.device, self.dtype) * 1e6 * SUSTAINED_TENSOR)
 
     def lane_rate(self, peak: float) -> float:
         """Sustained FLOPs a microsecond of fp32 products: what ordinary lanes reach, or what the power limit allows."""
@@ -116,6 +125,14 @@ class Setting:
     def l2_rate(self) -> float:
         """Bytes a microsecond from the last-level cache, never below memory's."""
         return max(self.device.l2_gbps, self.device.memory_gbps) * 1e3
+
+    @cached_property
+    def loads_rate(self) -> float:
+        """Bytes a microsecond that all compute units draw of operands that stay in cache.
+
+        The last-level cache of CDNA 3 and 4 lies behind an L2 on each die, which feeds its units as fast as they draw.
+        """
+        return max(self.l2_rate, self.units * self.unit_rate if self.device.architecture in BEHIND_L2 else 0.0)
 
     @cached_property
     def unit_rate(self) -> float:
@@ -164,7 +181,24 @@ class Terms:
 
 def fp32_pj(device: Device) -> float:
     """Energy of a fp32 FLOP of a device's process in pJ; 0 where none is known."""
-    return FP32_PJ.get(f"{device.architecture} {device.sm:g}", FP32_PJ.get(device.architecture, 0.0))
+    return of_architecture(FP32_PJ, device)
+
+
+def whole_rate(device: Device, dtype: str) -> float:
+    """TFLOP/s of products if a device's matrix units were not cut; its own rate where they are not.
+
+    Loads, issue slots and waits are those of the whole chip: they keep units that are cut from less of their peak.
+    """
+    own, half = device.tensor_rate(dtype), of_architecture(WHOLE_UNITS, device)
+    if dtype in ("fp32", "fp64") or not half:
+        return own
+    whole = half * 16.0 / BITS[dtype] * device.clock_mhz * device.compute_units * 1e-6
+    return float(own * 2.0 ** max(round(np.log2(whole / own)), 0))
+
+
+def of_architecture(values: Mapping[str, float], device: Device) -> float:
+    """What a table says of a device's compute capability, else of its architecture; 0 of neither."""
+    return values.get(f"{device.architecture} {device.sm:g}", values.get(device.architecture, 0.0))
 
 
 def shares_slots(device: Device) -> bool:

@@ -103,6 +103,8 @@ def _columns(
 def _sizes(kind_name: str, dims: Dims) -> Columns:
     out: Columns = {}
     for dim in KINDS[kind_name].dims:
+        if dim.of_backend:
+            continue
         values = getattr(dims, dim.name)
         if dim.choices:
             out[f"choice_{dim.name}"] = values

@@ -1,6 +1,7 @@
 """What features of several families are made of.
 
-Features are float32, so their logarithms are taken in float32: a tenth of the time of float64.
+Features are float32, but their logarithms are taken in float64: in float32 their last digit differs from processor to
+processor, and a tree then answers from another leaf.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _ALIGNMENTS = np.log2([ALIGNED] + [value & -value for value in range(1, ALIGNED)
 
 def log2(values: np.ndarray | float) -> np.ndarray:
     """float32 log2 of positive numbers."""
-    return np.asarray(np.log2(np.minimum(values, _LARGEST), dtype=np.float32))
+    return np.asarray(np.log2(np.minimum(values, _LARGEST), dtype=np.float64), dtype=np.float32)
 
 
 def alignment(values: np.ndarray) -> np.ndarray:

@@ -21,8 +21,8 @@ class Witness:
 
 
 Columns = Mapping[str, np.ndarray]
-NOBODY = np.array("", dtype=object)
-MOST_KNOWN = 100_000  # ops whose answers an engine keeps; longer lists are not looked up
+NO_NAMES = np.array("", dtype=object)
+MAX_REMEMBERED = 100_000  # ops whose answers an engine keeps; longer lists are not looked up
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Answers:
     engine: np.ndarray
     predictor: np.ndarray
     in_envelope: np.ndarray
-    clause: np.ndarray = field(default_factory=lambda: NOBODY)
-    source: np.ndarray = field(default_factory=lambda: NOBODY)
+    clause: np.ndarray = field(default_factory=lambda: NO_NAMES)
+    source: np.ndarray = field(default_factory=lambda: NO_NAMES)
 
     def __post_init__(self) -> None:
         for name in ("clause", "source"):
-            if getattr(self, name) is NOBODY:
+            if getattr(self, name) is NO_NAMES:
                 setattr(self, name, np.full(len(self.latency_us), "", dtype=object))
 
     @classmethod
@@ -65,7 +65,7 @@ class Answers:
     def by(self, clause: str, source: str) -> Answers:
         """The same, all by one clause and source."""
         self.clause, self.source = (
-            np.broadcast_to(np.array(each, dtype=object), self.clause.shape) for each in (clause, source)
+            np.broadcast_to(np.array(value, dtype=object), self.clause.shape) for value in (clause, source)
         )
         return self
 
@@ -76,15 +76,15 @@ class Answers:
 
     def witnesses(self) -> np.ndarray:
         """Who answered for each op: :class:`Witness` [n]."""
-        found = np.empty(len(self.latency_us), dtype=object)
+        names = np.empty(len(self.latency_us), dtype=object)
         columns = (self.clause.tolist(), self.source.tolist(), self.engine.tolist(), self.predictor.tolist())
-        for at, (clause, source, engine, predictor) in enumerate(zip(*columns, strict=True)):
-            found[at] = Witness(clause or engine, source or engine, predictor or engine)
-        return found
+        for position, (clause, source, engine, predictor) in enumerate(zip(*columns, strict=True)):
+            names[position] = Witness(clause or engine, source or engine, predictor or engine)
+        return names
 
-    def take(self, chosen: np.ndarray) -> Answers:
+    def take(self, positions: np.ndarray) -> Answers:
         """Some of the entries."""
-        return Answers(*(getattr(self, f.name)[chosen] for f in fields(self)))
+        return Answers(*(getattr(self, f.name)[positions] for f in fields(self)))
 
     def put(self, positions: np.ndarray | slice, other: Answers) -> None:
         """Copy the entries of ``other`` to ``positions`` of this one."""
@@ -105,19 +105,38 @@ class Engine(Protocol):
         ...
 
 
+def in_turn(engines: Sequence[Engine], kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+    """What the first engine that knows it says of each op; each sees only the ops that those before it declined."""
+    answers: Answers | None = None
+    for engine in engines:
+        waiting = slice(None) if answers is None else answers.open
+        if not isinstance(waiting, slice) and not len(waiting):
+            break
+        pending = columns if answers is None else {name: column[waiting] for name, column in columns.items()}
+        answer = engine.answer(kind, pending, dtype, out_dtype, cache)
+        answered = ~np.isnan(answer.latency_us)
+        if answers is None and not answered.any():
+            continue
+        if answers is None and answered.all() and isinstance(answer, Answers):
+            return answer  # the usual case of a large table: nothing is copied
+        answers = answers or Answers.declined(len(next(iter(columns.values()))))
+        answers.put(waiting, answer)
+    return answers or Answers.declined(len(next(iter(columns.values()))))
+
+
 def ask(engine: Engine, ops: Sequence[Op], cache: str = "warm") -> Answers:
     """The engine's answers for a mixed list of ops, in its order; what one that remembers was asked before is known."""
-    known: dict[tuple[str, Op], tuple[Any, ...]] | None = getattr(engine, "answered", None)
-    if known is None or len(ops) > MOST_KNOWN:
+    remembered: dict[tuple[str, Op], tuple[Any, ...]] | None = getattr(engine, "answered", None)
+    if remembered is None or len(ops) > MAX_REMEMBERED:
         return _ask(engine, ops, cache)
-    if len(known) > MOST_KNOWN:
-        known.clear()
-    new = [op for op in dict.fromkeys(ops) if (cache, op) not in known]
+    if len(remembered) > MAX_REMEMBERED:
+        remembered.clear()
+    new = [op for op in dict.fromkeys(ops) if (cache, op) not in remembered]
     if new:
-        found = _ask(engine, new, cache)
-        rows = zip(*(getattr(found, f.name).tolist() for f in fields(found)), strict=True)
-        known.update(zip(((cache, op) for op in new), rows, strict=True))
-    columns = zip(*(known[cache, op] for op in ops), strict=True)
+        fresh = _ask(engine, new, cache)
+        rows = zip(*(getattr(fresh, f.name).tolist() for f in fields(fresh)), strict=True)
+        remembered.update(zip(((cache, op) for op in new), rows, strict=True))
+    columns = zip(*(remembered[cache, op] for op in ops), strict=True)
     answers = Answers.declined(len(ops))
     for f, column in zip(fields(answers), columns, strict=False):
         getattr(answers, f.name)[:] = column

@@ -2,8 +2,9 @@
 
 Where measured rows and predictors are asked in turn:
 
-1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own`); sums that an
-   engine leaves to NCCL by rows of that (:mod:`.sums`),
+1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own_rows`); sums
+   that an engine leaves to NCCL by rows of that, and sums with the norm in them by rows of kernels that have it
+   (:mod:`.large_sums`),
 2. rows of other labs for this very op,
 3. tables of other labs: readings that the stack names (:mod:`.kernels`), the library's call (:mod:`.library`), those of
    the stack's own framework,
@@ -19,18 +20,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...datasets.devices import Device
-from ...models.choice import ANYONE, Caller
+from ...datasets.launches import ANYONE, Caller
 from ..question.plan import Stack
 from .answers import Engine
 from .kernels import KernelsEngine
+from .large_sums import LargeSumsEngine, NormSumsEngine
 from .learned import LearnedEngine
 from .library import LibraryEngine
 from .measured import MeasuredEngine
-from .own import OwnEngine
-from .sums import LargeSumsEngine
+from .own_rows import OwnEngine
 from .transfer import TransferEngine
 
-JOINS_NOTHING = (
+RULES_WITHOUT_KERNEL = (
     "int_bookkeeping",
     "bias_apart",
     "bias",
@@ -43,61 +44,72 @@ def caller_of(stack: Stack | None, device: Device) -> Caller:
     """Who launches the ops of a stack on a device. On a CPU there is nothing to choose from."""
     if stack is None:
         return replace(ANYONE, architecture=device.architecture)
-    eager = None if device.synchronous else not set(stack.fusion) - set(JOINS_NOTHING)
+    eager = None if device.synchronous else not set(stack.fusion) - set(RULES_WITHOUT_KERNEL)
     return Caller(stack.id, stack.backend, stack.collectives, stack.attention, device.architecture, eager)
 
 
-def chained(engines: Sequence[Engine], stack: Stack | None) -> list[Engine]:
+def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine]:
     """The engines with each clause of the rule as one of its own."""
-    learned = next((each for each in engines if isinstance(each, LearnedEngine)), None)
-    measured = next((each for each in engines if isinstance(each, MeasuredEngine)), None)
-    found: list[Engine] = []
-    for each in engines:
-        if isinstance(each, MeasuredEngine) and _divided(each):
-            each = replace(each, caller=caller_of(stack, each.device))
-            found += large_sums(each, learned)
-            found.append(replace(each, rows="own"))
-            if learned is not None and _divided(learned) and not _holds(found, OwnEngine):
-                found.append(own_engine(learned, stack))
-            found.append(replace(each, rows="others"))
+    learned = next((engine for engine in engines if isinstance(engine, LearnedEngine)), None)
+    measured = next((engine for engine in engines if isinstance(engine, MeasuredEngine)), None)
+    chain: list[Engine] = []
+    for engine in engines:
+        if isinstance(engine, MeasuredEngine) and _asked_by_clause(engine):
+            engine = replace(engine, caller=caller_of(stack, engine.device))
+            chain += large_sum_engines(engine, learned)
+            chain.append(replace(engine, rows="own"))
+            if learned is not None and _asked_by_clause(learned) and not _contains(chain, OwnEngine):
+                chain.append(own_engine(learned, stack))
+            chain.append(replace(engine, rows="others"))
             if learned is None:
-                found.append(replace(each, rows="rest"))
-        elif isinstance(each, LearnedEngine) and each.backend is None:
-            each = replace(each, caller=caller_of(stack, each.device))
-            if _divided(each) and not _holds(found, OwnEngine):
-                found.append(own_engine(each, stack))
-            found += tables(each, stack)
-            if measured is not None and _divided(measured):
+                chain.append(replace(engine, rows="rest"))
+        elif isinstance(engine, LearnedEngine) and engine.backend is None:
+            engine = replace(engine, caller=caller_of(stack, engine.device))
+            if _asked_by_clause(engine) and not _contains(chain, OwnEngine):
+                chain.append(own_engine(engine, stack))
+            chain += framework_tables(engine, stack)
+            if measured is not None and _asked_by_clause(measured):
                 if stack is None:
-                    found.append(replace(each, rows="others"))
-                found.append(replace(measured, rows="rest", caller=each.caller))
-            found.append(each)
-        elif isinstance(each, TransferEngine) and each.backend is None:
-            each = replace(each, caller=caller_of(stack, each.device))
-            found += [*(replace(each, backend=name) for name in frameworks(stack)), each]
+                    chain.append(replace(engine, rows="others"))
+                chain.append(replace(measured, rows="rest", caller=engine.caller))
+            chain.append(engine)
+        elif isinstance(engine, TransferEngine) and engine.backend is None:
+            engine = replace(engine, caller=caller_of(stack, engine.device))
+            chain += [*(replace(engine, backend=name) for name in framework_names(stack)), engine]
         else:
-            found.append(each)
-    return found
+            chain.append(engine)
+    own = list(norm_sums(engines, stack))
+    device = next((engine.device for engine in (*own, *engines) if hasattr(engine, "device")), None)
+    return chain if device is None else [NormSumsEngine(device, own, chain), *chain]
 
 
-def large_sums(measured: MeasuredEngine, learned: LearnedEngine | None) -> Iterator[Engine]:
+def norm_sums(engines: Sequence[Engine], stack: Stack | None) -> Iterator[MeasuredEngine | LearnedEngine]:
+    """Rows of all-reduces with the norm in them, and predictors of own ones."""
+    for engine in engines:
+        if isinstance(engine, MeasuredEngine):
+            yield replace(engine, caller=replace(caller_of(stack, engine.device), norm=True))
+        elif isinstance(engine, LearnedEngine) and _asked_by_clause(engine):
+            yield replace(engine, rows="own", caller=replace(caller_of(stack, engine.device), norm=True))
+
+
+def large_sum_engines(measured: MeasuredEngine, learned: LearnedEngine | None) -> Iterator[Engine]:
     """Own rows of NCCL, and predictors of them, for the sums that a serving engine leaves to it."""
     if not measured.caller.engine or measured.caller.collectives:
         return
-    plain = replace(measured.caller, engine="", framework="")
-    yield LargeSumsEngine(replace(measured, rows="own", caller=plain))
-    if learned is not None and _divided(learned):
-        yield LargeSumsEngine(replace(learned, rows="own", caller=plain))
+    nccl_caller = replace(measured.caller, engine="", framework="")
+    yield LargeSumsEngine(replace(measured, rows="own", caller=nccl_caller))
+    if learned is not None and _asked_by_clause(learned):
+        yield LargeSumsEngine(replace(learned, rows="own", caller=nccl_caller))
 
 
 def own_engine(learned: LearnedEngine, stack: Stack | None) -> OwnEngine:
     """Predictors of own rows of the kernel that a stack launches, before the tables that they correct."""
     learned = replace(learned, caller=caller_of(stack, learned.device))
     others = replace(learned, rows="others")
-    return OwnEngine(replace(learned, rows="own"), [*tables(others, stack), others])
+    return OwnEngine(replace(learned, rows="own"), [*framework_tables(others, stack), others])
 
 
-def tables(learned: LearnedEngine, stack: Stack | None) -> Iterator[Engine]:
+def framework_tables(learned: LearnedEngine, stack: Stack | None) -> Iterator[Engine]:
     """Who is asked before just any table: what the stack's framework launches.
 
     Products of a stack that serves nothing are those of the library that PyTorch calls.
@@ -108,19 +120,19 @@ def tables(learned: LearnedEngine, stack: Stack | None) -> Iterator[Engine]:
         yield KernelsEngine(learned, stack.kernels)
     if not stack.backend:
         yield LibraryEngine(learned.device, learned.registries)
-    for name in frameworks(stack):
+    for name in framework_names(stack):
         yield replace(learned, backend=name)
 
 
-def frameworks(stack: Stack | None) -> list[str]:
+def framework_names(stack: Stack | None) -> list[str]:
     """Whose tables answer for a stack: of its collectives, then of its framework."""
     return [name for name in (stack.collectives, stack.backend) if name] if stack is not None else []
 
 
-def _divided(engine: LearnedEngine | MeasuredEngine) -> bool:
+def _asked_by_clause(engine: LearnedEngine | MeasuredEngine) -> bool:
     """Whether an engine is asked clause by clause."""
     return engine.backend is None and not engine.device.synchronous
 
 
-def _holds(engines: Sequence[Engine], kind: type) -> bool:
-    return any(isinstance(each, kind) for each in engines)
+def _contains(engines: Sequence[Engine], kind: type) -> bool:
+    return any(isinstance(engine, kind) for engine in engines)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ...models.intervals import COVERAGE, wider
-from ...models.labs import apart
+from ...models.labs import apart, kernels_apart
 
-__all__ = ["COVERAGE", "apart", "between_labs", "brought", "widened"]
+__all__ = ["COVERAGE", "apart", "kernels_apart", "rescale_bounds", "widen_factor", "widen_for_labs"]
 
 
-def widened(factor: float, coverage: float) -> float:
+def widen_factor(factor: float, coverage: float) -> float:
     """The factor each way that holds :data:`COVERAGE` of cases, of one that holds ``coverage`` of them.
 
     The logarithm of the error is taken to be half normal on each side, as :mod:`..report.distribution` does.
@@ -18,24 +18,24 @@ def widened(factor: float, coverage: float) -> float:
     return float(factor ** wider(coverage))
 
 
-def brought(
+def rescale_bounds(
     latency_us: np.ndarray, low_us: np.ndarray, high_us: np.ndarray, coverage: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bounds [n] that hold :data:`COVERAGE` of cases, of those that hold ``coverage``; each side for itself."""
     if coverage == COVERAGE:
         return low_us, high_us
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = (latency_us * (each / latency_us) ** wider(coverage) for each in (low_us, high_us))
+        low, high = (latency_us * (bound / latency_us) ** wider(coverage) for bound in (low_us, high_us))
     return np.where(latency_us > 0, low, low_us), np.where(latency_us > 0, high, high_us)
 
 
-def between_labs(
+def widen_for_labs(
     latency_us: np.ndarray, low_us: np.ndarray, high_us: np.ndarray, lab: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bounds [n] that hold timings of another lab than the table's too, which are ``lab`` [n] in ln units apart."""
     if not lab.any():
         return low_us, high_us
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = (np.hypot(np.log(each / latency_us), lab) for each in (low_us, high_us))
-    held = latency_us > 0
-    return np.where(held, latency_us * np.exp(-low), low_us), np.where(held, latency_us * np.exp(high), high_us)
+        low, high = (np.hypot(np.log(bound / latency_us), lab) for bound in (low_us, high_us))
+    positive = latency_us > 0
+    return np.where(positive, latency_us * np.exp(-low), low_us), np.where(positive, latency_us * np.exp(high), high_us)

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...datasets.clusters import Cluster, one_node
 from ...datasets.devices import Device
 from ...datasets.loading import nearest
@@ -19,8 +17,8 @@ from ...models.registry import Registry
 from ..question.plan import Stack
 from ..question.sources import ORDER
 from .analytical import AnalyticalEngine
-from .answers import Answers, Columns, Engine
-from .chain import chained
+from .answers import Answers, Columns, Engine, in_turn
+from .chain import order_engines
 from .learned import LearnedEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine, NodeEngine
@@ -51,31 +49,18 @@ class FusedEngine:
     @cached_property
     def chain(self) -> Sequence[Engine]:
         """The engines in the order of the clauses."""
-        return chained(self.engines, self.stack)
+        return order_engines(self.engines, self.stack)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        answers: Answers | None = None
-        for engine in self.chain:
-            waiting = slice(None) if answers is None else answers.open
-            if not isinstance(waiting, slice) and not len(waiting):
-                break
-            part = columns if answers is None else {name: column[waiting] for name, column in columns.items()}
-            found = engine.answer(kind, part, dtype, out_dtype, cache)
-            known = ~np.isnan(found.latency_us)
-            if answers is None and not known.any():
-                continue
-            if answers is None and known.all() and isinstance(found, Answers):
-                return found  # the usual case of a large table: nothing is copied
-            answers = answers or Answers.declined(len(next(iter(columns.values()))))
-            answers.put(waiting, found)
-        if answers is None or len(answers.open):
-            first = 0 if answers is None else int(answers.open[0])
+        answers = in_turn(self.chain, kind, columns, dtype, out_dtype, cache)
+        if len(answers.open):
+            first = int(answers.open[0])
             raise EngineError(self._unanswered(kind, {name: int(c[first]) for name, c in columns.items()}, dtype))
         return answers
 
     def _unanswered(self, kind: str, dims: Mapping[str, int], dtype: str) -> str:
-        asked, sizes = ",".join(each.name for each in self.engines), " ".join(f"{n}={v}" for n, v in dims.items())
-        return f"no engine of engine.order=[{asked}] answers {kind} {sizes} {dtype}; measure it, or add analytical"
+        names, sizes = ",".join(engine.name for engine in self.engines), " ".join(f"{n}={v}" for n, v in dims.items())
+        return f"no engine of engine.order=[{names}] answers {kind} {sizes} {dtype}; measure it, or add analytical"
 
 
 def build_engine(
@@ -97,27 +82,27 @@ def build_engine(
     if not isinstance(order, (list, tuple)):
         raise EngineError(f"engine.order={order!r} must be a list of engines, such as [{','.join(ORDER)}]")
     engines: list[Engine] = []
-    known = [Store(path) for path in stores if path.is_dir()]
-    found = [Registry(path) for path in registries if path.is_dir()]
-    preferences = tuple(line for registry in found for line in registry.preferences())
+    opened_stores = [Store(path) for path in stores if path.is_dir()]
+    opened_registries = [Registry(path) for path in registries if path.is_dir()]
+    preferences = tuple(line for registry in opened_registries for line in registry.preferences())
     if cluster is not None and cluster.nccl and "network" in order:
-        engines.append(NetworkEngine(device, cluster, known, ("collective",)))
+        engines.append(NetworkEngine(device, cluster, opened_stores, ("collective",)))
     for name in order:
         if name == "measured":
-            if known:
-                engines.append(MeasuredEngine(device, known, backend, preferences))
+            if opened_stores:
+                engines.append(MeasuredEngine(device, opened_stores, backend, preferences))
         elif name == "learned":
             inside_node = cluster is not None and "network" in order
-            formula = None if device.synchronous else NetworkEngine(device, cluster or one_node(device), known)
-            engines.append(LearnedEngine(device, found, backend, inside_node, preferences, formula))
+            formula = None if device.synchronous else NetworkEngine(device, cluster or one_node(device), opened_stores)
+            engines.append(LearnedEngine(device, opened_registries, backend, inside_node, preferences, formula))
         elif name == "transfer":
             inside_cluster = cluster is not None and "network" in order
-            engines.append(TransferEngine(device, found, backend, inside_cluster, preferences))
+            engines.append(TransferEngine(device, opened_registries, backend, inside_cluster, preferences))
         elif name == "network":
             if cluster is not None:
-                engines.append(NetworkEngine(device, cluster, known))
+                engines.append(NetworkEngine(device, cluster, opened_stores))
             elif not device.synchronous:
-                engines.append(NodeEngine(NetworkEngine(device, one_node(device), known)))
+                engines.append(NodeEngine(NetworkEngine(device, one_node(device), opened_stores)))
         elif name == "analytical":
             engines.append(AnalyticalEngine(device))
         elif ":" in str(name):
@@ -134,9 +119,9 @@ def own_engine(name: str, device: Device) -> Engine:
     """The engine that ``module:function`` makes of a device; PlanError or EngineError where it makes none."""
     from ..passes.custom import called, load
 
-    made: Engine = called(lambda: load(name, "engine")(device), f"engine {name!r}")
-    if not isinstance(getattr(made, "name", None), str) or not callable(getattr(made, "answer", None)):
+    engine: Engine = called(lambda: load(name, "engine")(device), f"engine {name!r}")
+    if not isinstance(getattr(engine, "name", None), str) or not callable(getattr(engine, "answer", None)):
         raise EngineError(
-            f"engine {name!r} returned {type(made).__name__}, not an object with a name and a method answer"
+            f"engine {name!r} returned {type(engine).__name__}, not an object with a name and a method answer"
         )
-    return made
+    return engine

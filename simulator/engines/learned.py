@@ -9,19 +9,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...datasets.backends import framework
-from ...datasets.devices import Device
+from ...datasets.devices import RATE_OF, Device
+from ...datasets.launches import ANYONE, Caller, place
 from ...datasets.ops import KINDS, LINKS
+from ...datasets.row_checks import unit_of
 from ...models.choice import ANY as ANY_TABLE
-from ...models.choice import ANYONE, OTHER, OWN, OWN_ROWS, TABLE, Caller, place
+from ...models.choice import OTHER, OWN, OWN_ROWS, TABLE, has_learned
+from ...models.kinship import TIERS, is_kin
 from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
-from .coverage import apart, between_labs, brought
-from .library import known_as, source_of
+from .coverage import apart, kernels_apart, rescale_bounds, widen_for_labs
+from .library import device_for, row_sources
 from .network import NetworkEngine
 
 COMMUNICATION = ("collective", "expert_parallel")
-USUAL_NODE, USUAL_DTYPE = 8, "bf16"  # how most collectives are measured
+NEAR_TIERS = TIERS[:2]  # of one die or one generation: the same kernels
+COMMON_NODE_SIZE, COMMON_DTYPE = 8, "bf16"  # how most collectives are measured
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,9 @@ class LearnedEngine:
     ``backend`` may be a whole backend, a version or a framework; of several that answers which :mod:`...models.choice`
     puts first for the ``caller``. ``rows`` are ``any``, those of one clause of the rule (``own``: of the kernel that
     is launched, on this very device) or those of other labs (``others``).
-    Predictors over devices learned from GPUs: they do not answer
-    for a CPU, nor do those that learned from matrix units answer for fp32 products. With ``inside_node``, groups that
+    Products in a format that this device's tables lack are left to kin whose tables have it.
+    Predictors over devices learned from GPUs: they do not answer for a CPU, nor do those that learned from matrix
+    units answer for fp32 products. With ``inside_node``, groups that
     leave their node, or what was measured of it, are a network's affair; not those of CPUs, whose links nobody knows.
     Messages larger than any that was measured go on from the largest at the rate of ``network``, the formula of a node;
     that alone answers where its cards reach each other as those of the tables did not (``Cluster.peers``).
@@ -52,26 +57,32 @@ class LearnedEngine:
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         predictor = self.predictor(kind, dtype)
-        if predictor is None or (self.network is not None and self.network.cluster.peers and _communicates(kind)):
+        if predictor is None or (self.network is not None and self.network.cluster.peers and _is_communication(kind)):
             return Answers.declined(len(next(iter(columns.values()))))
-        found = self._predicted(predictor, kind, columns, dtype, out_dtype, cache)
-        lab = apart(KINDS[kind].family, predictor.card, found.latency_us)
-        held = brought(found.latency_us, found.low_us, found.high_us, predictor.coverage)
-        low, high = between_labs(found.latency_us, *held, lab)
-        engine, who = (
-            np.broadcast_to(np.array(name, dtype=object), len(found))
+        prediction = self._predict(predictor, kind, columns, dtype, out_dtype, cache)
+        clause, family = self._clause(predictor, dtype), KINDS[kind].family
+        lab = (
+            kernels_apart(family, prediction.latency_us)
+            if clause == OTHER
+            else apart(family, predictor.card, prediction.latency_us)
+        )
+        bounds = rescale_bounds(prediction.latency_us, prediction.low_us, prediction.high_us, predictor.coverage)
+        low, high = widen_for_labs(prediction.latency_us, *bounds, lab)
+        engine, predictor_name = (
+            np.broadcast_to(np.array(name, dtype=object), len(prediction))
             for name in (self.name, f"{predictor.name}@{predictor.version}")
         )
-        answers = Answers(found.latency_us, low, high, engine, who, found.in_envelope)
-        answers.by(self._clause(predictor, dtype), source_of(predictor))
+        answers = Answers(prediction.latency_us, low, high, engine, predictor_name, prediction.in_envelope)
+        answers.by(clause, row_sources(predictor))
         if self.inside_node and not self.device.synchronous and KINDS[kind].family in COMMUNICATION:
             leaves = columns["ranks"] > columns["ranks_per_node"]
-            answers.latency_us[leaves | ~answers.in_envelope] = np.nan
+            fabric = leaves & (row_sources(predictor) != OWN_ROWS)  # another lab's is not this one's
+            answers.latency_us[fabric | ~answers.in_envelope] = np.nan
         if self.network is not None and KINDS[kind].family == "collective":
-            self._go_on(answers, predictor, self.network, kind, columns, (dtype, out_dtype, cache))
+            self._extrapolate(answers, predictor, self.network, kind, columns, (dtype, out_dtype, cache))
         return answers
 
-    def _go_on(
+    def _extrapolate(
         self,
         answers: Answers,
         predictor: Predictor,
@@ -85,29 +96,37 @@ class LearnedEngine:
         More ranks than its most: its time for those, as many times as long as by the network. Larger than its largest:
         its last time, and at the network's rate what comes after. Smaller than its smallest: as long as that.
         """
-        reach = predictor.card.get("range", {})
-        least = reach.get("size_bytes", (0, 0))[0]
-        largest, most = (reach.get(name, (0, 0))[1] or np.inf for name in ("size_bytes", "ranks"))
-        size, ranks = np.maximum(columns["size_bytes"], least), columns["ranks"]
+        ranges = predictor.card.get("range", {})
+        min_bytes = ranges.get("size_bytes", (0, 0))[0]
+        max_bytes, max_ranks = (ranges.get(name, (0, 0))[1] or np.inf for name in ("size_bytes", "ranks"))
+        size, ranks = np.maximum(columns["size_bytes"], min_bytes), columns["ranks"]
         columns = {**columns, "size_bytes": size}
         inside = ranks <= np.minimum(columns["ranks_per_node"], network.cluster.devices)
         inside &= columns["link"] == LINKS.index(network.cluster.link)
-        beyond = (size > largest) | (ranks > most) | ((size == least) & np.isnan(answers.latency_us))
+        beyond = (size > max_bytes) | (ranks > max_ranks) | ((size == min_bytes) & np.isnan(answers.latency_us))
         far = np.flatnonzero(beyond & inside)
         if len(far):
-            part = {name: values[far] for name, values in columns.items()}
-            here = {**part, "size_bytes": np.minimum(part["size_bytes"], largest).astype(np.int64)}
-            end = {**here, "ranks": np.minimum(part["ranks"], most).astype(np.int64)}
-            end["ranks_per_node"] = np.where(part["ranks"] > most, end["ranks"], part["ranks_per_node"])
-            last = self._predicted(predictor, kind, end, *formats)
-            low, high = brought(last.latency_us, last.low_us, last.high_us, predictor.coverage)
-            whole, wide, near = (network.answer(kind, each, *formats) for each in (part, here, end))
-            more = wide.latency_us / near.latency_us
-            spread = np.where(part["ranks"] > most, wide.high_us / wide.latency_us, 1.0)
-            share, known = 1.0 - here["size_bytes"] / part["size_bytes"], last.in_envelope
-            ends = (("latency_us", last.latency_us), ("low_us", low / spread), ("high_us", high * spread))
-            for name, at in ends:
-                getattr(answers, name)[far[known]] = (at * more + share * getattr(whole, name))[known]
+            far_columns = {name: values[far] for name, values in columns.items()}
+            at_max_bytes = {
+                **far_columns,
+                "size_bytes": np.minimum(far_columns["size_bytes"], max_bytes).astype(np.int64),
+            }
+            at_table_end = {**at_max_bytes, "ranks": np.minimum(far_columns["ranks"], max_ranks).astype(np.int64)}
+            at_table_end["ranks_per_node"] = np.where(
+                far_columns["ranks"] > max_ranks, at_table_end["ranks"], far_columns["ranks_per_node"]
+            )
+            last = self._predict(predictor, kind, at_table_end, *formats)
+            low, high = rescale_bounds(last.latency_us, last.low_us, last.high_us, predictor.coverage)
+            at_size, at_bytes, at_end = (
+                network.answer(kind, asked_columns, *formats)
+                for asked_columns in (far_columns, at_max_bytes, at_table_end)
+            )
+            rank_factor = at_bytes.latency_us / at_end.latency_us
+            spread = np.where(far_columns["ranks"] > max_ranks, at_bytes.high_us / at_bytes.latency_us, 1.0)
+            share, in_table = 1.0 - at_max_bytes["size_bytes"] / far_columns["size_bytes"], last.in_envelope
+            edges = (("latency_us", last.latency_us), ("low_us", low / spread), ("high_us", high * spread))
+            for name, edge in edges:
+                getattr(answers, name)[far[in_table]] = (edge * rank_factor + share * getattr(at_size, name))[in_table]
 
     def predictor(self, kind: str, dtype: str) -> Predictor | None:
         """Who answers for a kind and format, looked up once. PredictorError when that one cannot be used."""
@@ -115,27 +134,29 @@ class LearnedEngine:
             self._found[kind, dtype] = self._find(kind, dtype)
         return self._found[kind, dtype]
 
-    def _predicted(
+    def _predict(
         self, predictor: Predictor, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str
     ) -> Prediction:
         """The predictor's answer; a collective that it does not know as asked is asked about in the usual form.
 
         A collective moves bytes: neither their format nor the GPUs of the node that stay out of it matter much.
         """
-        target = known_as(self.device, predictor)
-        found = predictor.predict(columns, dtype, out_dtype, target, cache)
-        if KINDS[kind].family != "collective" or found.in_envelope.all():
-            return found
+        target = device_for(self.device, predictor)
+        prediction = predictor.predict(columns, dtype, out_dtype, target, cache)
+        if KINDS[kind].family != "collective" or prediction.in_envelope.all():
+            return prediction
         inside = columns["ranks"] <= columns["ranks_per_node"]
-        whole = np.where(inside, np.maximum(columns["ranks_per_node"], USUAL_NODE), columns["ranks_per_node"])
-        usual = predictor.predict({**columns, "ranks_per_node": whole}, USUAL_DTYPE, USUAL_DTYPE, target, cache)
-        better = usual.in_envelope & ~found.in_envelope
-        pairs = zip(dataclasses.astuple(usual), dataclasses.astuple(found), strict=True)
-        return Prediction(*(np.where(better, one, other) for one, other in pairs))
+        node_ranks = np.where(
+            inside, np.maximum(columns["ranks_per_node"], COMMON_NODE_SIZE), columns["ranks_per_node"]
+        )
+        common = predictor.predict({**columns, "ranks_per_node": node_ranks}, COMMON_DTYPE, COMMON_DTYPE, target, cache)
+        better = common.in_envelope & ~prediction.in_envelope
+        pairs = zip(dataclasses.astuple(common), dataclasses.astuple(prediction), strict=True)
+        return Prediction(*(np.where(better, common_value, own_value) for common_value, own_value in pairs))
 
     def _clause(self, predictor: Predictor, dtype: str) -> str:
         """The clause by which a predictor answers."""
-        if source_of(predictor) == OWN_ROWS:
+        if row_sources(predictor) == OWN_ROWS:
             launched = (
                 self.device.synchronous or place(self.caller, predictor.kind, dtype, predictor.backend) is not None
             )
@@ -144,21 +165,21 @@ class LearnedEngine:
 
     def _find(self, kind: str, dtype: str) -> Predictor | None:
         if self.rows == "own":
-            return self._usable(self._launched(kind, dtype), kind, dtype)
+            return self._check_usable(self._find_launched(kind, dtype), kind, dtype)
         places = [(self.device.id, self.backend)]
         if self.device.variant_of:
             places.append((self.device.variant_of, self.backend))
         if not self.device.synchronous:
             places.append((ANY, None if self.backend is None else framework(self.backend)))
-        for device_id, wanted in places:
+        for device_id, framework_backend in places:
             for registry in self.registries:
-                asked = kind, device_id, wanted, dtype, self.preferences, self.caller
-                backend = registry.matching(*asked, foreign=self.rows == "others")
+                query = kind, device_id, framework_backend, dtype, self.preferences, self.caller
+                backend = registry.matching(*query, foreign=self.rows == "others")
                 if backend is not None:
-                    return self._usable(registry.find(kind, device_id, backend), kind, dtype)
+                    return self._check_usable(registry.find(kind, device_id, backend), kind, dtype)
         return None
 
-    def _launched(self, kind: str, dtype: str) -> Predictor | None:
+    def _find_launched(self, kind: str, dtype: str) -> Predictor | None:
         """The predictor of own rows of the kernel that is launched."""
         for registry in self.registries:
             backend = registry.launched(kind, self.device.id, dtype, self.preferences, self.caller)
@@ -166,15 +187,29 @@ class LearnedEngine:
                 return registry.find(kind, self.device.id, backend)
         return None
 
-    def _usable(self, predictor: Predictor | None, kind: str, dtype: str) -> Predictor | None:
-        return None if predictor is None or _on_lanes(predictor, kind, dtype) else predictor
+    def _check_usable(self, predictor: Predictor | None, kind: str, dtype: str) -> Predictor | None:
+        if predictor is None or _only_matrix_units(predictor, kind, dtype) or self._kin_know_better(predictor, dtype):
+            return None
+        return predictor
+
+    def _kin_know_better(self, predictor: Predictor, dtype: str) -> bool:
+        """Whether a predictor never saw the format of products that one of a near device has learned."""
+        formats = (dtype, *RATE_OF.get(dtype, ()))
+        if unit_of(predictor.kind) != "tensor" or any(has_learned(predictor.card, each) for each in formats):
+            return False
+        return any(
+            is_kin(self.device, device_id, NEAR_TIERS)
+            and registry.learned(predictor.kind, device_id, None, dtype, self.preferences, self.caller)
+            for registry in self.registries
+            for device_id in registry.devices()
+        )
 
 
-def _communicates(kind: str) -> bool:
+def _is_communication(kind: str) -> bool:
     return KINDS[kind].family in COMMUNICATION
 
 
-def _on_lanes(predictor: Predictor, kind: str, dtype: str) -> bool:
+def _only_matrix_units(predictor: Predictor, kind: str, dtype: str) -> bool:
     """Whether ordinary lanes would run products that a predictor knows from matrix units alone, which says nothing."""
     products = dtype == "fp32" and KINDS[kind].family == "gemm"
     return products and "fp32" not in predictor.card.get("dtypes", ("fp32",))

@@ -19,10 +19,10 @@ from ...models.features import alike
 from ...models.predictor import Prediction, Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
-from .coverage import apart, between_labs, brought
+from .coverage import apart, rescale_bounds, widen_for_labs
 
-CALLED = "torch"  # in the name of a kernel: what PyTorch calls
-NINETY = 1.645  # standard deviations that 90 % of cases are within
+TORCH_CALL = "torch"  # in the name of a kernel: what PyTorch calls
+NORMAL_QUANTILE_95 = 1.645  # standard deviations that 90 % of cases are within
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,32 @@ class LibraryEngine:
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers = Answers.declined(len(next(iter(columns.values()))))
-        known = self.readings(dtype) if kind == "gemm" else ()
-        if not known:
+        predictors = self.readings(dtype) if kind == "gemm" else ()
+        if not predictors:
             return answers
-        read = [each.predict(columns, dtype, out_dtype, known_as(self.device, each), cache) for each in known]
-        latency, low, high = agreed(read, [each.coverage for each in known])
-        low, high = between_labs(latency, low, high, apart("gemm", known[0].card, latency))
-        one = columns["batch"] == 1
+        predictions = [
+            predictor.predict(columns, dtype, out_dtype, device_for(self.device, predictor), cache)
+            for predictor in predictors
+        ]
+        latency, low, high = combine_readings(predictions, [predictor.coverage for predictor in predictors])
+        low, high = widen_for_labs(latency, low, high, apart("gemm", predictors[0].card, latency))
+        single = columns["batch"] == 1
         answers.latency_us[:], answers.low_us[:], answers.high_us[:] = (
-            np.where(one, each, np.nan) for each in (latency, low, high)
+            np.where(single, bound, np.nan) for bound in (latency, low, high)
         )
-        answers.in_envelope[:] = np.all([each.in_envelope for each in read], axis=0)
+        answers.in_envelope[:] = np.all([prediction.in_envelope for prediction in predictions], axis=0)
         answers.engine[:] = self.name
-        answers.predictor[:] = ", ".join(f"{each.name}@{each.version}" for each in known)
-        answers.clause[:], answers.source[:] = LIBRARY, source_of(*known)
+        answers.predictor[:] = ", ".join(f"{predictor.name}@{predictor.version}" for predictor in predictors)
+        answers.clause[:], answers.source[:] = LIBRARY, row_sources(*predictors)
         return answers
 
     def readings(self, dtype: str) -> tuple[Predictor, ...]:
         """The predictors that have learned PyTorch's call in a format, one of each framework."""
         if dtype not in self._found:
-            self._found[dtype] = self._read(dtype)
+            self._found[dtype] = self._find_readings(dtype)
         return self._found[dtype]
 
-    def _read(self, dtype: str) -> tuple[Predictor, ...]:
+    def _find_readings(self, dtype: str) -> tuple[Predictor, ...]:
         for device_id in filter(None, (self.device.id, self.device.variant_of)):
             for registry in self.registries:
                 rows: dict[str, dict[str, int]] = {}
@@ -66,40 +69,47 @@ class LibraryEngine:
                     predictor = registry.find("gemm", device_id, backend) if calls_library(backend) else None
                     if predictor is not None and alike(dtype) in map(alike, predictor.card.get("dtypes", ())):
                         rows.setdefault(framework(backend), {})[backend] = predictor.card.get("n", 0)
-                best = [ranked(one, None, (), "gemm")[0] for _, one in sorted(rows.items())]
-                found = [registry.find("gemm", device_id, backend) for backend in best]
-                if found:
-                    return tuple(each for each in found if each is not None)
+                best = [ranked(row_counts, None, (), "gemm")[0] for _, row_counts in sorted(rows.items())]
+                predictors = [registry.find("gemm", device_id, backend) for backend in best]
+                if predictors:
+                    return tuple(predictor for predictor in predictors if predictor is not None)
         return ()
 
 
 def calls_library(backend: str) -> bool:
     """Whether a backend's name says that PyTorch called its product."""
-    return CALLED in backend.partition(":")[2]
+    return TORCH_CALL in backend.partition(":")[2]
 
 
-def source_of(*predictors: Predictor) -> str:
+def row_sources(*predictors: Predictor) -> str:
     """Whose rows predictors learned from."""
-    sources = [sources_of(each.card) for each in predictors]
-    return OWN_ROWS if any(map(is_own, sources)) else ", ".join(sorted({name for each in sources for name in each}))
+    sources = [sources_of(predictor.card) for predictor in predictors]
+    return OWN_ROWS if any(map(is_own, sources)) else ", ".join(sorted({name for labs in sources for name in labs}))
 
 
-def known_as(device: Device, predictor: Predictor) -> Device:
+def device_for(device: Device, predictor: Predictor) -> Device:
     """The device as a predictor knows it: a variant goes by the name of what it varies."""
     return replace(device, id=predictor.device_id) if predictor.device_id == device.variant_of else device
 
 
-def agreed(read: Sequence[Prediction], coverages: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def combine_readings(
+    predictions: Sequence[Prediction], coverages: Sequence[float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The geometric mean of several readings [n] and its bounds: their mean width, and how far they are apart."""
-    logs = np.log([each.latency_us for each in read])
+    logs = np.log([prediction.latency_us for prediction in predictions])
     latency = np.exp(logs.mean(axis=0))
-    apart = NINETY * logs.std(axis=0, ddof=1) if len(read) > 1 else np.zeros_like(latency)
+    apart = NORMAL_QUANTILE_95 * logs.std(axis=0, ddof=1) if len(predictions) > 1 else np.zeros_like(latency)
     bounds = []
     for name in ("low_us", "high_us"):
         sides = [
-            np.log(brought(each.latency_us, each.low_us, each.high_us, coverage)[name == "high_us"]) - log
-            for each, coverage, log in zip(read, coverages, logs, strict=True)
+            np.log(
+                rescale_bounds(prediction.latency_us, prediction.low_us, prediction.high_us, coverage)[
+                    name == "high_us"
+                ]
+            )
+            - log
+            for prediction, coverage, log in zip(predictions, coverages, logs, strict=True)
         ]
-        own = np.mean(sides, axis=0)
-        bounds.append(latency * np.exp((1.0 if name == "high_us" else -1.0) * np.hypot(own, apart)))
+        mean_width = np.mean(sides, axis=0)
+        bounds.append(latency * np.exp((1.0 if name == "high_us" else -1.0) * np.hypot(mean_width, apart)))
     return latency, bounds[0], bounds[1]

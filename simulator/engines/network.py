@@ -15,29 +15,29 @@ from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, LINKS
 from ...datasets.store import Store
 from ...models.choice import NETWORK
-from ..network.calibrate import ACROSS, INSIDE, fit
-from ..network.law import Tuning, collective_us
+from ..network.calibrate import INTER_NODE_CONSTANTS, INTRA_NODE_CONSTANTS, fit
 from ..network.nccl import GroupShapes
+from ..network.nccl_times import Tuning, collective_us
 from ..network.tunings import tuning
 from .answers import Answers, Columns
-from .coverage import widened
+from .coverage import widen_factor
 
 FAMILIES = ("collective", "expert_parallel")
-CALIBRATING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-ENOUGH = 20  # rows from which constants are fitted
+CALIBRATION_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+MIN_CALIBRATION_ROWS = 20  # rows from which constants are fitted
 # Of the interval each way, from the factors that four of five unseen groups lie within: on NVLink (1.07 to 1.13 by
 # GPU), on PCIe (1.2 and 1.3), between nodes from 1 MiB on (75 % of seven groups that no constant comes from, 86 % of
 # twelve) and below (87 % of six); tests/benchmarks/accuracy_network.py
-FACTOR_NVLINK, FACTOR_PCIE = widened(1.13, 0.8), widened(1.3, 0.8)
-FACTOR_OTHER, FACTOR_SMALL = widened(1.6, 0.8), widened(2.3, 0.8)
+FACTOR_NVLINK, FACTOR_PCIE = widen_factor(1.13, 0.8), widen_factor(1.3, 0.8)
+FACTOR_OTHER, FACTOR_SMALL = widen_factor(1.6, 0.8), widen_factor(2.3, 0.8)
 SMALL_BYTES = 2**20
-MOST_FITS = 256
+MAX_FITS = 256
 _FITS: dict[str, Tuning] = {}  # constants by what they were fitted to
 
 
 @dataclass(frozen=True)
 class NetworkEngine:
-    """Collectives of a cluster by formula (:mod:`..network.law`); declines every other kind.
+    """Collectives of a cluster by formula (:mod:`..network.nccl_times`); declines every other kind.
 
     NCCL's measurements of the device in ``stores`` set the constants; without any, those that ship serve. A rank has
     the same share of its node's NICs as every other: groups that hold only some ranks of a node leave the rest of the
@@ -57,7 +57,7 @@ class NetworkEngine:
     @cached_property
     def tuning(self) -> Tuning:
         """The constants of collectives on this cluster."""
-        return calibrated(self, tuning(self.device, self.cluster.link, self.cluster.peers))
+        return calibrate_tuning(self, tuning(self.device, self.cluster.link, self.cluster.peers))
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         """ClusterError for a group that is larger than the cluster."""
@@ -92,14 +92,14 @@ class NetworkEngine:
                 f"a group of {ranks.max():.0f} ranks is larger than {cluster.id} with {cluster.nodes} nodes, "
                 f"which has {cluster.devices} devices"
             )
-        together = np.minimum(columns["ranks_per_node"], cluster.devices_per_node)
+        per_node = np.minimum(columns["ranks_per_node"], cluster.devices_per_node)
         nvlink = cluster.link == "nvlink" and device.link_gbps > 0
-        nic = min(cluster.nic_gbps, device.pcie_gbps or np.inf)
+        nic_gbps = min(cluster.nic_gbps, device.pcie_gbps or np.inf)
         return GroupShapes(
             ranks,
-            np.minimum(np.maximum(together, 1), np.maximum(ranks, 1)).astype(np.float64),
+            np.minimum(np.maximum(per_node, 1), np.maximum(ranks, 1)).astype(np.float64),
             device.link_gbps if nvlink else device.pcie_gbps,
-            nic * cluster.nics_per_node / cluster.devices_per_node,
+            nic_gbps * cluster.nics_per_node / cluster.devices_per_node,
             "nvlink" if nvlink else "pcie",
             cluster.nic_latency_us,
             device.architecture,
@@ -110,8 +110,8 @@ class NetworkEngine:
     def factor(self, columns: Columns, groups: GroupShapes) -> np.ndarray:
         """How far above and below each answer the interval reaches."""
         near = FACTOR_NVLINK if groups.inside == "nvlink" else FACTOR_PCIE
-        few = np.asarray(columns.get("size_bytes", SMALL_BYTES)) < SMALL_BYTES
-        return np.where(groups.nodes > 1, np.where(few, FACTOR_SMALL, FACTOR_OTHER), near)
+        small = np.asarray(columns.get("size_bytes", SMALL_BYTES)) < SMALL_BYTES
+        return np.where(groups.nodes > 1, np.where(small, FACTOR_SMALL, FACTOR_OTHER), near)
 
     def _experts(self, kind: str, columns: Columns, dtype: str, out_dtype: str, groups: GroupShapes) -> np.ndarray:
         """Tokens cross the fabric once a node they are wanted in, then NVLink (DeepEP; arXiv 2412.19437, sec. 3.2).
@@ -122,8 +122,8 @@ class NetworkEngine:
         ranks, nodes = groups.ranks, groups.nodes
         token_bytes = columns["tokens"] * columns["hidden"] * itemsize(dtype if kind == "ep_dispatch" else out_dtype)
         topk, direct = columns["topk"], np.asarray(columns["mode"]) > 0
-        far_nodes = np.where(direct, topk * (ranks - groups.per_node) / ranks, _reached(nodes, topk))
-        near = np.where(direct, topk * (groups.per_node - 1.0) / ranks, _reached(ranks, topk))
+        far_nodes = np.where(direct, topk * (ranks - groups.per_node) / ranks, _remote_places(nodes, topk))
+        near = np.where(direct, topk * (groups.per_node - 1.0) / ranks, _remote_places(ranks, topk))
         outside = token_bytes * far_nodes / (groups.outside_gbps * settings.network)
         inside = token_bytes * near / (groups.inside_gbps * settings.exchange)
         start = collective_us("all_to_all", np.zeros_like(ranks), groups, settings)
@@ -145,46 +145,46 @@ class NodeEngine:
         if KINDS[kind].family == "collective":
             cluster, ranks = self.network.cluster, columns["ranks"]
             inside = ranks <= np.minimum(columns["ranks_per_node"], cluster.devices)
-            only = self.network.device.link_gbps == 0  # whatever is asked, there is no other link
-            here = np.flatnonzero(inside & (only | (columns["link"] == LINKS.index(cluster.link))))
-            part = {name: values[here] for name, values in columns.items()}
-            answers.put(here, self.network.answer(kind, part, dtype, out_dtype, cache))
+            single_link = self.network.device.link_gbps == 0  # whatever is asked, there is no other link
+            answered = np.flatnonzero(inside & (single_link | (columns["link"] == LINKS.index(cluster.link))))
+            node_columns = {name: values[answered] for name, values in columns.items()}
+            answers.put(answered, self.network.answer(kind, node_columns, dtype, out_dtype, cache))
         return answers
 
 
-def calibrated(engine: NetworkEngine, start: Tuning) -> Tuning:
+def calibrate_tuning(engine: NetworkEngine, start: Tuning) -> Tuning:
     """``start`` with what the engine's stores say: of rows inside nodes, then of those across."""
-    rows = {kind: found for kind in CALIBRATING if (found := _measured(engine, kind)) is not None}
-    for names, across in ((INSIDE, False), (ACROSS, True)):
-        part = {}
+    rows = {kind: measured for kind in CALIBRATION_KINDS if (measured := _read_nccl_rows(engine, kind)) is not None}
+    for names, across in ((INTRA_NODE_CONSTANTS, False), (INTER_NODE_CONSTANTS, True)):
+        chosen_rows = {}
         for kind, (size, groups, us) in rows.items():
-            chosen = (groups.nodes > 1) == across
-            picked = groups._replace(ranks=groups.ranks[chosen], per_node=groups.per_node[chosen])
-            if chosen.any():
-                part[kind] = (size[chosen], picked, us[chosen])
-        if sum(len(us) for _, _, us in part.values()) >= ENOUGH:
-            start = _fitted(part, start, names)
+            selected = (groups.nodes > 1) == across
+            selected_groups = groups._replace(ranks=groups.ranks[selected], per_node=groups.per_node[selected])
+            if selected.any():
+                chosen_rows[kind] = (size[selected], selected_groups, us[selected])
+        if sum(len(us) for _, _, us in chosen_rows.values()) >= MIN_CALIBRATION_ROWS:
+            start = _fit_once(chosen_rows, start, names)
     return start
 
 
-def _fitted(
-    part: Mapping[str, tuple[np.ndarray, GroupShapes, np.ndarray]], start: Tuning, names: Sequence[str]
+def _fit_once(
+    rows: Mapping[str, tuple[np.ndarray, GroupShapes, np.ndarray]], start: Tuning, names: Sequence[str]
 ) -> Tuning:
     """What :func:`..network.calibrate.fit` finds; the same rows from the same start are fitted once a process."""
     digest = hashlib.sha256(repr((start, tuple(names))).encode())
-    for kind, (size, groups, us) in part.items():
+    for kind, (size, groups, us) in rows.items():
         digest.update(kind.encode())
-        for each in (size, us, *groups):
-            digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
+        for values in (size, us, *groups):
+            digest.update(values.tobytes() if isinstance(values, np.ndarray) else repr(values).encode())
     key = digest.hexdigest()
     if key not in _FITS:
-        if len(_FITS) >= MOST_FITS:
+        if len(_FITS) >= MAX_FITS:
             _FITS.clear()
-        _FITS[key] = fit(part, start, names)[0]
+        _FITS[key] = fit(rows, start, names)[0]
     return _FITS[key]
 
 
-def _measured(engine: NetworkEngine, kind: str) -> tuple[np.ndarray, GroupShapes, np.ndarray] | None:
+def _read_nccl_rows(engine: NetworkEngine, kind: str) -> tuple[np.ndarray, GroupShapes, np.ndarray] | None:
     """Sizes, groups and times of the NCCL rows of one kind that fit on the cluster; None without any."""
     for store in engine.stores:
         if engine.device.id not in store.devices(kind):
@@ -192,18 +192,18 @@ def _measured(engine: NetworkEngine, kind: str) -> tuple[np.ndarray, GroupShapes
         table = store.read(kind, engine.device.id)
         columns = {name: table[name].to_numpy() for name in ("size_bytes", "ranks", "ranks_per_node", "latency_us")}
         nccl = np.array(
-            [str(each).partition(":")[2] == "nccl" or each == "nccl" for each in table["backend"].to_pylist()],
+            [str(backend).partition(":")[2] == "nccl" or backend == "nccl" for backend in table["backend"].to_pylist()],
             dtype=bool,
         )
         keep = (
             nccl & (columns["ranks"] > 1) & (columns["ranks"] <= engine.cluster.devices) & (columns["latency_us"] > 0)
         )
         if keep.any():
-            picked = {name: each[keep] for name, each in columns.items()}
-            return picked["size_bytes"].astype(np.float64), engine.groups(picked), picked["latency_us"]
+            selected = {name: column[keep] for name, column in columns.items()}
+            return selected["size_bytes"].astype(np.float64), engine.groups(selected), selected["latency_us"]
     return None
 
 
-def _reached(places: np.ndarray, topk: np.ndarray) -> np.ndarray:
+def _remote_places(places: np.ndarray, topk: np.ndarray) -> np.ndarray:
     """How many places other than a token's own hold one of its ``topk`` experts, on average."""
     return (places - 1.0) * (1.0 - (1.0 - 1.0 / places) ** topk)

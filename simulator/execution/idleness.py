@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...datasets.traces.classes import CLASSES, classes, is_network, working
-from ...datasets.traces.gaps import ROUNDED_US
+from ...datasets.traces.classes import CLASSES, class_codes, is_network, is_work
+from ...datasets.traces.gaps import FLOAT_ROUNDING_US
 from ...datasets.traces.table import SparseRows
 from .run import SimulatedRun
 
-HOST, GAPS, OTHER_RANK, NOTHING = "host", "host gap", "late rank", "nothing that is recorded"
+HOST, GAPS, OTHER_RANK, NOTHING_RECORDED = "host", "host gap", "late rank", "nothing that is recorded"
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class IdleShare:
     node: int
 
 
-def idle_shares(made: SimulatedRun) -> list[IdleShare]:
+def idle_shares(simulated: SimulatedRun) -> list[IdleShare]:
     """Idle times of every rank by cause, the longest first within a rank; they add up to its idle time.
 
     The node that ends an idle time waited for the last of its parents: a gap or call of the host, another class of
     node, or of a collective for the rank that came last. What comes after a rank's last node is no time of its own.
     """
-    parents = made.joint.edges.parents
-    return [share for rank in made.run.traces for share in _of_rank(made, rank, parents)]
+    parents = simulated.joint.edges.parents
+    return [share for rank in simulated.run.traces for share in _rank_idle_shares(simulated, rank, parents)]
 
 
-def _of_rank(made: SimulatedRun, rank: int, parents: SparseRows) -> list[IdleShare]:
-    trace, node = made.run.traces[rank], made.joint.node[rank]
-    codes = classes(trace)
-    start, end = made.executions.start_us[node], made.executions.end_us[node]
-    rows = np.flatnonzero(working(trace, codes) | is_network(codes))
+def _rank_idle_shares(simulated: SimulatedRun, rank: int, parents: SparseRows) -> list[IdleShare]:
+    trace, node = simulated.run.traces[rank], simulated.joint.node[rank]
+    codes = class_codes(trace)
+    start, end = simulated.executions.start_us[node], simulated.executions.end_us[node]
+    rows = np.flatnonzero(is_work(trace, codes) | is_network(codes))
     if not len(trace):
         return []
     rows = rows[np.lexsort((end[rows], start[rows]))]
@@ -48,22 +48,25 @@ def _of_rank(made: SimulatedRun, rank: int, parents: SparseRows) -> list[IdleSha
     reached = np.maximum.accumulate(np.concatenate([[origin], end[rows]]))
     begins = np.append(start[rows], last)
     waits = np.maximum(begins - reached, 0.0)
-    found: dict[str, list[tuple[float, int]]] = {}
-    for place in np.flatnonzero(waits > ROUNDED_US).tolist():
-        row = int(rows[place]) if place < len(rows) else -1
-        cause = _cause(made, rank, codes, parents.row(int(node[row]))) if row >= 0 else HOST
+    waits_by_cause: dict[str, list[tuple[float, int]]] = {}
+    for index in np.flatnonzero(waits > FLOAT_ROUNDING_US).tolist():
+        row = int(rows[index]) if index < len(rows) else -1
+        cause = _idle_cause(simulated, rank, codes, parents.row(int(node[row]))) if row >= 0 else HOST
         number = int(trace.ids[row]) if row >= 0 else int(trace.ids[int(np.argmax(end))])
-        found.setdefault(cause, []).append((float(waits[place]), number))
-    shares = [IdleShare(rank, cause, len(each), sum(us for us, _ in each), *max(each)) for cause, each in found.items()]
+        waits_by_cause.setdefault(cause, []).append((float(waits[index]), number))
+    shares = [
+        IdleShare(rank, cause, len(cause_waits), sum(us for us, _ in cause_waits), *max(cause_waits))
+        for cause, cause_waits in waits_by_cause.items()
+    ]
     return sorted(shares, key=lambda share: -share.total_us)
 
 
-def _cause(made: SimulatedRun, rank: int, codes: np.ndarray, parents: np.ndarray) -> str:
+def _idle_cause(simulated: SimulatedRun, rank: int, codes: np.ndarray, parents: np.ndarray) -> str:
     """Which of its parents a node waited for: the one that ended last, of those that ended together its own rank's."""
     if not len(parents):
-        return NOTHING
-    joint, ends = made.joint, made.executions.end_us[parents]
-    for parent in parents[ends >= ends.max() - ROUNDED_US].tolist():
+        return NOTHING_RECORDED
+    joint, ends = simulated.joint, simulated.executions.end_us[parents]
+    for parent in parents[ends >= ends.max() - FLOAT_ROUNDING_US].tolist():
         call = int(joint.call[parent])
         rows = joint.calls[call].rows if call >= 0 else {int(joint.rank[parent]): int(joint.row[parent])}
         if rank in rows:

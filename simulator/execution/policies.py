@@ -46,23 +46,23 @@ def policy_of(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]
     if ":" not in name:
-        known = nearest(name, POLICIES, "one of")
-        raise TraceFileError(f"policy={name!r} is none, nor module:function of your own; {known}")
+        hint = nearest(name, POLICIES, "one of")
+        raise TraceFileError(f"policy={name!r} is none, nor module:function of your own; {hint}")
     function = load(name, "policy")
 
-    def checked(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
-        found = called(lambda: np.asarray(function(run, joint), np.float64), f"policy {name!r}")
-        if found.shape != (joint.edges.nodes,) or np.isnan(found).any():
+    def checked_keys(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
+        numbers = called(lambda: np.asarray(function(run, joint), np.float64), f"policy {name!r}")
+        if numbers.shape != (joint.edges.nodes,) or np.isnan(numbers).any():
             raise TraceFileError(f"policy {name!r} must return a number for each of the {joint.edges.nodes:,} nodes")
-        keys: np.ndarray = np.unique(found, return_inverse=True)[1].astype(np.int32)
+        keys: np.ndarray = np.unique(numbers, return_inverse=True)[1].astype(np.int32)
         return keys
 
-    return checked
+    return checked_keys
 
 
 def is_communication(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
     """Whether each node of a joined run communicates [nodes]."""
-    found = np.zeros(joint.edges.nodes, bool)
+    communicates = np.zeros(joint.edges.nodes, bool)
     for rank, trace in run.traces.items():
-        found[joint.node[rank]] = np.isin(trace.kind, COMMUNICATION)
-    return found
+        communicates[joint.node[rank]] = np.isin(trace.kind, COMMUNICATION)
+    return communicates

@@ -19,10 +19,10 @@ from ...datasets.ops import KINDS, Op
 from ...datasets.traces.builder import Attribute
 from ...datasets.traces.calls import TENSOR_TYPES
 from ...datasets.traces.classes import OP
-from ...datasets.traces.gaps import ROUNDED_US
+from ...datasets.traces.gaps import FLOAT_ROUNDING_US
 from ...datasets.traces.schema import CollectiveKind, NodeKind
 from ..graph import Node, Tensor
-from ..report.timeline import executed
+from ..report.timeline import node_executions
 from ..step.state import Step
 from ..timing.costs import Costs
 
@@ -35,14 +35,14 @@ COLLECTIVES = {
     "ep_dispatch": CollectiveKind.ALL_TO_ALL,
     "ep_combine": CollectiveKind.ALL_TO_ALL,
 }
-OFFLOADED = {"copy.gradients": "gradients", "copy.weights": "weights", "copy.cache": "kv_cache",
+OFFLOAD_KINDS = {"copy.gradients": "gradients", "copy.weights": "weights", "copy.cache": "kv_cache",
              "copy.out": "activations", "copy.in": "activations"}  # fmt: skip
 """What the copies of :mod:`..passes.offload` bring to the host and back, by the beginning of their source."""
 TYPE_NAMES = {dtype: name for name, dtype in TENSOR_TYPES.items()}
 
 
 @dataclass(frozen=True)
-class Sort:
+class NodeTemplate:
     """A node of a program without its times: what a trace says of it."""
 
     name: str
@@ -59,7 +59,7 @@ class TaskProgram:
     ``parents``: (node, node that it waits for) as [2, k].
     """
 
-    sorts: Sequence[Sort]
+    templates: Sequence[NodeTemplate]
     stream: np.ndarray
     start: np.ndarray
     end: np.ndarray
@@ -81,18 +81,18 @@ class TensorSizes:
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> TensorSizes:
         """Those of a graph."""
-        found = sorted(tensors, key=lambda each: each.id)
-        return cls(np.array([each.id for each in found], np.int64), found)
+        by_id = sorted(tensors, key=lambda tensor: tensor.id)
+        return cls(np.array([tensor.id for tensor in by_id], np.int64), by_id)
 
-    def told(self, ids: Sequence[int]) -> tuple[str, str, str]:
+    def io_lists(self, ids: Sequence[int]) -> tuple[str, str, str]:
         """Values, shapes and types as host traces have them: a tensor is [tensor, storage, offset, elements, bytes of
         one, device]; a storage holds one tensor. Shapes are flat: the graph keeps bytes."""
         values, shapes, types = [], [], []
         for id in ids:
-            place = int(np.searchsorted(self.first, id, "right")) - 1
-            if place < 0 or id >= self.tensors[place].id + self.tensors[place].count:
+            index = int(np.searchsorted(self.first, id, "right")) - 1
+            if index < 0 or id >= self.tensors[index].id + self.tensors[index].count:
                 continue
-            tensor = self.tensors[place]
+            tensor = self.tensors[index]
             name = TYPE_NAMES.get(tensor.dtype, "unsigned char")
             width = int(itemsize(tensor.dtype)) if tensor.dtype in TYPE_NAMES else 1
             count = tensor.size_bytes // width
@@ -102,59 +102,61 @@ class TensorSizes:
         return repr(values), repr(shapes), repr(types)
 
 
-def program(step: Step, costs: Costs, phase: str, streams: Sequence[str]) -> TaskProgram:
+def task_program(step: Step, costs: Costs, phase: str, streams: Sequence[str]) -> TaskProgram:
     """The program of a phase of a chunk; streams are numbered by their place in ``streams``."""
-    sorts, stream, start, end, parents = [], [], [], [], []
+    templates, stream, start, end, parents = [], [], [], [], []
     sizes = TensorSizes.of(costs.graph.tensors)
     last: dict[str, int] = {}
     writer: dict[int, int] = {}
-    for place, (node, index, begins, ends) in enumerate(executed(costs, phase, step)):
-        told = sort_of(node, str(costs.engine[index]))
-        sorts.append(replace(told, inputs=sizes.told(node.reads), outputs=sizes.told(node.writes)))
+    for position, (node, index, begins, ends) in enumerate(node_executions(costs, phase, step)):
+        template = node_template(node, str(costs.engine[index]))
+        templates.append(replace(template, inputs=sizes.io_lists(node.reads), outputs=sizes.io_lists(node.writes)))
         stream.append(streams.index(node.stream))
         start.append(begins)
         end.append(ends)
         before = {writer[tensor] for tensor in node.reads if tensor in writer}
         if node.stream in last:
             before.add(last[node.stream])
-        parents += [(place, each) for each in sorted(before) if end[each] <= begins + ROUNDED_US]
-        last[node.stream] = place
-        writer.update(dict.fromkeys(node.writes, place))
-    joined = np.array(parents, np.int64).reshape(-1, 2).T
-    return TaskProgram(sorts, np.array(stream, np.int64), np.array(start), np.array(end), joined)
+        parents += [(position, parent) for parent in sorted(before) if end[parent] <= begins + FLOAT_ROUNDING_US]
+        last[node.stream] = position
+        writer.update(dict.fromkeys(node.writes, position))
+    parent_pairs = np.array(parents, np.int64).reshape(-1, 2).T
+    return TaskProgram(templates, np.array(stream, np.int64), np.array(start), np.array(end), parent_pairs)
 
 
-def sort_of(node: Node, engine: str) -> Sort:
+def node_template(node: Node, engine: str) -> NodeTemplate:
     """What a trace says of a node."""
     op = node.op
     name = f"{op.kind if op else node.source} {node.path}".strip()
-    about: list[Attribute] = [("is_cpu_op", "bool", False)]
-    told: list[Attribute] = [("phase", "string", node.phase), ("engine", "string", engine),
+    attributes: list[Attribute] = [("is_cpu_op", "bool", False)]
+    details: list[Attribute] = [("phase", "string", node.phase), ("engine", "string", engine),
                              ("source", "string", node.source)]  # fmt: skip
     if op is None:
-        return Sort(name, NodeKind.COMP, (*about, ("tensor_size", "uint64", node.bytes_moved), *told))
-    told.append((OP, "string", json.dumps(op.to_dict())))
+        return NodeTemplate(name, NodeKind.COMP, (*attributes, ("tensor_size", "uint64", node.bytes_moved), *details))
+    details.append((OP, "string", json.dumps(op.to_dict())))
     if op.kind in COLLECTIVES:
-        about += [("comm_type", "int64", COLLECTIVES[op.kind]), ("comm_size", "int64", comm_size(op)),
+        attributes += [("comm_type", "int64", COLLECTIVES[op.kind]), ("comm_size", "int64", comm_size(op)),
                   ("pg_name", "string", group_key(node.group, op.ranks))]  # fmt: skip
         if KINDS[op.kind].family == "expert_parallel":
-            told += [("moe_experts", "int64", op.experts), ("moe_topk", "int64", op.topk),
-                     ("moe_tokens", "int64", op.tokens), ("moe_bins", "int64_list", bins(op))]  # fmt: skip
-        return Sort(name, NodeKind.COMM_COLL, (*about, *told))
+            details += [("moe_experts", "int64", op.experts), ("moe_topk", "int64", op.topk),
+                     ("moe_tokens", "int64", op.tokens), ("moe_bins", "int64_list", expert_tokens(op))]  # fmt: skip
+        return NodeTemplate(name, NodeKind.COMM_COLL, (*attributes, *details))
     cost = op.cost
-    about += [("num_ops", "int64", int(cost.flops)), ("tensor_size", "uint64", int(cost.bytes))]
+    attributes += [("num_ops", "int64", int(cost.flops)), ("tensor_size", "uint64", int(cost.bytes))]
     kind = NodeKind.COMP
     if op.kind == "copy" and op.to_dict().get("direction") in ("h2d", "d2h"):
         kind = NodeKind.MEM_LOAD if op.to_dict()["direction"] == "h2d" else NodeKind.MEM_STORE
-        about[-1] = ("tensor_size", "uint64", int(op.size_bytes))
-        told += [("offload", "string", what) for start, what in OFFLOADED.items() if node.source.startswith(start)]
-    return Sort(name, kind, (*about, *told))
+        attributes[-1] = ("tensor_size", "uint64", int(op.size_bytes))
+        details += [
+            ("offload", "string", what) for start, what in OFFLOAD_KINDS.items() if node.source.startswith(start)
+        ]
+    return NodeTemplate(name, kind, (*attributes, *details))
 
 
-def bins(op: Op) -> list[int]:
+def expert_tokens(op: Op) -> list[int]:
     """Tokens that a rank sends to each expert: as even as whole tokens allow, as the exchange is timed."""
-    each, more = divmod(op.tokens * op.topk, op.experts)
-    return [each + (expert < more) for expert in range(op.experts)]
+    tokens, extra = divmod(op.tokens * op.topk, op.experts)
+    return [tokens + (expert < extra) for expert in range(op.experts)]
 
 
 def comm_size(op: Op) -> int:

@@ -13,14 +13,14 @@ import numpy as np
 from ...datasets.clusters import Cluster
 from ...datasets.ops import Op, OpError, make_op
 from ...datasets.traces.classes import OP, SHARE
-from ...datasets.traces.groups import JoinedCall, JoinedRun, RankedTraces, group_members, joined
+from ...datasets.traces.groups import JoinedCall, JoinedRun, RankedTraces, group_members, join_ranks
 from ...datasets.traces.reading import rank_files, read_trace
 from ...datasets.traces.schema import CollectiveKind, TraceFileError
 from ..engines import Engine, ask
 from .feeder import Executions, execute
 from .policies import is_communication
 
-KINDS_OF = {
+OP_KINDS = {
     CollectiveKind.ALL_REDUCE: "all_reduce",
     CollectiveKind.REDUCE: "broadcast",
     CollectiveKind.ALL_GATHER: "all_gather",
@@ -33,7 +33,7 @@ KINDS_OF = {
     CollectiveKind.BARRIER: "all_reduce",
 }
 LinkTimes = Callable[[JoinedRun], Mapping[int, float]]
-SMALLEST = 4  # bytes of a collective that carries nothing
+EMPTY_COLLECTIVE_BYTES = 4  # bytes of a collective that carries nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,73 +61,76 @@ def simulate_run(
 
     With ``cluster`` the engine times collectives and messages; a group is as wide as its ranks lie on nodes. With
     ``compute`` it times the ops; what no op is known of stays as recorded. ``policy`` and ``window``: of the feeder
-    (:func:`.feeder.execute`). ``links`` says how long communication takes in place of the engine (:mod:`.on_links`).
+    (:func:`.feeder.execute`). ``links`` says how long communication takes in place of the engine (:mod:`.link_times`).
     TraceFileError for a run that would hang, or
     is larger than the cluster.
     """
-    joint = joined(run)
+    joint = join_ranks(run)
     duration = recorded_us(run, joint)
-    who = np.broadcast_to(np.array("recorded", object), joint.edges.nodes)
+    engine_names = np.broadcast_to(np.array("recorded", object), joint.edges.nodes)
     if cluster is not None and max(run.traces) >= cluster.devices:
         raise TraceFileError(
             f"the traces have a rank {max(run.traces)}; the cluster has devices 0 to {cluster.devices - 1}"
         )
     if engine is not None:
         ops = {**(compute_ops(run, joint) if compute else {}), **(network_ops(joint, cluster) if cluster else {})}
-        asked = sorted(ops)
-        if asked:
-            who = who.copy()
-            found = ask(engine, [ops[node] for node in asked])
-            duration[asked], who[asked] = found.latency_us * shares_of(run, joint)[asked], found.engine
+        op_nodes = sorted(ops)
+        if op_nodes:
+            engine_names = engine_names.copy()
+            answers = ask(engine, [ops[node] for node in op_nodes])
+            duration[op_nodes], engine_names[op_nodes] = (
+                answers.latency_us * op_shares(run, joint)[op_nodes],
+                answers.engine,
+            )
     if links is not None and (times := links(joint)):
-        places = sorted(times)
-        who = who.copy()
-        duration[places], who[places] = [times[place] for place in places], "links"
-    return SimulatedRun(run, joint, duration, who, execute(run, joint, duration, policy, window))
+        link_nodes = sorted(times)
+        engine_names = engine_names.copy()
+        duration[link_nodes], engine_names[link_nodes] = [times[link_node] for link_node in link_nodes], "links"
+    return SimulatedRun(run, joint, duration, engine_names, execute(run, joint, duration, policy, window))
 
 
 def recorded_us(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
     """Durations as recorded [nodes]. Of a collective the shortest of its ranks: the others waited for the last one."""
-    made = np.full(joint.edges.nodes, np.inf)
+    durations_us = np.full(joint.edges.nodes, np.inf)
     for rank, trace in run.traces.items():
-        np.minimum.at(made, joint.node[rank], trace.exact_us)
-    return made
+        np.minimum.at(durations_us, joint.node[rank], trace.exact_us)
+    return durations_us
 
 
 def compute_ops(run: RankedTraces, joint: JoinedRun) -> dict[int, Op]:
     """The op of each node that computes and is known as one: as opcast wrote it."""
-    found: dict[int, Op] = {}
+    ops: dict[int, Op] = {}
     communicates = is_communication(run, joint)
     for rank, trace in run.traces.items():
-        kept = trace.text(OP)
-        known = {int(number): op_in(trace.words[number]) for number in np.unique(kept[kept >= 0])}
-        for row in np.flatnonzero(kept >= 0).tolist():
-            node, op = int(joint.node[rank][row]), known[int(kept[row])]
+        op_words = trace.text(OP)
+        op_of_word = {int(number): op_in(trace.words[number]) for number in np.unique(op_words[op_words >= 0])}
+        for row in np.flatnonzero(op_words >= 0).tolist():
+            node, op = int(joint.node[rank][row]), op_of_word[int(op_words[row])]
             if op is not None and not communicates[node]:
-                found[node] = op
-    return found
+                ops[node] = op
+    return ops
 
 
-def shares_of(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
+def op_shares(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
     """The part of its op's time that each node takes [nodes]: of an op that several kernels do, each kernel's."""
-    found = np.ones(joint.edges.nodes)
+    node_shares = np.ones(joint.edges.nodes)
     for rank, trace in run.traces.items():
         rows, shares = trace.attribute(SHARE, "double")
-        found[joint.node[rank][rows]] = shares
-    return found
+        node_shares[joint.node[rank][rows]] = shares
+    return node_shares
 
 
 def network_ops(joint: JoinedRun, cluster: Cluster) -> dict[int, Op]:
     """The collectives and messages of a run as ops on a cluster."""
-    return {place: call_op(call, cluster) for place, call in enumerate(joint.calls)}
+    return {node: call_op(call, cluster) for node, call in enumerate(joint.calls)}
 
 
 @lru_cache(maxsize=1 << 16)
 def op_in(text: str) -> Op | None:
     """The op of an attribute; None for what is none, such as time of the host."""
     try:
-        given = json.loads(text)
-        return make_op(given.pop("kind"), **given)
+        fields = json.loads(text)
+        return make_op(fields.pop("kind"), **fields)
     except (ValueError, TypeError, KeyError, AttributeError, OpError):
         return None
 
@@ -135,13 +138,15 @@ def op_in(text: str) -> Op | None:
 def call_op(call: JoinedCall, cluster: Cluster) -> Op:
     """A collective or message as an op on a cluster whose device i is rank i."""
     nodes = np.bincount(np.array(call.ranks) // cluster.devices_per_node)
-    near = int(nodes[nodes > 0].min())
+    ranks_per_node = int(nodes[nodes > 0].min())
     ranks = max(len(call.ranks), 2)
-    link = cluster.link if near == len(call.ranks) else cluster.fabric
-    kind = "send_recv" if call.kind is None else KINDS_OF[call.kind]
-    return make_op(kind, size_bytes=bytes_of(call, kind), ranks=ranks, ranks_per_node=min(near, ranks), link=link)
+    link = cluster.link if ranks_per_node == len(call.ranks) else cluster.fabric
+    kind = "send_recv" if call.kind is None else OP_KINDS[call.kind]
+    return make_op(
+        kind, size_bytes=call_bytes(call, kind), ranks=ranks, ranks_per_node=min(ranks_per_node, ranks), link=link
+    )
 
 
-def bytes_of(call: JoinedCall, kind: str) -> int:
+def call_bytes(call: JoinedCall, kind: str) -> int:
     """The size of a call as opcast counts it: of an all-gather what all ranks have in the end."""
-    return max(call.size_bytes, SMALLEST) * (max(len(call.ranks), 2) if kind == "all_gather" else 1)
+    return max(call.size_bytes, EMPTY_COLLECTIVE_BYTES) * (max(len(call.ranks), 2) if kind == "all_gather" else 1)

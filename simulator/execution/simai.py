@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from ...datasets.traces.builder import Attribute, TraceBuilder
-from ...datasets.traces.classes import classes, is_device_work
-from ...datasets.traces.dependencies import topological
-from ...datasets.traces.groups import RankedTraces, begins
+from ...datasets.traces.classes import class_codes, is_device_work
+from ...datasets.traces.dependencies import sorted_dependencies
+from ...datasets.traces.groups import RankedTraces, start_order
 from ...datasets.traces.schema import COMMUNICATION, CollectiveKind, NodeKind
 from ...datasets.traces.table import ExecutionTrace
-from ..formats.simai import PHASES, LayerPhase, SimaiWorkload, WorkloadLayer, members
+from ..formats.simai import PHASES, LayerPhase, SimaiWorkload, WorkloadLayer, group_ranks
 from ..network.astra import FormatError
 
-HEADER, PART = "simai_header", "simai_part"
+HEADER, LINE_PART = "simai_header", "simai_part"
 KINDS = {
     "all_reduce": CollectiveKind.ALL_REDUCE,
     "all_gather": CollectiveKind.ALL_GATHER,
@@ -33,14 +33,14 @@ KINDS = {
 NAMES = {kind: name for name, kind in KINDS.items()} | {CollectiveKind.REDUCE_SCATTER_BLOCK: "reduce_scatter"}
 COMPUTE_STREAM, NETWORK_STREAM = 7, 20
 FORWARD, BACKWARD = 1, 2  # tags of messages
-MOST_RANKS = 1 << 14
+MAX_RANKS = 1 << 14
 
 
 def traces_of(workload: SimaiWorkload) -> RankedTraces:
     """The traces of every rank. FormatError for degrees that do not divide the GPUs, or too many of them."""
     gpus = workload.degrees["gpus"]
-    if gpus > MOST_RANKS:
-        raise FormatError(f"all_gpus: {gpus} are more than the {MOST_RANKS} ranks that traces are written of")
+    if gpus > MAX_RANKS:
+        raise FormatError(f"all_gpus: {gpus} are more than the {MAX_RANKS} ranks that traces are written of")
     groups: dict[str, tuple[int, ...]] = {}
     traces = {rank: _rank(workload, rank, groups) for rank in range(gpus)}
     return RankedTraces(traces, groups)
@@ -48,41 +48,48 @@ def traces_of(workload: SimaiWorkload) -> RankedTraces:
 
 def group_of(workload: SimaiWorkload, phase: str, work: LayerPhase, rank: int) -> range:
     """The ranks of a collective of one rank: the first group's, moved to where the rank is."""
-    first = members(workload, phase, work)
+    first = group_ranks(workload, phase, work)
     stage = workload.degrees["gpus"] // workload.degrees["pp"]
-    base, own = rank // stage * stage, rank % stage
-    reach = len(first) * first.step
-    begin = base + own // reach * reach + own % first.step
-    return range(begin, begin + reach, first.step)
+    base, stage_rank = rank // stage * stage, rank % stage
+    group_span = len(first) * first.step
+    begin = base + stage_rank // group_span * group_span + stage_rank % first.step
+    return range(begin, begin + group_span, first.step)
 
 
 def _rank(workload: SimaiWorkload, rank: int, groups: dict[str, tuple[int, ...]]) -> ExecutionTrace:
     header = {"degrees": dict(workload.degrees), "pp_bytes": workload.pp_bytes, "extra": dict(workload.extra),
-              "lists": {name: list(each) for name, each in workload.lists.items()}, "kind": workload.kind,
-              "layers": [asdict_layer(each) for each in workload.layers]}  # fmt: skip
+              "lists": {name: list(layers) for name, layers in workload.lists.items()}, "kind": workload.kind,
+              "layers": [asdict_layer(layer) for layer in workload.layers]}  # fmt: skip
     builder = TraceBuilder([("schema", "string", "simai"), ("rank", "int32", rank),
                             *([(HEADER, "string", json.dumps(header))] if rank == 0 else [])])  # fmt: skip
     pp, stage = workload.degrees["pp"], workload.degrees["gpus"] // workload.degrees["pp"]
-    place = rank // stage
+    stage_index = rank // stage
     last = 0
 
-    def add(name: str, kind: NodeKind, attributes: list[Attribute], us: float = 0.0) -> None:
+    def add(name: str, kind: NodeKind, attributes: list[Attribute], duration_us: float = 0.0) -> None:
         nonlocal last
-        told: list[Attribute] = [("is_cpu_op", "bool", False), *attributes]
-        last = builder.add(len(builder) + 1, name, kind, duration_us=us, data=[last] if last else [], attributes=told)
+        all_attributes: list[Attribute] = [("is_cpu_op", "bool", False), *attributes]
+        last = builder.add(
+            len(builder) + 1,
+            name,
+            kind,
+            duration_us=duration_us,
+            data=[last] if last else [],
+            attributes=all_attributes,
+        )
 
-    def message(sends: bool, other: int, tag: int) -> None:
-        source, target = (rank, other) if sends else (other, rank)
+    def message(sends: bool, peer: int, tag: int) -> None:
+        source, target = (rank, peer) if sends else (peer, rank)
         add("send" if sends else "recv", NodeKind.COMM_SEND if sends else NodeKind.COMM_RECV,
             [("comm_size", "int64", workload.pp_bytes), ("comm_src", "int32", source), ("comm_dst", "int32", target),
              ("comm_tag", "int32", tag)])  # fmt: skip
 
-    def run(number: int, phase: str) -> None:
-        layer = workload.layers[number]
+    def run(index: int, phase: str) -> None:
+        layer = workload.layers[index]
         work: LayerPhase = getattr(layer, phase)
-        part: Attribute = (PART, "string", f"{number} {phase}")
+        line_part: Attribute = (LINE_PART, "string", f"{index} {phase}")
         if work.compute_ns:
-            add(layer.name, NodeKind.COMP, [("stream", "int64", COMPUTE_STREAM), part], work.compute_ns / 1e3)
+            add(layer.name, NodeKind.COMP, [("stream", "int64", COMPUTE_STREAM), line_part], work.compute_ns / 1e3)
         ranks = group_of(workload, phase, work, rank) if work.collective else range(0)
         if len(ranks) > 1 and work.size_bytes:
             name = f"{ranks[0]}-{ranks[-1]}x{ranks.step}"
@@ -90,14 +97,14 @@ def _rank(workload: SimaiWorkload, rank: int, groups: dict[str, tuple[int, ...]]
             size = work.size_bytes // len(ranks) if work.collective == "all_gather" else work.size_bytes
             add(layer.name, NodeKind.COMM_COLL,
                 [("stream", "int64", NETWORK_STREAM), ("comm_type", "int64", KINDS[work.collective]),
-                 ("comm_size", "int64", size), ("pg_name", "string", name), part])  # fmt: skip
+                 ("comm_size", "int64", size), ("pg_name", "string", name), line_part])  # fmt: skip
 
     sends = workload.pp_bytes > 0
-    if sends and place > 0:
+    if sends and stage_index > 0:
         message(False, rank - stage, FORWARD)
     for number in range(len(workload.layers)):
         run(number, "forward")
-    if sends and place < pp - 1:
+    if sends and stage_index < pp - 1:
         message(True, rank + stage, FORWARD)
         message(False, rank + stage, BACKWARD)
     for number in reversed(range(len(workload.layers))):
@@ -106,7 +113,7 @@ def _rank(workload: SimaiWorkload, rank: int, groups: dict[str, tuple[int, ...]]
         if workload.layers[number].update_ns:
             add(f"{workload.layers[number].name} update", NodeKind.COMP, [("stream", "int64", COMPUTE_STREAM)],
                 workload.layers[number].update_ns / 1e3)  # fmt: skip
-    if sends and place > 0:
+    if sends and stage_index > 0:
         message(True, rank - stage, BACKWARD)
     return builder.trace()
 
@@ -122,31 +129,31 @@ def workload_of(run: RankedTraces) -> SimaiWorkload:
     trace = run.traces[rank]
     about = {name: value for name, _, value in trace.about.items(0, trace.words)}
     if HEADER in about:
-        return _kept(str(about[HEADER]))
-    layers = list(_lines(run, rank))
+        return _restore_workload(str(about[HEADER]))
+    layers = list(_layers_of(run, rank))
     if not layers:
-        raise FormatError(f"{run.called(rank)} neither computes nor communicates: there is nothing to write")
+        raise FormatError(f"{run.label(rank)} neither computes nor communicates: there is nothing to write")
     spans = [call for call in _collectives(run, rank) if len(call[3]) > 1]
-    tp = max((len(ranks) for _, _, _, ranks in spans if _near(ranks)), default=1)
+    tp = max((len(ranks) for _, _, _, ranks in spans if _are_neighbours(ranks)), default=1)
     gpus = max(max(run.traces) + 1, *(max(ranks) + 1 for *_, ranks in spans), 1) if spans else max(run.traces) + 1
     degrees = {"tp": tp, "ep": 1, "pp": 1, "vpp": 1, "ga": 1, "gpus": gpus}
     return SimaiWorkload(degrees, layers)
 
 
-def _kept(text: str) -> SimaiWorkload:
+def _restore_workload(text: str) -> SimaiWorkload:
     try:
-        given: Mapping[str, Any] = json.loads(text)
+        fields: Mapping[str, Any] = json.loads(text)
         layers = [
             WorkloadLayer(name, LayerPhase(*forward), LayerPhase(*inputs), LayerPhase(*weights), update)
-            for name, forward, inputs, weights, update in given["layers"]
+            for name, forward, inputs, weights, update in fields["layers"]
         ]
-        lists = {name: tuple(each) for name, each in given["lists"].items()}
-        return SimaiWorkload(given["degrees"], layers, given["pp_bytes"], given["extra"], lists, given["kind"])
+        lists = {name: tuple(layers_list) for name, layers_list in fields["lists"].items()}
+        return SimaiWorkload(fields["degrees"], layers, fields["pp_bytes"], fields["extra"], lists, fields["kind"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise FormatError(f"the trace's {HEADER} is damaged: {str(error)[:80]}") from None
 
 
-def _near(ranks: tuple[int, ...]) -> bool:
+def _are_neighbours(ranks: tuple[int, ...]) -> bool:
     return ranks[-1] - ranks[0] == len(ranks) - 1
 
 
@@ -160,28 +167,34 @@ def _collectives(run: RankedTraces, rank: int) -> Iterator[tuple[int, str, int, 
     )
     for row in np.flatnonzero(trace.kind == NodeKind.COMM_COLL).tolist():
         if int(kinds[row]) not in NAMES:
-            known = ", ".join(KINDS)
-            what = CollectiveKind(int(kinds[row])).name if 0 <= kinds[row] <= max(CollectiveKind) else int(kinds[row])
-            raise FormatError(f"{run.called(rank)}: node {trace.ids[row]} is {what}; SimAI knows {known}")
+            names = ", ".join(KINDS)
+            kind_name = (
+                CollectiveKind(int(kinds[row])).name if 0 <= kinds[row] <= max(CollectiveKind) else int(kinds[row])
+            )
+            raise FormatError(f"{run.label(rank)}: node {trace.ids[row]} is {kind_name}; SimAI knows {names}")
         name = NAMES[CollectiveKind(int(kinds[row]))]
         ranks = tuple(sorted(run.group(trace.words[groups[row]] if groups[row] >= 0 else "")))
         yield row, name, int(sizes[row]) * (len(ranks) if name == "all_gather" else 1), ranks
 
 
-def _lines(run: RankedTraces, rank: int) -> Iterator[WorkloadLayer]:
+def _layers_of(run: RankedTraces, rank: int) -> Iterator[WorkloadLayer]:
     """Each collective with the compute before it; groups of neighbours are tensor groups, others reduce gradients."""
     trace = run.traces[rank]
-    called = {row: (name, size, ranks) for row, name, size, ranks in _collectives(run, rank)}
-    _, order = topological(trace, run.called(rank), begins(trace))
-    work = is_device_work(classes(trace)) & ~np.isin(trace.kind, COMMUNICATION)
-    spent, none, row = 0.0, LayerPhase(0), -1
+    collectives = {row: (name, size, ranks) for row, name, size, ranks in _collectives(run, rank)}
+    _, order = sorted_dependencies(trace, run.label(rank), start_order(trace))
+    work = is_device_work(class_codes(trace)) & ~np.isin(trace.kind, COMMUNICATION)
+    compute_us, no_phase, row = 0.0, LayerPhase(0), -1
     for row in order.tolist():
-        spent += float(trace.exact_us[row]) if work[row] else 0.0
-        if row in called:
-            name, size, ranks = called[row]
-            done = LayerPhase(round(spent * 1e3), name, size)
+        compute_us += float(trace.exact_us[row]) if work[row] else 0.0
+        if row in collectives:
+            name, size, ranks = collectives[row]
+            layer_phase = LayerPhase(round(compute_us * 1e3), name, size)
             title = "_".join(trace.name_of(row).split()) or name
-            yield WorkloadLayer(title, done, none, none) if _near(ranks) else WorkloadLayer(title, none, none, done)
-            spent = 0.0
-    if spent:
-        yield WorkloadLayer("rest", LayerPhase(round(spent * 1e3)), none, none)
+            yield (
+                WorkloadLayer(title, layer_phase, no_phase, no_phase)
+                if _are_neighbours(ranks)
+                else WorkloadLayer(title, no_phase, no_phase, layer_phase)
+            )
+            compute_us = 0.0
+    if compute_us:
+        yield WorkloadLayer("rest", LayerPhase(round(compute_us * 1e3)), no_phase, no_phase)

@@ -23,7 +23,7 @@ from ...datasets.traces.schema import CollectiveKind, NodeKind, TraceFileError
 MESSAGE = "send_recv"
 KINDS = (*COLLECTIVES, MESSAGE)
 COMPUTE_STREAM, NETWORK_STREAM = 7, 20
-MOST_NODES = 50_000_000
+MAX_NODES = 50_000_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ComputeMix:
             raise TraceFileError(f"generate.compute: duration_us={self.duration_us} or weight={self.weight} is too low")
 
     @property
-    def made(self) -> Op | None:
+    def parsed_op(self) -> Op | None:
         """The op. TraceFileError for what is none."""
         fields = dict(self.op)
         try:
@@ -67,12 +67,12 @@ class CommunicationMix:
 
     def __post_init__(self) -> None:
         choice(TraceFileError, "generate.communication kind", self.kind, KINDS)
-        for name, value, least in (
+        for name, value, minimum in (
             ("low_bytes", self.low_bytes, 1),
             ("ranks", self.ranks, 0),
             ("stride", self.stride, 1),
         ):
-            whole(TraceFileError, f"generate.communication {name}", value, least)
+            whole(TraceFileError, f"generate.communication {name}", value, minimum)
         if not 0 < self.weight < float("inf") or (self.high_bytes and self.high_bytes < self.low_bytes):
             raise TraceFileError(
                 f"generate.communication: weight={self.weight}, high_bytes={self.high_bytes} is too low"
@@ -100,8 +100,8 @@ class Synthetic:
         for name, value in (("ranks", self.ranks), ("nodes", self.nodes)):
             whole(TraceFileError, f"generate.{name}", value, 1)
         whole(TraceFileError, "generate.seed", self.seed, 0)
-        if self.ranks * self.nodes > MOST_NODES:
-            raise TraceFileError(f"generate: {self.ranks} x {self.nodes} nodes are more than {MOST_NODES:,}")
+        if self.ranks * self.nodes > MAX_NODES:
+            raise TraceFileError(f"generate: {self.ranks} x {self.nodes} nodes are more than {MAX_NODES:,}")
         for name, share in (("share", self.share), ("overlap", self.overlap)):
             if not 0 <= share <= 1:
                 raise TraceFileError(f"generate.{name}={share} must be from 0 to 1")
@@ -109,57 +109,61 @@ class Synthetic:
             raise TraceFileError(f"generate.imbalance={self.imbalance} must be from 0 to 3")
         if (self.share < 1 and not self.compute) or (self.share > 0 and not self.communication):
             raise TraceFileError("generate: name what to draw from: compute=[…] and communication=[…]")
-        for each in self.communication:
-            members = each.ranks or self.ranks
-            if self.ranks % (members * each.stride) or members < 2:
-                raise TraceFileError(f"generate.communication: groups of {members} ranks, {each.stride} apart, do not "
+        for mix in self.communication:
+            members = mix.ranks or self.ranks
+            if self.ranks % (members * mix.stride) or members < 2:
+                raise TraceFileError(f"generate.communication: groups of {members} ranks, {mix.stride} apart, do not "
                                      f"divide {self.ranks} ranks")  # fmt: skip
 
 
-def synthetic(values: Mapping[str, Any]) -> Synthetic:
+def load_synthetic(values: Mapping[str, Any]) -> Synthetic:
     """The settings of a configuration. TraceFileError names what is wrong."""
-    known = dict(values)
+    settings = dict(values)
     for name, sort in (("compute", ComputeMix), ("communication", CommunicationMix)):
-        if name in known:
-            if not isinstance(known[name], Sequence) or not all(isinstance(each, Mapping) for each in known[name]):
+        if name in settings:
+            if not isinstance(settings[name], Sequence) or not all(
+                isinstance(entry, Mapping) for entry in settings[name]
+            ):
                 raise TraceFileError(f"generate.{name} must be a list of entries")
-            known[name] = tuple(load(sort, dict(each), TraceFileError, f"generate.{name}") for each in known[name])
-    return load(Synthetic, known, TraceFileError, "generate")
+            settings[name] = tuple(
+                load(sort, dict(entry), TraceFileError, f"generate.{name}") for entry in settings[name]
+            )
+    return load(Synthetic, settings, TraceFileError, "generate")
 
 
-def generate(asked: Synthetic) -> RankedTraces:
+def generate(settings: Synthetic) -> RankedTraces:
     """The traces of all ranks, with their groups."""
-    rng = np.random.default_rng(asked.seed)
-    script = list(_script(asked, rng))
-    pace = np.exp(asked.imbalance * rng.standard_normal((asked.ranks, len(script))))
-    members = dict(_groups(asked))
+    rng = np.random.default_rng(settings.seed)
+    script = list(_draw_script(settings, rng))
+    paces = np.exp(settings.imbalance * rng.standard_normal((settings.ranks, len(script))))
+    members = dict(_groups(settings))
     traces = {}
-    for rank in range(asked.ranks):
+    for rank in range(settings.ranks):
         builder = TraceBuilder([("schema", "string", "opcast synthetic"), ("rank", "int32", rank),
-                                ("seed", "int64", asked.seed)])  # fmt: skip
-        _rank(asked, rank, script, pace[rank], builder)
+                                ("seed", "int64", settings.seed)])  # fmt: skip
+        _add_rank_nodes(settings, rank, script, paces[rank], builder)
         traces[rank] = builder.trace()
     return RankedTraces(traces, members)
 
 
-Drawn = tuple[ComputeMix | CommunicationMix, int, bool]
+ScriptedStep = tuple[ComputeMix | CommunicationMix, int, bool]
 """What was drawn, its bytes, and whether the next compute goes on beside it."""
 
 
-def _script(asked: Synthetic, rng: np.random.Generator) -> Iterator[Drawn]:
-    for communicates in rng.random(asked.nodes) < asked.share:
-        mix: Sequence[Any] = asked.communication if communicates else asked.compute
-        weights = np.array([each.weight for each in mix])
-        found = mix[int(rng.choice(len(mix), p=weights / weights.sum()))]
+def _draw_script(settings: Synthetic, rng: np.random.Generator) -> Iterator[ScriptedStep]:
+    for communicates in rng.random(settings.nodes) < settings.share:
+        mix: Sequence[Any] = settings.communication if communicates else settings.compute
+        weights = np.array([choice_mix.weight for choice_mix in mix])
+        chosen = mix[int(rng.choice(len(mix), p=weights / weights.sum()))]
         if not communicates:
-            yield found, 0, False
+            yield chosen, 0, False
             continue
-        low, high = found.low_bytes, max(found.high_bytes, found.low_bytes)
+        low, high = chosen.low_bytes, max(chosen.high_bytes, chosen.low_bytes)
         size = low if high == low else round(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
-        yield found, -(-size // 4) * 4, bool(rng.random() < asked.overlap)
+        yield chosen, -(-size // 4) * 4, bool(rng.random() < settings.overlap)
 
 
-def _name(mix: CommunicationMix, ranks: int, rank: int) -> tuple[str, tuple[int, ...]]:
+def _group_of_rank(mix: CommunicationMix, ranks: int, rank: int) -> tuple[str, tuple[int, ...]]:
     """The group of a rank."""
     count = mix.ranks or ranks
     block, offset = rank // (count * mix.stride), rank % mix.stride
@@ -167,38 +171,40 @@ def _name(mix: CommunicationMix, ranks: int, rank: int) -> tuple[str, tuple[int,
     return f"g{count}x{mix.stride}_{first}", tuple(range(first, first + count * mix.stride, mix.stride))
 
 
-def _groups(asked: Synthetic) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for mix in asked.communication:
-        for rank in range(asked.ranks):
-            yield _name(mix, asked.ranks, rank)
+def _groups(settings: Synthetic) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for mix in settings.communication:
+        for rank in range(settings.ranks):
+            yield _group_of_rank(mix, settings.ranks, rank)
 
 
-def _rank(asked: Synthetic, rank: int, script: Sequence[Drawn], pace: np.ndarray, builder: TraceBuilder) -> None:
+def _add_rank_nodes(
+    settings: Synthetic, rank: int, script: Sequence[ScriptedStep], pace: np.ndarray, builder: TraceBuilder
+) -> None:
     work, network, waits = 0, 0, 0  # the last of each, and the communication that compute waits for
-    for place, (mix, size, beside) in enumerate(script):
-        id = 2 * place + 1  # two ids each: a message is sent and received
+    for index, (mix, size, beside) in enumerate(script):
+        id = 2 * index + 1  # two ids each: a message is sent and received
         if isinstance(mix, ComputeMix):
-            op = mix.made
-            told: list[Attribute] = [("is_cpu_op", "bool", False), ("stream", "int64", COMPUTE_STREAM)]
+            op = mix.parsed_op
+            attributes: list[Attribute] = [("is_cpu_op", "bool", False), ("stream", "int64", COMPUTE_STREAM)]
             if op is not None:
-                told += [("num_ops", "int64", int(op.cost.flops)), ("tensor_size", "uint64", int(op.cost.bytes)),
+                attributes += [("num_ops", "int64", int(op.cost.flops)), ("tensor_size", "uint64", int(op.cost.bytes)),
                          (OP, "string", json.dumps(op.to_dict()))]  # fmt: skip
-            work = builder.add(id, op.kind if op else "compute", duration_us=mix.duration_us * float(pace[place]),
-                               data=[each for each in (work, waits) if each], attributes=told)  # fmt: skip
+            work = builder.add(id, op.kind if op else "compute", duration_us=mix.duration_us * float(pace[index]),
+                               data=[parent for parent in (work, waits) if parent], attributes=attributes)  # fmt: skip
             waits = 0
             continue
-        group, own = _name(mix, asked.ranks, rank)
-        parents = sorted({each for each in (work, network) if each})
+        group, group_ranks = _group_of_rank(mix, settings.ranks, rank)
+        parents = sorted({parent for parent in (work, network) if parent})
         if mix.kind == MESSAGE:
-            ends = {NodeKind.COMM_SEND: (rank, own[(own.index(rank) + 1) % len(own)]),
-                    NodeKind.COMM_RECV: (own[own.index(rank) - 1], rank)}  # fmt: skip
+            ends = {NodeKind.COMM_SEND: (rank, group_ranks[(group_ranks.index(rank) + 1) % len(group_ranks)]),
+                    NodeKind.COMM_RECV: (group_ranks[group_ranks.index(rank) - 1], rank)}  # fmt: skip
             for step, (kind, (source, target)) in enumerate(ends.items()):
-                told = [("is_cpu_op", "bool", False), ("comm_size", "int64", size), ("comm_src", "int32", source),
-                        ("comm_dst", "int32", target), ("comm_tag", "int32", place)]  # fmt: skip
-                network = builder.add(id + step, kind.name.lower(), kind, data=parents, attributes=told)
+                attributes = [("is_cpu_op", "bool", False), ("comm_size", "int64", size), ("comm_src", "int32", source),
+                        ("comm_dst", "int32", target), ("comm_tag", "int32", index)]  # fmt: skip
+                network = builder.add(id + step, kind.name.lower(), kind, data=parents, attributes=attributes)
         else:
-            told = [("is_cpu_op", "bool", False), ("stream", "int64", NETWORK_STREAM),
+            attributes = [("is_cpu_op", "bool", False), ("stream", "int64", NETWORK_STREAM),
                     ("comm_type", "int64", CollectiveKind[mix.kind.upper()]), ("comm_size", "int64", size),
                     ("pg_name", "string", group)]  # fmt: skip
-            network = builder.add(id, mix.kind, NodeKind.COMM_COLL, data=parents, attributes=told)
+            network = builder.add(id, mix.kind, NodeKind.COMM_COLL, data=parents, attributes=attributes)
         waits = waits if beside else network

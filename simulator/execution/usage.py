@@ -16,9 +16,9 @@ import numpy as np
 from ...datasets.traces.calls import plain_numbers
 from ...datasets.traces.groups import RankedTraces
 from ...datasets.traces.table import ExecutionTrace
-from .analysis import RankAccount, recorded
+from .analysis import RankAccount, recorded_times
 
-POINTS = 200  # of a curve
+CURVE_POINTS = 200  # of a curve
 
 
 @dataclass(frozen=True)
@@ -48,42 +48,42 @@ class Imbalance:
         return self.most_us / self.mean_us if self.mean_us else 1.0
 
 
-def memory(run: RankedTraces) -> list[TraceMemory]:
+def trace_memory(run: RankedTraces) -> list[TraceMemory]:
     """The memory of each rank and device that its trace names tensors of; none where traces name no tensors."""
-    return [found for rank, trace in run.traces.items() for found in of_rank(trace, rank)]
+    return [device_memory for rank, trace in run.traces.items() for device_memory in rank_memory(trace, rank)]
 
 
-def of_rank(trace: ExecutionTrace, rank: int) -> list[TraceMemory]:
+def rank_memory(trace: ExecutionTrace, rank: int) -> list[TraceMemory]:
     """The memory of one rank by device."""
-    start, end = recorded(trace)
+    start, end = recorded_times(trace)
     timed = bool(end.any())
     order = np.lexsort((trace.ids, start)) if timed else np.argsort(trace.ids, kind="stable")
-    known: dict[int, list[tuple[str, int, int]]] = {}
-    held: dict[tuple[str, int], list[int]] = {}  # first and last place, bytes
-    for place, row in enumerate(order.tolist()):
+    storages_of_word: dict[int, list[tuple[str, int, int]]] = {}
+    lifetimes: dict[tuple[str, int], list[int]] = {}  # first and last place, bytes
+    for position, row in enumerate(order.tolist()):
         for word in (int(trace.inputs[row, 0]), int(trace.outputs[row, 0])):
             if word < 0:
                 continue
-            if word not in known:
-                known[word] = list(_storages(trace.words[word]))
-            for device, storage, size in known[word]:
-                own = held.setdefault((device, storage), [place, place, 0])
-                own[1], own[2] = place, max(own[2], size)
+            if word not in storages_of_word:
+                storages_of_word[word] = list(_storages(trace.words[word]))
+            for device, storage, size in storages_of_word[word]:
+                lifetime = lifetimes.setdefault((device, storage), [position, position, 0])
+                lifetime[1], lifetime[2] = position, max(lifetime[2], size)
     begins = start[order] if timed else np.arange(len(order), dtype=np.float64)
     stops = end[order] if timed else begins + 1
-    made = []
-    for device in sorted({key[0] for key in held}):
-        spans = np.array([own for key, own in held.items() if key[0] == device], np.int64)
+    memories = []
+    for device in sorted({key[0] for key in lifetimes}):
+        spans = np.array([lifetime for key, lifetime in lifetimes.items() if key[0] == device], np.int64)
         change = np.zeros(len(order) + 1, np.int64)
         np.add.at(change, spans[:, 0], spans[:, 2])
         np.add.at(change, spans[:, 1] + 1, -spans[:, 2])
         level = np.cumsum(change[:-1])
         peak = int(np.argmax(level))
-        shown = np.unique(np.append(np.linspace(0, len(level) - 1, POINTS).astype(np.int64), peak))
-        curve = tuple((float(begins[at]), int(level[at])) for at in shown.tolist())
-        made.append(TraceMemory(rank, device, len(spans), int(level[peak]), int(trace.ids[order[peak]]),
+        curve_points = np.unique(np.append(np.linspace(0, len(level) - 1, CURVE_POINTS).astype(np.int64), peak))
+        curve = tuple((float(begins[position]), int(level[position])) for position in curve_points.tolist())
+        memories.append(TraceMemory(rank, device, len(spans), int(level[peak]), int(trace.ids[order[peak]]),
                                 (*curve, (float(stops.max()), 0))))  # fmt: skip
-    return made
+    return memories
 
 
 def _storages(text: str) -> list[tuple[str, int, int]]:
@@ -91,21 +91,21 @@ def _storages(text: str) -> list[tuple[str, int, int]]:
     if "[" not in text[1:]:
         return []
     try:
-        return list(_found(ast.literal_eval(plain_numbers(text))))
+        return list(_tensor_storages(ast.literal_eval(plain_numbers(text))))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return []
 
 
-def _found(values: Any) -> list[tuple[str, int, int]]:
-    found: list[tuple[str, int, int]] = []
-    for each in values if isinstance(values, (list, tuple)) else ():
-        if isinstance(each, (list, tuple)) and len(each) == 6 and isinstance(each[5], str):
-            _, storage, offset, elements, width, device = each
+def _tensor_storages(values: Any) -> list[tuple[str, int, int]]:
+    storages: list[tuple[str, int, int]] = []
+    for value in values if isinstance(values, (list, tuple)) else ():
+        if isinstance(value, (list, tuple)) and len(value) == 6 and isinstance(value[5], str):
+            _, storage, offset, elements, width, device = value
             if all(isinstance(n, int) and 0 <= n < 1 << 62 for n in (storage, offset, elements, width)):
-                found.append((device, storage, min((offset + elements) * width, 1 << 62)))
+                storages.append((device, storage, min((offset + elements) * width, 1 << 62)))
         else:
-            found += _found(each)
-    return found
+            storages += _tensor_storages(value)
+    return storages
 
 
 def imbalances(accounts: Sequence[RankAccount]) -> list[Imbalance]:
@@ -117,8 +117,8 @@ def imbalances(accounts: Sequence[RankAccount]) -> list[Imbalance]:
         for share in account.classes:
             if share.name not in ("gap", "metadata"):
                 times.setdefault(share.name, {})[account.rank] = share.total_us
-    made = []
+    imbalances = []
     for name, by_rank in times.items():
-        most = max(by_rank, key=lambda rank: by_rank[rank])
-        made.append(Imbalance(name, sum(by_rank.values()) / len(accounts), by_rank[most], most))
-    return sorted(made, key=lambda each: -(each.most_us - each.mean_us))
+        slowest = max(by_rank, key=lambda rank: by_rank[rank])
+        imbalances.append(Imbalance(name, sum(by_rank.values()) / len(accounts), by_rank[slowest], slowest))
+    return sorted(imbalances, key=lambda imbalance: -(imbalance.most_us - imbalance.mean_us))

@@ -17,8 +17,8 @@ from typing import IO, Any
 from ...datasets.loading import whole
 from .tracks import RankTrack, TrackFlow
 
-BATCH = 4096
-APART = 1000  # between the numbers of processes; those of threads lie in between
+EVENTS_PER_WRITE = 4096
+PROCESS_NUMBER_STEP = 1000  # between the numbers of processes; those of threads lie in between
 Event = dict[str, Any]
 
 
@@ -41,9 +41,9 @@ def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[TrackFl
         with open(unfinished, "wb") as file:
             if path.name.endswith(".gz"):
                 with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
-                    _write(packed, events(tracks, flows, expand))
+                    _write(packed, trace_events(tracks, flows, expand))
             else:
-                _write(file, events(tracks, flows, expand))
+                _write(file, trace_events(tracks, flows, expand))
         unfinished.replace(path)
     except OSError as error:
         with suppress(OSError):
@@ -52,13 +52,13 @@ def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[TrackFl
     return path
 
 
-def _write(file: IO[bytes] | gzip.GzipFile, found: Iterator[Event]) -> None:
+def _write(file: IO[bytes] | gzip.GzipFile, events: Iterator[Event]) -> None:
     encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
     lines: list[str] = []
-    for number, event in enumerate(found):
+    for number, event in enumerate(events):
         lines.append((",\n" if number else "") + encode(event))
-        if len(lines) == BATCH:
+        if len(lines) == EVENTS_PER_WRITE:
             file.write("".join(lines).encode())
             lines.clear()
     file.write("".join(lines).encode() + b"\n]}\n")
@@ -68,25 +68,25 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
 
 
-def events(tracks: Sequence[RankTrack], flows: Iterable[TrackFlow] = (), expand: int = 1) -> Iterator[Event]:
+def trace_events(tracks: Sequence[RankTrack], flows: Iterable[TrackFlow] = (), expand: int = 1) -> Iterator[Event]:
     """The events of a timeline: names of ranks and streams first, then spans, memory and sends."""
     threads: list[tuple[int, dict[str, int]]] = []
     process = 0
     for track in tracks:
         names = list(dict.fromkeys(span.stream for span in track.spans))
-        for shown, member in enumerate(track.members(expand)):
-            process += APART
+        for member_index, member in enumerate(track.members(expand)):
+            process += PROCESS_NUMBER_STEP
             streams = {name: process + number for number, name in enumerate(names, 1)}
-            if not shown:
+            if not member_index:
                 threads.append((process, streams))
             yield from _names(process, member, streams)
             yield from _spans(process, track, streams)
     for number, flow in enumerate(flows):
         common = {"cat": "send", "name": flow.name, "id": number}
-        for phase, track_at, us in (("s", flow.source, flow.source_us), ("f", flow.target, flow.target_us)):
+        for phase, track_at, time_us in (("s", flow.source, flow.source_us), ("f", flow.target, flow.target_us)):
             first, streams = threads[track_at]
-            place = {"pid": first, "tid": streams.get(flow.stream, first + 1), "ts": _whole_ns(us)}
-            yield common | {"ph": phase} | place | ({"bp": "e"} if phase == "f" else {})
+            position = {"pid": first, "tid": streams.get(flow.stream, first + 1), "ts": _round_to_ns(time_us)}
+            yield common | {"ph": phase} | position | ({"bp": "e"} if phase == "f" else {})
 
 
 def _names(process: int, name: str, streams: dict[str, int]) -> Iterator[Event]:
@@ -100,7 +100,7 @@ def _names(process: int, name: str, streams: dict[str, int]) -> Iterator[Event]:
 
 def _spans(process: int, track: RankTrack, streams: dict[str, int]) -> Iterator[Event]:
     for span in track.spans:
-        start, end = _whole_ns(span.start_us), _whole_ns(span.start_us + span.duration_us)
+        start, end = _round_to_ns(span.start_us), _round_to_ns(span.start_us + span.duration_us)
         yield {
             "ph": "X",
             "pid": process,
@@ -112,11 +112,11 @@ def _spans(process: int, track: RankTrack, streams: dict[str, int]) -> Iterator[
             "args": dict(span.args),
         }
     for us, gib in track.memory:
-        yield {"ph": "C", "pid": process, "ts": _whole_ns(us), "name": "memory", "args": {"GiB": round(gib, 4)}}
+        yield {"ph": "C", "pid": process, "ts": _round_to_ns(us), "name": "memory", "args": {"GiB": round(gib, 4)}}
     for name, values in track.counters.items():
         for us, value in values:
-            yield {"ph": "C", "pid": process, "ts": _whole_ns(us), "name": name, "args": {"value": round(value, 6)}}
+            yield {"ph": "C", "pid": process, "ts": _round_to_ns(us), "name": name, "args": {"value": round(value, 6)}}
 
 
-def _whole_ns(us: float) -> float:
+def _round_to_ns(us: float) -> float:
     return round(us, 3)

@@ -69,19 +69,19 @@ def read_workload(text: str) -> SimaiWorkload:
     if len(lines) < 2 or lines[0][1].split()[0].rstrip(":") not in KINDS:
         raise FormatError(f"a SimAI workload starts with {KIND} and a number of layers")
     figures, lists = _header(*lines[0])
-    count = _whole(lines[1][0], "the number of layers", lines[1][1].strip())
+    count = _whole_number(lines[1][0], "the number of layers", lines[1][1].strip())
     if len(lines) - 2 != count:
         raise FormatError(f"line {lines[1][0]} promises {count} layers, {len(lines) - 2} follow")
     if "all_gpus" not in figures:  # files of ASTRA-sim's first version have none
-        needed = figures.get("model_parallel_NPU_group", 1) * figures.get("pp", 1)
+        gpus_per_replica = figures.get("model_parallel_NPU_group", 1) * figures.get("pp", 1)
         raise FormatError(
             f"line {lines[0][0]} lacks all_gpus, the number of GPUs that the workload is for: add all_gpus: N, "
-            f"a multiple of {needed}"
+            f"a multiple of {gpus_per_replica}"
         )
-    degrees = {mine: figures.pop(theirs, 1) for theirs, mine in HEADER.items()}
-    for theirs, mine in HEADER.items():
-        if degrees[mine] < 1:
-            raise FormatError(f"line {lines[0][0]}: {theirs}: {degrees[mine]} must be at least 1")
+    degrees = {our_name: figures.pop(simai_name, 1) for simai_name, our_name in HEADER.items()}
+    for simai_name, our_name in HEADER.items():
+        if degrees[our_name] < 1:
+            raise FormatError(f"line {lines[0][0]}: {simai_name}: {degrees[our_name]} must be at least 1")
     pp_bytes = figures.pop("pp_comm", 0)
     layers = [_layer(number, line) for number, line in lines[2:]]
     return SimaiWorkload(degrees, layers, pp_bytes, figures, lists, lines[0][1].split()[0].rstrip(":"))
@@ -92,14 +92,14 @@ def _header(number: int, line: str) -> tuple[dict[str, int], dict[str, tuple[int
     words = line.replace(":", " ").split()[1:]
     figures: dict[str, int] = {}
     lists: dict[str, tuple[int, ...]] = dict.fromkeys(LISTS, ())
-    at = 0
-    while at < len(words):
-        name, value = words[at], words[at + 1] if at + 1 < len(words) else "nothing"
-        figure = _whole(number, name, value)
-        at += 2
+    index = 0
+    while index < len(words):
+        name, value = words[index], words[index + 1] if index + 1 < len(words) else "nothing"
+        figure = _whole_number(number, name, value)
+        index += 2
         if name in LISTS:
-            lists[name] = tuple(_whole(number, name, each) for each in words[at : at + figure])
-            at += figure
+            lists[name] = tuple(_whole_number(number, name, item) for item in words[index : index + figure])
+            index += figure
         else:
             figures[name] = figure
     return figures, lists
@@ -113,21 +113,21 @@ def _layer(number: int, line: str) -> WorkloadLayer:
             "collective and bytes, and the update"
         )
     forward, inputs, weights = (_work(number, words[at : at + 3]) for at in (2, 5, 8))
-    return WorkloadLayer(words[0], forward, inputs, weights, _whole(number, "the update", words[11]))
+    return WorkloadLayer(words[0], forward, inputs, weights, _whole_number(number, "the update", words[11]))
 
 
 def _work(number: int, words: Sequence[str]) -> LayerPhase:
     name, _, scope = words[1].partition("_")
-    compute, size = _whole(number, "compute", words[0]), _whole(number, "bytes", words[2])
+    compute, size = _whole_number(number, "compute", words[0]), _whole_number(number, "bytes", words[2])
     if name == "NONE":
         return LayerPhase(compute)
     if name not in COLLECTIVES or scope not in SCOPES:
-        known = ", ".join((*COLLECTIVES, "NONE"))
-        raise FormatError(f"line {number}: {words[1]!r} is not one of {known}, nor with _EP or _DP_EP behind it")
+        names = ", ".join((*COLLECTIVES, "NONE"))
+        raise FormatError(f"line {number}: {words[1]!r} is not one of {names}, nor with _EP or _DP_EP behind it")
     return LayerPhase(compute, COLLECTIVES[name], size, scope)
 
 
-def _whole(number: int, name: str, word: str) -> int:
+def _whole_number(number: int, name: str, word: str) -> int:
     """A whole number of at least 0, which some writers give a decimal point; FormatError names the line."""
     try:
         value = float(word)
@@ -141,23 +141,28 @@ def _whole(number: int, name: str, word: str) -> int:
 def write_workload(workload: SimaiWorkload) -> str:
     """The workload as SimAI reads it."""
     words = [f"{theirs}: {workload.degrees.get(mine, 1)}" for theirs, mine in HEADER.items()]
-    words += [" ".join([f"{name}:", *map(str, (len(each), *each))]) for name, each in workload.lists.items()]
+    words += [" ".join([f"{name}:", *map(str, (len(layers), *layers))]) for name, layers in workload.lists.items()]
     words += [f"{name}: {value}" for name, value in workload.extra.items()]
     head = " ".join([workload.kind, *words, f"pp_comm: {workload.pp_bytes}"])
     names = {mine: theirs for theirs, mine in COLLECTIVES.items()}
 
-    def written(work: LayerPhase) -> list[str]:
+    def phase_words(work: LayerPhase) -> list[str]:
         name = names[work.collective] + (f"_{work.scope}" if work.scope else "") if work.collective else "NONE"
         return [str(work.compute_ns), name, str(work.size_bytes)]
 
     rows = [
-        [layer.name, "-1", *(word for phase in PHASES for word in written(getattr(layer, phase))), str(layer.update_ns)]
+        [
+            layer.name,
+            "-1",
+            *(word for phase in PHASES for word in phase_words(getattr(layer, phase))),
+            str(layer.update_ns),
+        ]
         for layer in workload.layers
     ]
     return "\n".join([head, str(len(rows)), *("\t".join(row) for row in rows)]) + "\n"
 
 
-def members(workload: SimaiWorkload, phase: str, work: LayerPhase) -> range:
+def group_ranks(workload: SimaiWorkload, phase: str, work: LayerPhase) -> range:
     """The ranks of the first group that a collective joins: tensor ranks are neighbours, then data, then pipeline.
 
     FormatError where the degrees do not divide the GPUs.
@@ -183,7 +188,7 @@ def serial_us(workload: SimaiWorkload, fabric: Fabric) -> float:
             work: LayerPhase = getattr(layer, phase)
             total += work.compute_ns / 1e3
             if work.collective and work.size_bytes:
-                total += fabric.latency_us(work.collective, members(workload, phase, work), work.size_bytes)
+                total += fabric.latency_us(work.collective, group_ranks(workload, phase, work), work.size_bytes)
     return total
 
 
@@ -191,44 +196,48 @@ def bus_bandwidths(workload: SimaiWorkload, fabric: Fabric, size_bytes: float = 
     """GB/s that nccl-tests would call bus bandwidth, by group and collective, for :func:`write_busbw`."""
     dense = LayerPhase(0)
     groups = {
-        "TP": members(workload, "forward", dense),
-        "DP": members(workload, "weight_gradient", dense),
-        "EP": members(workload, "forward", LayerPhase(0, scope="EP")),
+        "TP": group_ranks(workload, "forward", dense),
+        "DP": group_ranks(workload, "weight_gradient", dense),
+        "EP": group_ranks(workload, "forward", LayerPhase(0, scope="EP")),
     }
-    found: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     for name, ranks in groups.items():
-        found[name] = {}
+        rates[name] = {}
         for collective in COLLECTIVES.values() if len(ranks) > 1 else ():
-            us = fabric.latency_us(collective, ranks, size_bytes)
-            found[name][collective] = float(bus_factor(collective, len(ranks))) * size_bytes / us / 1e3
+            latency_us = fabric.latency_us(collective, ranks, size_bytes)
+            rates[name][collective] = float(bus_factor(collective, len(ranks))) * size_bytes / latency_us / 1e3
     if workload.degrees["pp"] > 1:
-        us = fabric.latency_us("send", (0, workload.degrees["gpus"] // workload.degrees["pp"]), size_bytes)
-        found["PP"] = {"busbw": size_bytes / us / 1e3}
-    return found
+        latency_us = fabric.latency_us("send", (0, workload.degrees["gpus"] // workload.degrees["pp"]), size_bytes)
+        rates["PP"] = {"busbw": size_bytes / latency_us / 1e3}
+    return rates
 
 
 def read_busbw(text: str) -> dict[str, dict[str, float]]:
     """SimAI's bus bandwidths, GB/s by group (TP, DP, EP, PP) and collective; FormatError names the line."""
-    found: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     group = ""
     for number, line in enumerate(text.splitlines(), 1):
-        name, colon, value = (part.strip().strip(",").strip() for part in line.partition(":"))
+        name, colon, value = (text.strip().strip(",").strip() for text in line.partition(":"))
         if not name or (number == 1 and not colon):
             continue
         if not value:
             if name not in GROUPS:
                 raise FormatError(f"line {number}: {name!r} is not one of {', '.join(GROUPS)}")
             group = name
-            found[group] = {}
+            rates[group] = {}
             continue
-        known = {"busbw": "busbw"} if group == "PP" else {theirs.lower(): mine for theirs, mine in COLLECTIVES.items()}
-        if not group or name.lower() not in known:
-            raise FormatError(f"line {number}: {name!r} is not one of {', '.join(known)} under {', '.join(GROUPS)}")
+        names = (
+            {"busbw": "busbw"}
+            if group == "PP"
+            else {simai_name.lower(): our_name for simai_name, our_name in COLLECTIVES.items()}
+        )
+        if not group or name.lower() not in names:
+            raise FormatError(f"line {number}: {name!r} is not one of {', '.join(names)} under {', '.join(GROUPS)}")
         if value != "null":
-            found[group][known[name.lower()]] = _rate(number, value)
-    if not found:
-        raise FormatError(f"SimAI's bus bandwidths have lines {', '.join(f'{each}:' for each in GROUPS)}")
-    return found
+            rates[group][names[name.lower()]] = _rate(number, value)
+    if not rates:
+        raise FormatError(f"SimAI's bus bandwidths have lines {', '.join(f'{name}:' for name in GROUPS)}")
+    return rates
 
 
 def _rate(number: int, value: str) -> float:
@@ -244,10 +253,11 @@ def _rate(number: int, value: str) -> float:
 def write_busbw(rates: Mapping[str, Mapping[str, float]], title: str = "opcast") -> str:
     """Bus bandwidths as SimAI reads them; what is not given is null."""
     lines = [title]
-    for group, each in rates.items():
+    for group, group_rates in rates.items():
         lines.append(f"{group}:")
         names = {"busbw": "busbw"} if group == "PP" else {f"{t.lower()},": mine for t, mine in COLLECTIVES.items()}
         lines += [
-            f"  {theirs}: {each[mine]!r}" if mine in each else f"  {theirs}: null" for theirs, mine in names.items()
+            f"  {theirs}: {group_rates[mine]!r}" if mine in group_rates else f"  {theirs}: null"
+            for theirs, mine in names.items()
         ]
     return "\n".join(lines) + "\n"

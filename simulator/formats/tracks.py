@@ -45,13 +45,15 @@ class RankTrack:
         """How many ranks it stands for."""
         return int(np.prod(list(self.folded.values()), dtype=np.int64)) if self.folded else 1
 
-    def members(self, most: int) -> Iterator[str]:
-        """Names of its first ranks, ``most`` at the most; the last name says how many are not shown."""
-        shown = min(self.ranks, max(most, 1))
-        places = itertools.islice(itertools.product(*(range(count) for count in self.folded.values())), shown)
-        for number, place in enumerate(places):
-            parts = [self.name, *(f"{name} {at}" for name, at in zip(self.folded, place, strict=True))]
-            rest = self.ranks - shown if number == shown - 1 else 0
+    def members(self, limit: int) -> Iterator[str]:
+        """Names of its first ranks, ``limit`` at the most; the last name says how many are not shown."""
+        shown_count = min(self.ranks, max(limit, 1))
+        coordinates = itertools.islice(
+            itertools.product(*(range(count) for count in self.folded.values())), shown_count
+        )
+        for number, coordinate in enumerate(coordinates):
+            parts = [self.name, *(f"{name} {at}" for name, at in zip(self.folded, coordinate, strict=True))]
+            rest = self.ranks - shown_count if number == shown_count - 1 else 0
             yield ", ".join(parts) + (f" (and {rest:,} alike)" if rest else "")
 
 

@@ -1,21 +1,20 @@
 """Reports as web pages: one HTML file each, which needs no network and no server.
 
 ``write_quickstart_report`` shows predicted beside measured, ``write_step_report`` one simulated step,
-``write_network_report`` transfers on the links of a cluster, ``write_search_report`` the best layouts of a space,
-``write_serving_report`` served traffic. All are put together from the parts of :mod:`.page`.
+``write_network_report`` transfers on the links of a cluster, ``write_serving_report`` served traffic; a search has its
+page in :mod:`..search.view`. All are put together from the parts of :mod:`.page`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ...datasets.devices import Device
 from ..report.answer import InferenceReport, OpPrediction, StepReport
 from ..report.comparison import Comparison
 from ..report.served import ServingReport
-from . import network, quickstart, search, served, serving, step
+from . import network, quickstart, serving, step
 from .cluster import ClusterView
 from .page import ReportError, render, write, write_text
 
@@ -54,39 +53,14 @@ def write_step_report(
     return write_text(step_page(report, device, cluster), path)
 
 
-def network_page(found: OpPrediction) -> str:
+def network_page(prediction: OpPrediction) -> str:
     """What the links of a cluster did as the text of a page."""
-    return render(network.page(found))
+    return render(network.page(prediction))
 
 
-def write_network_report(found: OpPrediction, path: Path) -> Path:
+def write_network_report(prediction: OpPrediction, path: Path) -> Path:
     """Write what the links of a cluster did as a page and return its path; ReportError when it cannot be written."""
-    return write(network.page(found), path)
-
-
-def write_search_report(
-    found: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    plotted: Sequence[str],
-    named: Callable[[Mapping[str, Any]], str],
-    path: Path,
-) -> Path:
-    """Write a search, as plain values, as a page and return its path; ReportError when it cannot be written.
-
-    ``rows`` are all points, ``plotted`` the figures of the objectives, ``named`` says a row's layout in short.
-    """
-    return write(search.page(found, rows, plotted, named), path)
-
-
-def write_served_report(
-    found: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    plotted: Sequence[str],
-    named: Callable[[Mapping[str, Any]], str],
-    path: Path,
-) -> Path:
-    """Write a search over ways to serve as a page and return its path; see :func:`write_search_report`."""
-    return write(served.page(found, rows, plotted, named), path)
+    return write(network.page(prediction), path)
 
 
 def write_serving_report(

@@ -21,9 +21,9 @@ FONT = "system-ui, sans-serif"
 HOST = "host"
 PERCENT = "\u00a0%"
 LARGEST_MARKER_PX = 38.0
-BINS = np.arange(-50.0, 50.1, 5.0)  # percent; what lies beyond is counted in a bin at either end
-THINNEST_BOX = 0.6  # percent
-SHOWN_ERROR = (-100.0, 200.0)  # percent
+ERROR_BINS_PERCENT = np.arange(-50.0, 50.1, 5.0)  # what lies beyond is counted in a bin at either end
+MIN_BOX_PERCENT = 0.6
+ERROR_AXIS_PERCENT = (-100.0, 200.0)
 
 
 def label(text: str) -> str:
@@ -84,9 +84,9 @@ def agreement(sites: Sequence[Site]) -> dict[str, Any]:
 def error_by_size(sites: Sequence[Site]) -> dict[str, Any]:
     """Signed error over measured time per call site: what a log axis of predictions is too coarse to show."""
     low, high = _range(sites)
-    errors = np.clip([site.error for site in sites], *SHOWN_ERROR)
+    errors = np.clip([site.error for site in sites], *ERROR_AXIS_PERCENT)
     return figure(
-        _discs(sites, lambda site: min(max(site.error, SHOWN_ERROR[0]), SHOWN_ERROR[1])),
+        _discs(sites, lambda site: min(max(site.error, ERROR_AXIS_PERCENT[0]), ERROR_AXIS_PERCENT[1])),
         height=460,
         shapes=error_bands("y"),
         xaxis={"title": {"text": "measured"}} | log_axis(low, high),
@@ -113,13 +113,13 @@ def _discs(sites: Sequence[Site], height: Callable[[Site], float]) -> list[dict[
             "name": label(kind),
             "legendgroup": kind,
             "meta": {"name": kind},
-            "x": [rounded(site.measured_us) for site in group],
-            "y": [rounded(height(site)) for site in group],
+            "x": [round_number(site.measured_us) for site in group],
+            "y": [round_number(height(site)) for site in group],
             "hovertext": [_site_hint(site) for site in group],
             "hoverinfo": "text",
             "marker": {
                 "color": colours.of_kind(kind),
-                "size": [rounded(site.share) for site in group],
+                "size": [round_number(site.share) for site in group],
                 "sizemode": "area",
                 "sizeref": largest / LARGEST_MARKER_PX**2 * 2,
                 "sizemin": 3.5,
@@ -127,7 +127,7 @@ def _discs(sites: Sequence[Site], height: Callable[[Site], float]) -> list[dict[
                 "line": {"width": 1, "color": "var(--surface)"},
             },
         }
-        for kind, group in grouped(sites)
+        for kind, group in group_sites(sites)
     ]
 
 
@@ -161,12 +161,12 @@ def log_axis(low: float, high: float) -> dict[str, Any]:
 
 
 def _site_hint(site: Site) -> str:
-    apart = f" ({units.between(site.fastest_us, site.slowest_us)} over the calls)" if site.calls > 1 else ""
+    apart = f" ({units.duration_range(site.fastest_us, site.slowest_us)} over the calls)" if site.calls > 1 else ""
     return hover(
         site.detail,
         site.path or "the model itself",
         f"{site.workload}, {site.phase}, {site.source}, {units.count(site.calls)} calls",
-        f"predicted {units.duration(site.predicted_us)} ({units.between(site.low_us, site.high_us)})",
+        f"predicted {units.duration(site.predicted_us)} ({units.duration_range(site.low_us, site.high_us)})",
         f"measured {units.duration(site.measured_us)}{apart}",
         f"error {units.percent(site.error, signed=True)}, {units.share(site.share)} of the measured operator time",
     )
@@ -174,13 +174,23 @@ def _site_hint(site: Site) -> str:
 
 def histogram(errors: Mapping[str, Errors]) -> dict[str, Any]:
     """Share of the measured time by signed error, kinds stacked. ``errors`` are those of each kind."""
-    total = sum(each.weight for each in errors.values())
-    edges = np.concatenate([[-np.inf], BINS, [np.inf]])
-    centres = np.concatenate([[BINS[0] - 2.5], (BINS[:-1] + BINS[1:]) / 2, [BINS[-1] + 2.5]])
-    names = [f"below {_signed(BINS[0])}", *map(_bin_name, BINS[:-1], BINS[1:]), f"above {_signed(BINS[-1])}"]
+    total = sum(kind_errors.weight for kind_errors in errors.values())
+    edges = np.concatenate([[-np.inf], ERROR_BINS_PERCENT, [np.inf]])
+    centres = np.concatenate(
+        [
+            [ERROR_BINS_PERCENT[0] - 2.5],
+            (ERROR_BINS_PERCENT[:-1] + ERROR_BINS_PERCENT[1:]) / 2,
+            [ERROR_BINS_PERCENT[-1] + 2.5],
+        ]
+    )
+    names = [
+        f"below {_signed_text(ERROR_BINS_PERCENT[0])}",
+        *map(_bin_name, ERROR_BINS_PERCENT[:-1], ERROR_BINS_PERCENT[1:]),
+        f"above {_signed_text(ERROR_BINS_PERCENT[-1])}",
+    ]
     data = []
-    for kind, each in errors.items():
-        heights = np.histogram(each.percent, edges, weights=each.weights)[0] / total * 100.0
+    for kind, kind_errors in errors.items():
+        heights = np.histogram(kind_errors.percent, edges, weights=kind_errors.weights)[0] / total * 100.0
         data.append(
             {
                 "type": "bar",
@@ -188,7 +198,7 @@ def histogram(errors: Mapping[str, Errors]) -> dict[str, Any]:
                 "legendgroup": kind,
                 "meta": {"name": kind},
                 "x": centres.tolist(),
-                "y": [rounded(value) for value in heights.tolist()],
+                "y": [round_number(value) for value in heights.tolist()],
                 "hovertext": [
                     hover(kind, f"error {name}", f"{units.percent(value)} of the measured operator time")
                     for name, value in zip(names, heights.tolist(), strict=True)
@@ -198,9 +208,13 @@ def histogram(errors: Mapping[str, Errors]) -> dict[str, Any]:
                 "marker": {"color": colours.of_kind(kind), "line": {"width": 0}},
             }
         )
-    ticks = [BINS[0] - 2.5, -25.0, 0.0, 25.0, BINS[-1] + 2.5]
-    words = [f"< {_signed(BINS[0])}", *(_signed(value) for value in ticks[1:-1]), f"> {_signed(BINS[-1])}"]
-    ends = {"range": [BINS[0] - 10.0, BINS[-1] + 10.0], "showgrid": False}
+    ticks = [ERROR_BINS_PERCENT[0] - 2.5, -25.0, 0.0, 25.0, ERROR_BINS_PERCENT[-1] + 2.5]
+    words = [
+        f"< {_signed_text(ERROR_BINS_PERCENT[0])}",
+        *(_signed_text(value) for value in ticks[1:-1]),
+        f"> {_signed_text(ERROR_BINS_PERCENT[-1])}",
+    ]
+    ends = {"range": [ERROR_BINS_PERCENT[0] - 10.0, ERROR_BINS_PERCENT[-1] + 10.0], "showgrid": False}
     return figure(
         data,
         height=errors_height(len(errors)),
@@ -212,12 +226,12 @@ def histogram(errors: Mapping[str, Errors]) -> dict[str, Any]:
     )
 
 
-def _signed(value: float) -> str:
+def _signed_text(value: float) -> str:
     return units.percent(value, signed=value > 0).replace(".0", "")
 
 
 def _bin_name(low: float, high: float) -> str:
-    return f"{_signed(low)} to {_signed(high)}"
+    return f"{_signed_text(low)} to {_signed_text(high)}"
 
 
 def errors_height(kinds: int) -> int:
@@ -238,12 +252,14 @@ def error_bands(axis: str) -> list[dict[str, Any]]:
 def spreads(errors: Mapping[str, Errors]) -> dict[str, Any]:
     """Signed error per kind, weighted by time: line from p10 to p90, box over the middle half, mark at the median."""
     kinds = list(errors)
-    quantiles = {kind: np.clip(each.quantiles(), *SHOWN_ERROR).tolist() for kind, each in errors.items()}
+    quantiles = {
+        kind: np.clip(kind_errors.quantiles(), *ERROR_AXIS_PERCENT).tolist() for kind, kind_errors in errors.items()
+    }
     data = []
-    for kind, each in errors.items():
+    for kind, kind_errors in errors.items():
         p10, p25, median, p75, p90 = quantiles[kind]
         common = {"legendgroup": kind, "meta": {"name": kind}, "name": label(kind), "hoverinfo": "text"}
-        colour, hint = colours.of_kind(kind), _spread_hint(kind, each)
+        colour, hint = colours.of_kind(kind), _spread_hint(kind, kind_errors)
         data += [
             common
             | {
@@ -258,8 +274,8 @@ def spreads(errors: Mapping[str, Errors]) -> dict[str, Any]:
             | {
                 "type": "bar",
                 "orientation": "h",
-                "base": [p25 if p75 - p25 > THINNEST_BOX else (p25 + p75 - THINNEST_BOX) / 2],
-                "x": [max(p75 - p25, THINNEST_BOX)],
+                "base": [p25 if p75 - p25 > MIN_BOX_PERCENT else (p25 + p75 - MIN_BOX_PERCENT) / 2],
+                "x": [max(p75 - p25, MIN_BOX_PERCENT)],
                 "y": [label(kind)],
                 "hovertext": hint,
                 "textposition": "none",
@@ -297,14 +313,14 @@ def spreads(errors: Mapping[str, Errors]) -> dict[str, Any]:
     )
 
 
-def _spread_hint(kind: str, each: Errors) -> str:
-    p10, p25, median, p75, p90 = (units.percent(value, signed=True) for value in each.quantiles())
+def _spread_hint(kind: str, kind_errors: Errors) -> str:
+    p10, p25, median, p75, p90 = (units.percent(value, signed=True) for value in kind_errors.quantiles())
     return hover(
         kind,
         f"median {median}",
         f"half of the time from {p25} to {p75}",
         f"four fifths from {p10} to {p90}",
-        f"{units.count(len(each.percent))} calls, {units.duration(each.weight)} measured",
+        f"{units.count(len(kind_errors.percent))} calls, {units.duration(kind_errors.weight)} measured",
     )
 
 
@@ -353,7 +369,7 @@ def _pair(
         "name": label(kind),
         "legendgroup": kind,
         "meta": {"name": kind},
-        "x": [rounded(value / divisor) for value in pair],
+        "x": [round_number(value / divisor) for value in pair],
         "y": ["predicted", "measured"],
         "xaxis": f"x{number}",
         "yaxis": f"y{number}",
@@ -367,7 +383,7 @@ def _pair(
                 kind,
                 f"{title}, {side}",
                 f"{units.duration(value)}, {units.share(value / total)} of the step",
-                _off(pair),
+                _error_text(pair),
             )
             for side, value, total in sides
         ],
@@ -376,7 +392,7 @@ def _pair(
     }
 
 
-def _off(pair: tuple[float, float]) -> str:
+def _error_text(pair: tuple[float, float]) -> str:
     predicted, measured = pair
     return f"predicted {units.percent((predicted / measured - 1) * 100, signed=True)}" if measured > 0 else ""
 
@@ -405,7 +421,7 @@ def kinds_chart(shares: Sequence[OpShare], host_s: float, step_s: float) -> dict
         {
             "type": "bar",
             "orientation": "h",
-            "x": [rounded(seconds * 1e6 / divisor)],
+            "x": [round_number(seconds * 1e6 / divisor)],
             "y": [label(kind)],
             "text": [f"{units.duration(seconds * 1e6)}  {units.share(seconds / step_s)}"],
             "textposition": "auto",
@@ -430,7 +446,7 @@ def kinds_chart(shares: Sequence[OpShare], host_s: float, step_s: float) -> dict
     )
 
 
-def grouped(sites: Iterable[Site]) -> list[tuple[str, list[Site]]]:
+def group_sites(sites: Iterable[Site]) -> list[tuple[str, list[Site]]]:
     """Sites by kind, the kind with the most time first, so that small markers are drawn over large ones."""
     by_kind: dict[str, list[Site]] = {}
     for site in sites:
@@ -438,6 +454,6 @@ def grouped(sites: Iterable[Site]) -> list[tuple[str, list[Site]]]:
     return sorted(by_kind.items(), key=lambda item: -sum(site.share for site in item[1]))
 
 
-def rounded(value: float) -> float:
+def round_number(value: float) -> float:
     """Five significant digits: enough for any screen, and a smaller page."""
     return float(f"{value:.5g}")

@@ -12,7 +12,7 @@ from typing import Any
 from ..report.answer import StageShare
 from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units
-from .charts import figure, hover, label, rounded
+from .charts import figure, hover, label, round_number
 from .gantt import pipeline_charts
 from .links import links_section, time_section
 from .page import Cell, Column, Figure, Legend, PageSection, Table
@@ -65,36 +65,36 @@ class ClusterView:
 
 def sections(view: ClusterView, step_s: float) -> tuple[PageSection, ...]:
     """The sections of a view, in the order of the page."""
-    found = (
+    candidates = (
         pipeline_section(view.pipeline) if view.pipeline is not None and view.pipeline.orders.stages > 1 else None,
         parallelism_section(view.exposed_s, view.hidden_s, step_s),
         stages_section(view.stages, view.memory_gib, view.limit_gib),
         links_section(view.links, view.links_svg),
         time_section(view.links),
     )
-    return tuple(section for section in found if section is not None)
+    return tuple(section for section in candidates if section is not None)
 
 
 def pipeline_section(times: PipelineTimes) -> PageSection:
     """The pipeline in time."""
-    made = pipeline_charts(times)
+    charts_of_variant = pipeline_charts(times)
     orders = times.orders
     chunks = f" with {orders.chunks} chunks each" if orders.chunks > 1 else ""
     shades = " Every other chunk has a shade of its own." if orders.chunks > 1 else ""
     text = (
         f"{orders.schedule} over {orders.stages} stages{chunks} and {units.count(orders.micro_batches)} micro-batches: "
-        f"stages are idle for {_range(times.bubble_share.tolist())} of the time.{shades} Drag across the picture or "
-        "use the buttons to zoom, double-click for the whole."
+        f"stages are idle for {_share_range(times.bubble_share.tolist())} of the time.{shades} Drag across the picture "
+        "or use the buttons to zoom, double-click for the whole."
     )
-    variants = tuple((name, VARIANTS[name]) for name in made) if len(made) > 1 else ()
-    charts = made if variants else {"": made["whole"]}
+    variants = tuple((name, VARIANTS[name]) for name in charts_of_variant) if len(charts_of_variant) > 1 else ()
+    charts = charts_of_variant if variants else {"": charts_of_variant["whole"]}
     parts = (Figure("Stages", charts, zoom=True), Legend())
     return PageSection("pipeline", "The pipeline in time", text, parts, variants)
 
 
-def _range(shares: Sequence[float]) -> str:
-    least, most = units.share(min(shares)), units.share(max(shares))
-    return least if least == most else f"{least} to {most}"
+def _share_range(shares: Sequence[float]) -> str:
+    lowest, highest = units.share(min(shares)), units.share(max(shares))
+    return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
 def parallelism_section(
@@ -119,15 +119,15 @@ def parallelism_chart(rows: Sequence[tuple[str, float, float]], step_s: float) -
     names = [f"{label(GROUP_WORDS.get(name, name))} ({label(name)})" for name, *_ in rows]
     data = []
     pieces = (("exposed", "indigo", [row[1] for row in rows]), ("hidden", "line", [row[2] for row in rows]))
-    for place, (piece, hue, seconds) in enumerate(pieces):
+    for index, (piece, hue, seconds) in enumerate(pieces):
         data.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "name": piece,
                 "legendgroup": piece,
-                "meta": {"name": piece, "place": place},
-                "x": [rounded(value * 1e6 / divisor) for value in seconds],
+                "meta": {"name": piece, "place": index},
+                "x": [round_number(value * 1e6 / divisor) for value in seconds],
                 "y": names,
                 "text": [f"{units.share(value / step_s)}" if value / step_s >= 5e-3 else "" for value in seconds],
                 "textposition": "auto",
@@ -175,8 +175,8 @@ def memory_chart(memory_gib: Sequence[Mapping[str, float]], limit_gib: float | N
     names = [f"stage {stage}" for stage in range(len(memory_gib))]
     spare = iter(SPARE_HUES * 4)
     data = []
-    for place, name in enumerate(dict.fromkeys(name for held in memory_gib for name in held)):
-        sizes = [held.get(name, 0.0) for held in memory_gib]
+    for index, name in enumerate(dict.fromkeys(name for stage_gib in memory_gib for name in stage_gib)):
+        sizes = [stage_gib.get(name, 0.0) for stage_gib in memory_gib]
         if not any(sizes):
             continue
         data.append(
@@ -185,12 +185,12 @@ def memory_chart(memory_gib: Sequence[Mapping[str, float]], limit_gib: float | N
                 "orientation": "h",
                 "name": label(name),
                 "legendgroup": name,
-                "meta": {"name": name, "place": place},
-                "x": [rounded(size) for size in sizes],
+                "meta": {"name": name, "place": index},
+                "x": [round_number(size) for size in sizes],
                 "y": names,
                 "hovertext": [
-                    hover(name, at, f"{units.gib(size)} of {units.gib(sum(held.values()))}")
-                    for at, size, held in zip(names, sizes, memory_gib, strict=True)
+                    hover(name, at, f"{units.gib(size)} of {units.gib(sum(stage_gib.values()))}")
+                    for at, size, stage_gib in zip(names, sizes, memory_gib, strict=True)
                 ],
                 "hoverinfo": "text",
                 "textposition": "none",
@@ -224,7 +224,7 @@ def stages_table(stages: Sequence[StageShare]) -> Table:
         (
             Cell(str(stage.stage)),
             Cell(str(stage.layers)),
-            Cell(units.scaled(float(stage.parameters), "").rstrip()),
+            Cell(units.with_prefix(float(stage.parameters), "").rstrip()),
             Cell(units.duration(stage.busy_s * 1e6), bar=stage.busy_s / longest),
             Cell(units.duration(stage.bubble_s * 1e6), bar=stage.bubble_s / idle, bar_tone="measured"),
         )

@@ -17,7 +17,7 @@ from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units
 from .charts import figure, hover, label
 
-MOST_BARS = 4000
+MAX_BARS = 4000
 BUBBLE, SEND, MIXED = "bubble", "blocking send", "forwards and backwards"
 HUE_OF_TASK = {FORWARD: "blue", BACKWARD: "orange", INPUT: "orange", WEIGHT: "green"}
 ORDER = (TASKS[FORWARD], TASKS[BACKWARD], TASKS[INPUT], TASKS[WEIGHT], MIXED, SEND, BUBBLE)
@@ -38,14 +38,14 @@ class Bar:
 def pipeline_charts(times: PipelineTimes) -> dict[str, dict[str, Any]]:
     """The figure by variant: ``whole``, and for long pipelines ``start`` and ``end`` before it, task by task."""
     count = len(times.orders)
-    if count <= MOST_BARS:
+    if count <= MAX_BARS:
         return {"whole": chart(list(tasks(times)), times, 0.0, times.makespan_us)}
-    window = times.makespan_us * MOST_BARS / count / 2
+    window = times.makespan_us * MAX_BARS / count / 2
     first = list(tasks(times, 0.0, window))
     last = list(tasks(times, times.makespan_us - window, times.makespan_us))
     return {
         "start": chart(first, times, 0.0, window),
-        "whole": chart(list(merged(times)), times, 0.0, times.makespan_us),
+        "whole": chart(list(merge_neighbours(times)), times, 0.0, times.makespan_us),
         "end": chart(last, times, times.makespan_us - window, times.makespan_us),
     }
 
@@ -53,31 +53,35 @@ def pipeline_charts(times: PipelineTimes) -> dict[str, dict[str, Any]]:
 def tasks(times: PipelineTimes, low_us: float = 0.0, high_us: float = np.inf) -> Iterator[Bar]:
     """One bar per task, blocking send and bubble that touches the window."""
     orders, total = times.orders, times.makespan_us
-    for stage, row in enumerate(orders.rows()):
-        kinds, chunks, numbers, paired = (
-            a[row] for a in (orders.kind, orders.chunk, orders.micro_batch, orders.paired)
+    for stage, task_rows in enumerate(orders.rows()):
+        kinds, chunks, micro_batches, paired = (
+            column[task_rows] for column in (orders.kind, orders.chunk, orders.micro_batch, orders.paired)
         )
-        starts, ends, held = times.start_us[row], times.end_us[row], times.held_us[row]
-        inside = np.flatnonzero((ends + held >= low_us) & (starts <= high_us))
-        for at in inside.tolist():
-            kind, chunk, number = int(kinds[at]), int(chunks[at]), int(numbers[at])
-            start, length = float(starts[at]), float(ends[at] - starts[at])
-            beside = paired[at] or (at > 0 and paired[at - 1])
-            half = length / 2 if beside else length  # two at once share the bar
-            if at > 0 and paired[at - 1]:
-                start += half
+        starts_us, ends_us, held_us = times.start_us[task_rows], times.end_us[task_rows], times.held_us[task_rows]
+        in_window = np.flatnonzero((ends_us + held_us >= low_us) & (starts_us <= high_us))
+        for index in in_window.tolist():
+            kind, chunk, micro_batch = int(kinds[index]), int(chunks[index]), int(micro_batches[index])
+            start_us, length_us = float(starts_us[index]), float(ends_us[index] - starts_us[index])
+            beside = paired[index] or (index > 0 and paired[index - 1])
+            bar_us = length_us / 2 if beside else length_us  # two at once share the bar
+            if index > 0 and paired[index - 1]:
+                start_us += bar_us
             hint = hover(
-                f"{TASKS[kind]} of micro-batch {number}",
+                f"{TASKS[kind]} of micro-batch {micro_batch}",
                 f"stage {stage}" + (f", chunk {chunk}" if orders.chunks > 1 else ""),
-                f"{units.duration(length)}, starts at {units.duration(float(starts[at]))}",
+                f"{units.duration(length_us)}, starts at {units.duration(float(starts_us[index]))}",
                 "at the same time as its neighbour" if beside else "",
             )
             hue = HUE_OF_TASK[kind] + ("-strong" if chunk % 2 else "")
-            yield Bar(stage, TASKS[kind], hue, start, half, hint)
-            if held[at] > 0:
-                sent = hover("blocking send", f"after {TASKS[kind]} {number}", units.duration(float(held[at])))
-                yield Bar(stage, SEND, "indigo", float(ends[at]), float(held[at]), sent)
-        yield from (bar for bar in bubbles(stage, starts, ends + held, total) if _touches(bar, low_us, high_us))
+            yield Bar(stage, TASKS[kind], hue, start_us, bar_us, hint)
+            if held_us[index] > 0:
+                send_hint = hover(
+                    "blocking send", f"after {TASKS[kind]} {micro_batch}", units.duration(float(held_us[index]))
+                )
+                yield Bar(stage, SEND, "indigo", float(ends_us[index]), float(held_us[index]), send_hint)
+        yield from (
+            bar for bar in bubbles(stage, starts_us, ends_us + held_us, total) if _touches(bar, low_us, high_us)
+        )
 
 
 def _touches(bar: Bar, low_us: float, high_us: float) -> bool:
@@ -86,32 +90,32 @@ def _touches(bar: Bar, low_us: float, high_us: float) -> bool:
 
 def bubbles(stage: int, starts: np.ndarray, ends: np.ndarray, total_us: float) -> Iterator[Bar]:
     """The gaps of a stage, those before its first and after its last task included."""
-    begins = np.concatenate([[0.0], np.maximum.accumulate(ends)])
-    gaps = np.append(starts, total_us) - begins
-    for at in np.flatnonzero(gaps > total_us * 1e-6).tolist():
-        hint = hover("bubble", f"stage {stage}", f"idle for {units.duration(float(gaps[at]))}")
-        yield Bar(stage, BUBBLE, "line", float(begins[at]), float(gaps[at]), hint)
+    begins_us = np.concatenate([[0.0], np.maximum.accumulate(ends)])
+    gaps_us = np.append(starts, total_us) - begins_us
+    for index in np.flatnonzero(gaps_us > total_us * 1e-6).tolist():
+        hint = hover("bubble", f"stage {stage}", f"idle for {units.duration(float(gaps_us[index]))}")
+        yield Bar(stage, BUBBLE, "line", float(begins_us[index]), float(gaps_us[index]), hint)
 
 
-def merged(times: PipelineTimes) -> Iterator[Bar]:
+def merge_neighbours(times: PipelineTimes) -> Iterator[Bar]:
     """Neighbouring tasks together, until a bar is long enough to be seen."""
     orders, total = times.orders, times.makespan_us
-    shortest = total * orders.stages / MOST_BARS
-    for stage, row in enumerate(orders.rows()):
-        starts, ends = times.start_us[row].tolist(), (times.end_us + times.held_us)[row].tolist()
-        kinds = orders.kind[row].tolist()
+    shortest_us = total * orders.stages / MAX_BARS
+    for stage, task_rows in enumerate(orders.rows()):
+        starts, ends = times.start_us[task_rows].tolist(), (times.end_us + times.held_us)[task_rows].tolist()
+        kinds = orders.kind[task_rows].tolist()
         first = 0
-        for at in range(len(starts)):
-            last = at + 1 == len(starts)
-            apart = not last and starts[at + 1] - ends[at] > shortest / 4
-            if last or apart or ends[at] - starts[first] >= shortest:
-                yield _together(stage, kinds[first : at + 1], starts[first], ends[at])
-                first = at + 1
-        gaps = bubbles(stage, times.start_us[row], np.array(ends), total)
-        yield from (bar for bar in gaps if bar.duration_us > shortest / 4)
+        for index in range(len(starts)):
+            last = index + 1 == len(starts)
+            is_far = not last and starts[index + 1] - ends[index] > shortest_us / 4
+            if last or is_far or ends[index] - starts[first] >= shortest_us:
+                yield _merged_bar(stage, kinds[first : index + 1], starts[first], ends[index])
+                first = index + 1
+        gaps = bubbles(stage, times.start_us[task_rows], np.array(ends), total)
+        yield from (bar for bar in gaps if bar.duration_us > shortest_us / 4)
 
 
-def _together(stage: int, kinds: Sequence[int], start_us: float, end_us: float) -> Bar:
+def _merged_bar(stage: int, kinds: Sequence[int], start_us: float, end_us: float) -> Bar:
     counts = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     backward = set(counts) - {FORWARD}
     mixed = FORWARD in counts and bool(backward)

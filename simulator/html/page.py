@@ -15,9 +15,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ...datasets.files import write_atomically
+from ..report.view import PAGE, Toned, ViewColumn, ViewTable, written
+from . import units
 from .colours import PALETTE
 
 HERE = Path(__file__).resolve().parent
+UNITS = {  # how a page writes values of some kinds
+    "seconds": lambda seconds: units.duration(1e6 * seconds),
+    "us": units.duration,
+    "digits": units.three_digits,
+    "ms": lambda ms: units.duration(1e3 * ms),
+    "fine_ms": lambda ms: units.duration(1e3 * ms),
+    "share": units.share,
+    "bytes": lambda size: units.gib(size / 2**30),
+}
 
 
 class ReportError(ValueError):
@@ -167,6 +178,30 @@ class Page:
     sections: tuple[PageSection, ...]
     caption: str = ""
     glossary: tuple[tuple[str, str], ...] = field(default=())
+
+
+def drawn_table(view: ViewTable, caption: str | None = None) -> Table:
+    """A table of an answer as a page has it, under a caption of its own or the table's."""
+    columns, rows = view.on(PAGE)
+    most = [
+        max([0.01 if column.kind == "cost" else 1e-300, *(row[at] or 0.0 for row in rows)]) if column.bar else 0.0
+        for at, column in enumerate(columns)
+    ]
+    return Table(
+        view.caption if caption is None else caption,
+        tuple(Column(each.title, each.hint, each.kind == "words") for each in columns),
+        [
+            tuple(_cell(value, own, largest) for value, own, largest in zip(row, columns, most, strict=True))
+            for row in rows
+        ],
+    )
+
+
+def _cell(value: Any, column: ViewColumn, most: float) -> Cell:
+    text = written(value, column.kind, UNITS)
+    if isinstance(value, Toned):
+        return Cell(text, value.tone, hint=value.hint)
+    return Cell(text, bar=max(value or 0.0, 0.0) / most if column.bar else None)
 
 
 def render(page: Page) -> str:

@@ -16,15 +16,15 @@ from .timeline import timeline
 
 ALL = "all"
 WORST_SITES = 12
-SHOWN_RUNS = 200
-REST = "host and the rest"
+MAX_RUNS = 200
+HOST_AND_REST = "host and the rest"
 
 
 def page(comparison: Comparison) -> Page:
     """Everything the page shows."""
     ops = [op for op in comparison.ops if op.predicted_us > 0 and op.measured_us > 0]
     by_workload = {step.workload: [op for op in ops if op.workload == step.workload] for step in comparison.steps}
-    found = [
+    candidates = [
         steps_section(comparison),
         *([agreement_section(ops, by_workload), errors_section(ops, by_workload)] if ops else []),
         breakdown_section(comparison.steps, by_workload),
@@ -34,11 +34,11 @@ def page(comparison: Comparison) -> Page:
     ]
     return Page(
         title=f"{comparison.model}: predicted and measured",
-        subtitle=f"{units.scaled(comparison.parameters, '')} parameters, {comparison.precision}, "
+        subtitle=f"{units.with_prefix(comparison.parameters, '')} parameters, {comparison.precision}, "
         f"on {comparison.device.get('name', 'this machine')}",
         facts=facts(comparison),
         cards=tuple(card(step) for step in comparison.steps),
-        sections=tuple(section for section in found if section is not None),
+        sections=tuple(section for section in candidates if section is not None),
         caption="Blue line: predicted; blue band: its interval; grey lines: the real runs.",
         glossary=wording.terms(),
     )
@@ -48,11 +48,11 @@ def facts(comparison: Comparison) -> tuple[str, ...]:
     """The machine and its software, a phrase each."""
     device, environment = comparison.device, comparison.environment
     rate = (device.get("tensor_tflops") or {}).get(comparison.precision)
-    known = (
+    phrases = (
         ("{} threads", environment.get("threads") if device.get("vendor") == "cpu" else None),
         ("{} memory", device.get("memory_gib") and units.gib(device["memory_gib"])),
-        (f"{{}} in {comparison.precision}", rate and units.scaled(rate * 1e12, "FLOP/s")),
-        ("{} memory bandwidth", device.get("memory_gbps") and units.scaled(device["memory_gbps"] * 1e9, "B/s")),
+        (f"{{}} in {comparison.precision}", rate and units.with_prefix(rate * 1e12, "FLOP/s")),
+        ("{} memory bandwidth", device.get("memory_gbps") and units.with_prefix(device["memory_gbps"] * 1e9, "B/s")),
         ("{} last-level cache", device.get("l2_mib") and units.gib(device["l2_mib"] / 1024)),
         ("torch {}", environment.get("torch")),
         ("CUDA {}", environment.get("cuda")),
@@ -60,7 +60,7 @@ def facts(comparison: Comparison) -> tuple[str, ...]:
         ("opcast {}", environment.get("opcast_version")),
         ("{}", environment.get("node")),
     )
-    return tuple(text.format(value) for text, value in known if value)
+    return tuple(text.format(value) for text, value in phrases if value)
 
 
 def signed_error(step: StepComparison) -> float:
@@ -68,15 +68,10 @@ def signed_error(step: StepComparison) -> float:
     return (step.predicted_ms / step.measured_ms - 1.0) * 100.0
 
 
-def inside(step: StepComparison) -> bool:
-    """Whether the measured median lies in the predicted interval."""
-    return step.low_ms <= step.measured_ms <= step.high_ms
-
-
 def card(step: StepComparison) -> Card:
     """A workload's headline."""
     error = signed_error(step)
-    interval = f"{units.between(step.low_ms * 1e3, step.high_ms * 1e3)} ({step.report.coverage:.0%})"
+    interval = f"{units.duration_range(step.low_ms * 1e3, step.high_ms * 1e3)} ({step.report.coverage:.0%})"
     runs = len(step.measured_runs_ms)
     return Card(
         title=wording.workload(step.workload),
@@ -88,7 +83,7 @@ def card(step: StepComparison) -> Card:
             ("interval", interval),
             ("real runs", f"{runs}, \u00b1 {units.percent(step.spread)}" if runs > 1 else "1"),
         ),
-        verdict=f"error {units.percent(error, signed=True)}, {'inside' if inside(step) else 'outside'} the interval",
+        verdict=f"error {units.percent(error, signed=True)}, {'inside' if step.inside else 'outside'} the interval",
         tone=colours.of_error(error),
         strip=strip(step),
     )
@@ -98,19 +93,19 @@ def strip(step: StepComparison) -> Strip:
     """Interval, prediction and real runs on one scale; runs beyond twice the slowest of nine in ten are left out."""
     runs = sorted(step.measured_runs_ms)
     runs = [run for run in runs if run <= 2.0 * runs[int(0.9 * (len(runs) - 1))]]
-    runs = runs[:: math.ceil(len(runs) / SHOWN_RUNS)]
+    runs = runs[:: math.ceil(len(runs) / MAX_RUNS)]
     low, high = min(step.low_ms, runs[0]), max(step.high_ms, runs[-1])
     pad = (high - low) * 0.06 or high * 0.1
     low, high = max(low - pad, 0.0), high + pad
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return round((value - low) / (high - low) * 100.0, 2)
 
     return Strip(
-        low=place(step.low_ms),
-        value=place(step.predicted_ms),
-        high=place(step.high_ms),
-        runs=tuple(place(run) for run in runs),
+        low=position(step.low_ms),
+        value=position(step.predicted_ms),
+        high=position(step.high_ms),
+        runs=tuple(position(run) for run in runs),
         left=units.duration(low * 1e3),
         right=units.duration(high * 1e3),
         label=f"predicted {units.duration(step.predicted_ms * 1e3)}, measured {units.duration(step.measured_ms * 1e3)}",
@@ -127,12 +122,12 @@ def steps_section(comparison: Comparison) -> PageSection:
             (
                 Cell(wording.workload(step.workload)),
                 Cell(units.duration(step.predicted_ms * 1e3)),
-                Cell(units.between(step.low_ms * 1e3, step.high_ms * 1e3)),
+                Cell(units.duration_range(step.low_ms * 1e3, step.high_ms * 1e3)),
                 Cell(units.duration(step.measured_ms * 1e3)),
                 Cell(f"\u00b1 {units.percent(step.spread)}"),
                 Cell(units.count(len(step.measured_runs_ms))),
                 Cell(units.percent(error, signed=True), colours.of_error(error)),
-                Cell(units.three(report.tokens_per_s_per_gpu)),
+                Cell(units.three_digits(report.tokens_per_s_per_gpu)),
                 Cell(units.share(report.mfu)),
                 Cell(units.gib(report.memory.peak_gib)),
             )
@@ -148,11 +143,11 @@ def steps_section(comparison: Comparison) -> PageSection:
 
 def choices(by_workload: Mapping[str, Sequence[OpComparison]], everything: bool) -> tuple[tuple[str, str], ...]:
     """The variants a section offers: each workload that has operators, before them all together."""
-    found = [(name, name) for name, ops in by_workload.items() if ops]
-    return ((ALL, "all"), *found) if everything and len(found) > 1 else tuple(found)
+    variants = [(name, name) for name, ops in by_workload.items() if ops]
+    return ((ALL, "all"), *variants) if everything and len(variants) > 1 else tuple(variants)
 
 
-def chosen(
+def ops_of_variant(
     ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]
 ) -> dict[str, Sequence[OpComparison]]:
     """The operators behind each variant."""
@@ -162,7 +157,7 @@ def chosen(
 
 def agreement_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]) -> PageSection:
     """Predicted against measured per call site, and where the error comes from."""
-    found = {name: sites(group) for name, group in chosen(ops, by_workload).items()}
+    sites_of_variant = {name: sites(group) for name, group in ops_of_variant(ops, by_workload).items()}
     text = (
         "Each disc is one operator call of the model (the same call in every layer is one disc). On the line the "
         "prediction was right; above it too long, below it too short. The larger the disc, the more of the measured "
@@ -170,16 +165,20 @@ def agreement_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Seq
         "\u00b125 %."
     )
     figures = (
-        Figure("Predicted over measured time", {n: charts.agreement(s) for n, s in found.items()}, half=True),
-        Figure("Error over measured time", {n: charts.error_by_size(s) for n, s in found.items()}, half=True),
+        Figure(
+            "Predicted over measured time", {n: charts.agreement(s) for n, s in sites_of_variant.items()}, half=True
+        ),
+        Figure(
+            "Error over measured time", {n: charts.error_by_size(s) for n, s in sites_of_variant.items()}, half=True
+        ),
     )
-    tables = [worst_table(group, name) for name, group in found.items()]
+    tables = [worst_table(group, name) for name, group in sites_of_variant.items()]
     return PageSection(
         "ops", "Operator by operator", text, (*figures, Legend(), *tables), choices(by_workload, everything=True)
     )
 
 
-def worst_table(found: Sequence[Site], variant: str) -> Table:
+def worst_table(sites: Sequence[Site], variant: str) -> Table:
     """The call sites that add or take most."""
     columns = (
         Column("op", words=True),
@@ -200,28 +199,36 @@ def worst_table(found: Sequence[Site], variant: str) -> Table:
             Cell(units.percent(site.error, signed=True), colours.of_error(site.error)),
             Cell(units.duration(site.off_us)),
         )
-        for site in sorted(found, key=lambda site: -abs(site.off_us))[:WORST_SITES]
+        for site in sorted(sites, key=lambda site: -abs(site.off_us))[:WORST_SITES]
     ]
     return Table("Where most of the error comes from", columns, rows, variant)
 
 
 def errors_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]) -> PageSection:
     """The distribution of errors, weighted by time."""
-    groups = chosen(ops, by_workload)
-    found = {name: errors_by_kind(group) for name, group in groups.items()}
+    groups = ops_of_variant(ops, by_workload)
+    errors_of_variant = {name: errors_by_kind(group) for name, group in groups.items()}
     text = (
         "How far off the predictions are, weighted by time: a long operator counts for more than a short one. First, "
         "how much of the measured time has which error. Then each kind of op by itself: the diamond is its median, "
         "the box holds half of its time, the line four fifths. The shaded bands are \u00b110 % and \u00b125 %."
     )
-    parts: list[Part] = [Note(_within(errors_of(group)), variant=name) for name, group in groups.items()]
-    parts.append(Figure("Share of time by signed error", {n: charts.histogram(e) for n, e in found.items()}, half=True))
-    parts.append(Figure("Signed error of each kind of op", {n: charts.spreads(e) for n, e in found.items()}, half=True))
+    parts: list[Part] = [Note(_share_within(errors_of(group)), variant=name) for name, group in groups.items()]
+    parts.append(
+        Figure(
+            "Share of time by signed error", {n: charts.histogram(e) for n, e in errors_of_variant.items()}, half=True
+        )
+    )
+    parts.append(
+        Figure(
+            "Signed error of each kind of op", {n: charts.spreads(e) for n, e in errors_of_variant.items()}, half=True
+        )
+    )
     parts.append(Legend())
     return PageSection("errors", "How far off", text, tuple(parts), choices(by_workload, everything=True))
 
 
-def _within(errors: Errors) -> str:
+def _share_within(errors: Errors) -> str:
     return (
         f"{units.share(errors.within(10.0))} of the operators' time is predicted within 10 %, "
         f"{units.share(errors.within(25.0))} within 25 %."
@@ -250,7 +257,7 @@ def breakdown_section(
     pairs = {step.workload: family_pairs(step, by_workload[step.workload]) for step in with_ops}
     text = (
         "Each step twice, predicted above measured, each workload on a scale of its own. Where the pieces line up, the "
-        f"prediction is right for the right reason. Grey is what the operators leave of the step: {REST}."
+        f"prediction is right for the right reason. Grey is what the operators leave of the step: {HOST_AND_REST}."
     )
     figure = charts.side_by_side([(wording.workload(name), parts) for name, parts in pairs.items()])
     tables = [family_table(step, by_workload[step.workload], pairs[step.workload]) for step in with_ops]
@@ -286,11 +293,11 @@ def family_table(step: StepComparison, ops: Sequence[OpComparison], pairs: Mappi
     """The families of one workload, and the step they add up to."""
     largest = max(max(pair) for pair in pairs.values())
     measured_us = step.measured_ms * 1e3
-    calls = {kind: len(each.percent) for kind, each in errors_by_kind(ops).items()}
+    calls = {kind: len(kind_errors.percent) for kind, kind_errors in errors_by_kind(ops).items()}
     medians = {kind: _median_ape([op for op in ops if op.kind == kind]) for kind in calls}
     rows = [
         (
-            Cell(REST if kind == charts.HOST else kind),
+            Cell(HOST_AND_REST if kind == charts.HOST else kind),
             Cell(units.count(calls.get(kind))),
             Cell(units.duration(predicted), bar=predicted / largest),
             Cell(units.duration(measured), bar=measured / largest, bar_tone="measured"),
@@ -318,23 +325,25 @@ def _median_ape(ops: Sequence[OpComparison]) -> float:
 
 def _error_cell(predicted: float, measured: float) -> Cell:
     if measured <= 0:
-        return Cell(units.NOTHING)
+        return Cell(units.DASH)
     error = (predicted / measured - 1.0) * 100.0
     return Cell(units.percent(error, signed=True), colours.of_error(error))
 
 
 def timeline_section(steps: Sequence[StepComparison]) -> PageSection | None:
     """The predicted steps in time."""
-    shown = [step for step in steps if step.report.timeline]
-    if not shown:
+    steps_shown = [step for step in steps if step.report.timeline]
+    if not steps_shown:
         return None
     text = (
         "The predicted step from start to end: its phases, the layers in it, their modules, and every operator in the "
         "colour of its kind. Drag across it or use the buttons to zoom, double-click for the whole. Gaps are host time."
     )
-    figure = Figure("Predicted timeline", {step.workload: timeline(step.report.timeline) for step in shown}, zoom=True)
+    figure = Figure(
+        "Predicted timeline", {step.workload: timeline(step.report.timeline) for step in steps_shown}, zoom=True
+    )
     return PageSection(
-        "timeline", "The step in time", text, (figure, Legend()), tuple((s.workload, s.workload) for s in shown)
+        "timeline", "The step in time", text, (figure, Legend()), tuple((s.workload, s.workload) for s in steps_shown)
     )
 
 
@@ -356,7 +365,7 @@ def predictors_section(training: Mapping[str, Mapping[str, Any]]) -> PageSection
     if not training:
         return None
     rows = [predictor_row(kind, training[kind]) for kind in sorted(training)]
-    splits = sorted({str(found["split"]) for found in training.values() if found.get("split")})
+    splits = sorted({str(training_row["split"]) for training_row in training.values() if training_row.get("split")})
     text = (
         "Each kind of op has a predictor of its own, chosen among several by cross-validation. The errors are on "
         "shapes that were held out. Roofline and formula say what the same shapes look like without learning."
@@ -365,25 +374,28 @@ def predictors_section(training: Mapping[str, Mapping[str, Any]]) -> PageSection
     return PageSection("predictors", "What was learned", text, (Table("Predictors", PREDICTOR_COLUMNS, rows),))
 
 
-def predictor_row(kind: str, found: Mapping[str, Any]) -> tuple[Cell, ...]:
+def predictor_row(kind: str, training_row: Mapping[str, Any]) -> tuple[Cell, ...]:
     """One predictor; a kind that could not be learned says why."""
-    if "error" in found:
-        return (Cell(kind), Cell(f"not learned: {found['error']}", "poor", span=len(PREDICTOR_COLUMNS) - 1))
-    median = found.get("test_median_ape")
+    if "error" in training_row:
+        return (Cell(kind), Cell(f"not learned: {training_row['error']}", "poor", span=len(PREDICTOR_COLUMNS) - 1))
+    median = training_row.get("test_median_ape")
     others = ", ".join(
-        f"{name} {units.percent(error)}" for name, error in sorted((found.get("candidates") or {}).items())
+        f"{name} {units.percent(error)}" for name, error in sorted((training_row.get("candidates") or {}).items())
     )
-    coverage = found.get("coverage")
+    coverage = training_row.get("coverage")
     return (
-        Cell(kind, hint=str(found.get("predictor") or "")),
-        Cell(units.count(found.get("n"))),
+        Cell(kind, hint=str(training_row.get("predictor") or "")),
+        Cell(units.count(training_row.get("n"))),
         Cell(units.percent(median), "" if median is None else colours.of_error(median)),
-        Cell(units.percent(found.get("test_mean_ape"))),
-        Cell(units.percent(found.get("test_p90_ape"))),
+        Cell(units.percent(training_row.get("test_mean_ape"))),
+        Cell(units.percent(training_row.get("test_p90_ape"))),
         Cell(units.share(coverage)),
-        Cell(units.percent(found.get("analytical_median_ape"))),
-        Cell(units.percent(found.get("roofline_median_ape"))),
-        Cell(str(found.get("chosen") or found.get("predictor") or units.NOTHING).replace("_", " "), hint=others),
+        Cell(units.percent(training_row.get("analytical_median_ape"))),
+        Cell(units.percent(training_row.get("roofline_median_ape"))),
+        Cell(
+            str(training_row.get("chosen") or training_row.get("predictor") or units.DASH).replace("_", " "),
+            hint=others,
+        ),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..report.served import ServingReport, TimeSpread
 from . import colours, units
-from .charts import figure, hover, rounded
+from .charts import figure, hover, round_number
 from .page import Card, Cell, Column, Figure, Note, Page, PageSection, Part, Table
 
 TIMES = {  # figures with a CDF -> (short name, what it is, the target that limits it)
@@ -26,10 +26,10 @@ MORE_TIMES = {
 }
 PARTS = ("mean", "p50", "p90", "p99")
 POOLS = {"all": "all replicas", "prefill": "prefill", "decode": "decode"}
-Swept = Sequence[tuple[str, float, ServingReport]]  # (name, rate, what came of it)
+RateSweep = Sequence[tuple[str, float, ServingReport]]  # (name, rate, what came of it)
 
 
-def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Swept = ()) -> Page:
+def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: RateSweep = ()) -> Page:
     """Everything the page shows of a run, and of other ``rates`` where there are any."""
     sections = [
         rates_section(rates) if rates else None,
@@ -39,19 +39,19 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Sw
         pools_section(report),
     ]
     notes = tuple(note for note in (report.overload, *report.notes) if note)
-    said = (PageSection("notes", "Notes", "", (Note("", notes),)),) if notes else ()
+    notes_section = (PageSection("notes", "Notes", "", (Note("", notes),)),) if notes else ()
     return Page(
         title=title,
-        subtitle=f"{many(report.completed, 'request')} in {units.duration(report.duration_s * 1e6)} of traffic, "
-        f"{many(report.replicas, 'replica')} on {many(report.devices, 'GPU')}, simulated",
+        subtitle=f"{count_text(report.completed, 'request')} in {units.duration(report.duration_s * 1e6)} of traffic, "
+        f"{count_text(report.replicas, 'replica')} on {count_text(report.devices, 'GPU')}, simulated",
         facts=tuple(facts),
         cards=tuple(cards(report)),
-        sections=(*(section for section in sections if section is not None), *said),
+        sections=(*(section for section in sections if section is not None), *notes_section),
     )
 
 
-def many(count: int, what: str) -> str:
-    """So many of something, as text."""
+def count_text(count: int, what: str) -> str:
+    """A count and its noun, in the plural where there are several."""
     return f"{units.count(count)} {what}" + ("s" if count != 1 else "")
 
 
@@ -60,45 +60,47 @@ def spread(report: ServingReport, name: str) -> str:
     if name not in report.intervals:
         return ""
     low, high = report.intervals[name]
-    return units.between(low * 1e3, high * 1e3)
+    return units.duration_range(low * 1e3, high * 1e3)
 
 
 def cards(report: ServingReport) -> list[Card]:
     """Headlines."""
-    made = []
+    cards_shown = []
     for name in ("ttft_ms", "tpot_ms"):
-        own: TimeSpread = getattr(report, name)
-        lines = [(part, units.duration(getattr(own, part) * 1e3)) for part in ("p90", "p99")]
+        spread_ms: TimeSpread = getattr(report, name)
+        lines = [(quantile, units.duration(getattr(spread_ms, quantile) * 1e3)) for quantile in ("p90", "p99")]
         interval = spread(report, f"{name}.p50")
         lines += [(f"{report.coverage or 0:.0%} interval of p50", interval)] if interval else []
-        made.append(Card(TIMES[name][0], (("p50", units.duration(own.p50 * 1e3)),), tuple(lines)))
-    rate = units.three(report.requests_per_s)
-    per_gpu = ("output tokens/s per GPU", units.three(report.output_tokens_per_s_per_gpu))
+        cards_shown.append(Card(TIMES[name][0], (("p50", units.duration(spread_ms.p50 * 1e3)),), tuple(lines)))
+    rate = units.three_digits(report.requests_per_s)
+    per_gpu = ("output tokens/s per GPU", units.three_digits(report.output_tokens_per_s_per_gpu))
     busy = ("GPUs busy", units.share(report.utilisation))
-    made.append(Card("Throughput", (("requests/s", rate),), (per_gpu, busy)))
+    cards_shown.append(Card("Throughput", (("requests/s", rate),), (per_gpu, busy)))
     lines = [("most KV memory", units.share(report.kv_peak)), ("KV tokens a replica", units.count(report.kv_tokens))]
     lines += [("preemptions", units.count(report.preemptions))]
     if report.slo:
         enough = report.slo_attainment >= report.slo["share"] and not report.overload
         chance = report.p_slo_met
-        lines = [("goodput", f"{units.three(report.goodput)} requests/s"), *lines]
+        lines = [("goodput", f"{units.three_digits(report.goodput)} requests/s"), *lines]
         lines += [("chance that targets are met", units.share(chance))] if chance is not None else []
         verdict, tone = ("targets are met", "good") if enough else ("targets are missed", "poor")
         met = (("had all targets", units.share(report.slo_attainment)),)
-        made.append(Card("Targets", met, tuple(lines), verdict, tone))
+        cards_shown.append(Card("Targets", met, tuple(lines), verdict, tone))
     else:
-        made.append(Card("Memory", (lines[0],), tuple(lines[1:])))
+        cards_shown.append(Card("Memory", (lines[0],), tuple(lines[1:])))
     if report.kwh_per_million_tokens is not None or report.cost_per_million_tokens is not None:
-        made.append(price_card(report))
-    return made
+        cards_shown.append(price_card(report))
+    return cards_shown
 
 
 def price_card(report: ServingReport) -> Card:
     """Energy and price of a million tokens."""
     cost, energy = report.cost_per_million_tokens, report.kwh_per_million_tokens
-    head = ("price", units.three(cost)) if cost is not None else ("kWh", units.three(energy))
-    lines = [("energy (estimate)", f"{units.three(energy)} kWh")] if cost is not None and energy is not None else []
-    lines += [("mean power of a GPU", f"{units.three(report.power_w)} W")] if report.power_w is not None else []
+    head = ("price", units.three_digits(cost)) if cost is not None else ("kWh", units.three_digits(energy))
+    lines = (
+        [("energy (estimate)", f"{units.three_digits(energy)} kWh")] if cost is not None and energy is not None else []
+    )
+    lines += [("mean power of a GPU", f"{units.three_digits(report.power_w)} W")] if report.power_w is not None else []
     return Card("A million tokens", (head,), tuple(lines))
 
 
@@ -110,10 +112,10 @@ def times_section(report: ServingReport) -> PageSection:
         if getattr(report, name).cdf
     ]
     rows = [
-        (Cell(short, hint=what), *(Cell(units.duration(getattr(own, part) * 1e3)) for part in PARTS),
+        (Cell(short, hint=what), *(Cell(units.duration(getattr(spread_ms, quantile) * 1e3)) for quantile in PARTS),
          Cell(spread(report, f"{name}.p50")), Cell(spread(report, f"{name}.p99")))
         for name, (short, what, _) in (TIMES | MORE_TIMES).items()
-        if (own := getattr(report, name)) is not None
+        if (spread_ms := getattr(report, name)) is not None
     ]  # fmt: skip
     columns = Column("", words=True), *map(Column, PARTS), Column("interval of p50"), Column("interval of p99")
     if not report.intervals:
@@ -135,14 +137,14 @@ def cdf(report: ServingReport, name: str) -> dict[str, Any]:
     line = {
         "type": "scatter",
         "mode": "lines",
-        "x": [rounded(ms) for ms, _ in points],
-        "y": [rounded(100 * share) for _, share in points],
+        "x": [round_number(ms) for ms, _ in points],
+        "y": [round_number(100 * share) for _, share in points],
         "hovertext": hints,
         "hoverinfo": "text",
         "line": {"color": colour, "width": 2},
     }
     limit = report.slo.get(target)
-    shapes = [] if limit is None else [vertical(limit)]
+    shapes = [] if limit is None else [vertical_line(limit)]
     positive = [ms for ms, _ in points if ms > 0]
     wide = positive and positive[-1] > 20 * positive[0]
     axis: dict[str, Any] = {"title": {"text": f"{short}, ms ({what})"}, "rangemode": "tozero"}
@@ -158,10 +160,10 @@ def cdf(report: ServingReport, name: str) -> dict[str, Any]:
     )
 
 
-def vertical(place: float) -> dict[str, Any]:
+def vertical_line(x: float) -> dict[str, Any]:
     """A dashed line from bottom to top."""
     line = {"color": colours.css("red"), "width": 1.5, "dash": "dash"}
-    return {"type": "line", "x0": place, "x1": place, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
 
 
 def over_time_section(report: ServingReport) -> PageSection | None:
@@ -171,9 +173,9 @@ def over_time_section(report: ServingReport) -> PageSection | None:
         return None
     pictures = {
         "Sequences that decode in a batch, and prompt tokens of one": batches,
-        "KV memory in use": lambda rows: filled(rows, "kv_share", 100.0, "% of KV blocks", "orange"),
-        "Requests that wait on a replica": lambda rows: filled(rows, "waiting", 1.0, "requests", "red"),
-        "Time that replicas compute": lambda rows: filled(rows, "busy_share", 100.0, "% of time", "green"),
+        "KV memory in use": lambda rows: filled_curve(rows, "kv_share", 100.0, "% of KV blocks", "orange"),
+        "Requests that wait on a replica": lambda rows: filled_curve(rows, "waiting", 1.0, "requests", "red"),
+        "Time that replicas compute": lambda rows: filled_curve(rows, "busy_share", 100.0, "% of time", "green"),
     }
     parts: list[Part] = [
         Figure(label, {name if len(pools) > 1 else "": draw(rows) for name, rows in pools.items()}, half=True)
@@ -186,7 +188,7 @@ def over_time_section(report: ServingReport) -> PageSection | None:
 
 def batches(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """What batches are made of: sequences that decode on the left axis, prompt tokens on the right."""
-    times = [rounded(row["start_s"]) for row in rows]
+    times = [round_number(row["start_s"]) for row in rows]
     lines = (("decodes", "sequences that decode", "blue", "y"), ("prefill_tokens", "prompt tokens", "pink", "y2"))
     data = [
         {
@@ -194,7 +196,7 @@ def batches(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
             "mode": "lines",
             "name": what,
             "x": times,
-            "y": [rounded(row[name]) for row in rows],
+            "y": [round_number(row[name]) for row in rows],
             "yaxis": axis,
             "line": {"color": colours.css(hue), "width": 1.5},
             "hovertemplate": f"%{{y:.3g}} {what} at %{{x:.3g}} s<extra></extra>",
@@ -213,29 +215,29 @@ def batches(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     )
 
 
-def filled(rows: Sequence[Mapping[str, float]], name: str, factor: float, what: str, hue: str) -> dict[str, Any]:
+def filled_curve(rows: Sequence[Mapping[str, float]], name: str, factor: float, what: str, hue: str) -> dict[str, Any]:
     """One figure over time, as an area."""
     line = {
         "type": "scatter",
         "mode": "lines",
         "fill": "tozeroy",
         "fillcolor": colours.css("bar"),
-        "x": [rounded(row["start_s"]) for row in rows],
-        "y": [rounded(row[name] * factor) for row in rows],
+        "x": [round_number(row["start_s"]) for row in rows],
+        "y": [round_number(row[name] * factor) for row in rows],
         "line": {"color": colours.css(hue), "width": 1.5},
         "hovertemplate": f"%{{y:.3g}} {what} at %{{x:.3g}} s<extra></extra>",
     }
-    left = {"title": {"text": what}, "rangemode": "tozero"}
-    return figure([line], 300, xaxis={"title": {"text": "seconds"}}, yaxis=left)
+    axis = {"title": {"text": what}, "rangemode": "tozero"}
+    return figure([line], 300, xaxis={"title": {"text": "seconds"}}, yaxis=axis)
 
 
 def targets_section(report: ServingReport) -> PageSection | None:
     """Share of requests, and goodput, by how strict the targets are; None without targets."""
     if not report.slo_curve:
         return None
-    named = {name: f"{value:,g} ms" for name, value in report.slo.items() if name != "share"}
-    asked = ", ".join(f"{name.removesuffix('_ms').upper()} at most {value}" for name, value in named.items())
-    scales = [rounded(scale) for scale, _ in report.slo_curve]
+    limits = {name: f"{value:,g} ms" for name, value in report.slo.items() if name != "share"}
+    limits_text = ", ".join(f"{name.removesuffix('_ms').upper()} at most {value}" for name, value in limits.items())
+    scales = [round_number(scale) for scale, _ in report.slo_curve]
     rate = report.requests / report.duration_s
     log = {"type": "log", "tickvals": [0.1, 0.2, 0.5, 1, 2, 5, 10]}
     axis = log | {"title": {"text": "targets, times as long as asked"}}
@@ -244,18 +246,22 @@ def targets_section(report: ServingReport) -> PageSection | None:
         "Goodput: requests a second that meet all targets": (rate, "requests/s", "teal", {"rangemode": "tozero"}),
     }
     parts: list[Part] = []
-    for label, (factor, what, hue, more) in pictures.items():
+    for label, (factor, what, hue, axis_options) in pictures.items():
         line = {
             "type": "scatter",
             "mode": "lines",
             "x": scales,
-            "y": [rounded(share * factor) for _, share in report.slo_curve],
+            "y": [round_number(share * factor) for _, share in report.slo_curve],
             "line": {"color": colours.css(hue), "width": 2},
             "hovertemplate": f"%{{y:.3g}} {what} at %{{x:.2g}} times<extra></extra>",
         }
-        drawn = figure([line], 300, shapes=[vertical(1.0)], xaxis=axis, yaxis={"title": {"text": what}} | more)
-        parts.append(Figure(label, {"": drawn}, half=True))
-    text = f"Asked: {asked}, for {units.share(report.slo['share'])} of the requests. What other targets would give:"
+        picture = figure(
+            [line], 300, shapes=[vertical_line(1.0)], xaxis=axis, yaxis={"title": {"text": what}} | axis_options
+        )
+        parts.append(Figure(label, {"": picture}, half=True))
+    text = (
+        f"Asked: {limits_text}, for {units.share(report.slo['share'])} of the requests. What other targets would give:"
+    )
     return PageSection("targets", "Targets", text, tuple(parts))
 
 
@@ -264,27 +270,27 @@ def pools_section(report: ServingReport) -> PageSection | None:
     if not report.pools:
         return None
     rows = [
-        (Cell(name), Cell(units.count(each["replicas"])), Cell(units.count(each["devices"])),
-         Cell(units.share(each["utilisation"]), bar=each["utilisation"]),
-         Cell(units.count(each["kv_tokens"])), Cell(units.share(each["kv_peak"]), bar=each["kv_peak"]))
-        for name, each in report.pools.items()
+        (Cell(name), Cell(units.count(pool["replicas"])), Cell(units.count(pool["devices"])),
+         Cell(units.share(pool["utilisation"]), bar=pool["utilisation"]),
+         Cell(units.count(pool["kv_tokens"])), Cell(units.share(pool["kv_peak"]), bar=pool["kv_peak"]))
+        for name, pool in report.pools.items()
     ]  # fmt: skip
     numbers = ("replicas", "GPUs", "busy", "KV tokens a replica", "most KV memory")
     columns = (Column("pool", words=True), *map(Column, numbers))
-    moved = units.scaled(report.kv_transfer_bytes, "B")
+    moved = units.with_prefix(report.kv_transfer_bytes, "B")
     text = f"One pool prefills, one decodes; {moved} of caches moved between them."
     return PageSection("pools", "Pools", text, (Table("Pools", columns, rows),))
 
 
-def rates_section(rates: Swept) -> PageSection:
+def rates_section(rates: RateSweep) -> PageSection:
     """Latency and throughput against rate, as curves and as a table."""
-    shown = {"ttft_ms": "TTFT, ms", "tpot_ms": "TPOT, ms"}
+    columns_of_time = {"ttft_ms": "TTFT, ms", "tpot_ms": "TPOT, ms"}
     parts: list[Part] = []
-    for name, what in shown.items():
-        spreads = [getattr(each, name) for _, _, each in rates]
+    for name, what in columns_of_time.items():
+        spreads = [getattr(run, name) for _, _, run in rates]
         data = [
-            _against(rates, [getattr(spread, part) for spread in spreads], part, hue)
-            for part, hue in (("p50", "blue"), ("p90", "orange"), ("p99", "red"))
+            _against(rates, [getattr(spread, quantile) for spread in spreads], quantile, hue)
+            for quantile, hue in (("p50", "blue"), ("p90", "orange"), ("p99", "red"))
         ]
         limit = rates[0][2].slo.get(name)
         line = {"color": colours.css("red"), "width": 1.5, "dash": "dash"}
@@ -292,34 +298,34 @@ def rates_section(rates: Swept) -> PageSection:
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": line}
         ]  # fmt: skip
         parts.append(Figure(f"{what} against rate", {"": _curves(data, what, shapes=shapes)}, half=True))
-    rate = [_against(rates, [each.requests_per_s for _, _, each in rates], "served", "blue")]
+    rate = [_against(rates, [run.requests_per_s for _, _, run in rates], "served", "blue")]
     if rates[0][2].slo:
-        rate.append(_against(rates, [each.goodput for _, _, each in rates], "met all targets", "teal"))
-    made = [each.output_tokens_per_s_per_gpu for _, _, each in rates]
-    tokens = [_against(rates, made, "tokens/s per GPU", "purple")]
+        rate.append(_against(rates, [run.goodput for _, _, run in rates], "met all targets", "teal"))
+    rate_per_gpu = [run.output_tokens_per_s_per_gpu for _, _, run in rates]
+    tokens = [_against(rates, rate_per_gpu, "tokens/s per GPU", "purple")]
     parts.append(Figure("Requests served a second", {"": _curves(rate, "requests/s")}, half=True))
     parts.append(Figure("Output tokens a second and GPU", {"": _curves(tokens, "tokens/s")}, half=True))
-    columns = (Column("rate"), *(Column(f"{head} {part}") for head in ("TTFT", "TPOT") for part in ("p50", "p90")),
-               Column("tokens/s"), Column("targets"), Column("", words=True))  # fmt: skip
+    quantiles = [Column(f"{head} {quantile}") for head in ("TTFT", "TPOT") for quantile in ("p50", "p90")]
+    columns = (Column("rate"), *quantiles, Column("tokens/s"), Column("targets"), Column("", words=True))  # fmt: skip
     rows = [
-        (Cell(name), *(Cell(units.duration(getattr(getattr(each, figure_name), part) * 1e3))
-                       for figure_name in shown for part in ("p50", "p90")),
-         Cell(units.count(each.output_tokens_per_s)), Cell(units.share(each.slo_attainment) if each.slo else ""),
-         Cell("overload" if each.overload else "", tone="poor", hint=each.overload))
-        for name, _, each in rates
+        (Cell(name), *(Cell(units.duration(getattr(getattr(run, figure_name), quantile) * 1e3))
+                       for figure_name in columns_of_time for quantile in ("p50", "p90")),
+         Cell(units.count(run.output_tokens_per_s)), Cell(units.share(run.slo_attainment) if run.slo else ""),
+         Cell("overload" if run.overload else "", tone="poor", hint=run.overload))
+        for name, _, run in rates
     ]  # fmt: skip
     parts.append(Table("Rates", columns, rows))
     text = "The same traffic, sent at other rates. What follows below is the last of them."
     return PageSection("rates", "Latency against rate", text, tuple(parts))
 
 
-def _against(rates: Swept, values: Sequence[float], name: str, hue: str) -> dict[str, Any]:
+def _against(rates: RateSweep, values: Sequence[float], name: str, hue: str) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": name,
-        "x": [rounded(rate) for _, rate, _ in rates],
-        "y": [rounded(value) for value in values],
+        "x": [round_number(rate) for _, rate, _ in rates],
+        "y": [round_number(value) for value in values],
         "line": {"color": colours.css(hue), "width": 2},
         "hovertemplate": f"{name} %{{y:.4g}} at %{{x:.4g}} requests/s<extra></extra>",
     }
@@ -327,7 +333,7 @@ def _against(rates: Swept, values: Sequence[float], name: str, hue: str) -> dict
 
 def _curves(data: list[dict[str, Any]], what: str, **layout: Any) -> dict[str, Any]:
     legend = {"orientation": "h", "y": 1.12}
-    left = {"title": {"text": what}, "rangemode": "tozero"}
+    axis = {"title": {"text": what}, "rangemode": "tozero"}
     return figure(
-        data, 300, xaxis={"title": {"text": "requests/s"}}, yaxis=left, showlegend=True, legend=legend, **layout
+        data, 300, xaxis={"title": {"text": "requests/s"}}, yaxis=axis, showlegend=True, legend=legend, **layout
     )

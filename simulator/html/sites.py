@@ -53,8 +53,8 @@ def sites(ops: Sequence[OpComparison]) -> list[Site]:
         key = (op.workload, op.kind, op.source, call_site(op.path), op.phase, op.detail)
         groups.setdefault(key, []).append(op)
     total = sum(op.measured_us for op in ops)
-    found = [_site(key, group, total) for key, group in groups.items()]
-    return sorted(found, key=lambda site: -site.share)
+    all_sites = [_site(key, group, total) for key, group in groups.items()]
+    return sorted(all_sites, key=lambda site: -site.share)
 
 
 def _site(key: tuple[str, ...], group: Sequence[OpComparison], total_us: float) -> Site:
@@ -116,5 +116,5 @@ def errors_by_kind(ops: Sequence[OpComparison]) -> dict[str, Errors]:
     by_kind: dict[str, list[OpComparison]] = {}
     for op in ops:
         by_kind.setdefault(op.kind, []).append(op)
-    found = {kind: errors_of(group) for kind, group in by_kind.items()}
-    return dict(sorted(found.items(), key=lambda item: -item[1].weight))
+    errors_of_kind = {kind: errors_of(group) for kind, group in by_kind.items()}
+    return dict(sorted(errors_of_kind.items(), key=lambda item: -item[1].weight))

@@ -36,7 +36,7 @@ def page(
 ) -> Page:
     """Everything the page shows; ``cluster`` is what a step of many devices adds."""
     device = device or known_device(report.device)
-    found = (
+    candidates = (
         breakdown_section(report),
         *(sections(cluster, step_us(report) * 1e-6) if cluster else ()),
         memory_section(report, device),
@@ -50,7 +50,7 @@ def page(
         subtitle=f"{report.precision} on {device.name if device else report.device} ({report.stack}), simulated",
         facts=facts(report, device),
         cards=tuple(cards(report, device)),
-        sections=tuple(section for section in found if section is not None),
+        sections=tuple(section for section in candidates if section is not None),
         caption="Blue line: the prediction; blue band: its interval.",
         glossary=wording.terms(*wording.STEP_TERMS, *(wording.CLUSTER_TERMS if cluster else ())),
     )
@@ -78,14 +78,14 @@ def interval_us(report: StepReport | InferenceReport) -> tuple[float, float]:
 
 def facts(report: StepReport | InferenceReport, device: Device | None) -> tuple[str, ...]:
     """The device in a few phrases, and how long the answer took."""
-    found = layout(report)
+    phrases = layout(report)
     if device is not None:
         rate = device.tensor_rate(report.precision) if device.supports(report.precision) else None
         if rate:
-            found.append(f"{units.scaled(rate * 1e12, 'FLOP/s')} in {report.precision}")
-        found.append(f"{units.gib(device.memory_gib)} memory")
-        found.append(f"{units.scaled(device.memory_gbps * 1e9, 'B/s')} memory bandwidth")
-    return (*found, f"simulated in {units.duration(report.wall_time_s * 1e6)}")
+            phrases.append(f"{units.with_prefix(rate * 1e12, 'FLOP/s')} in {report.precision}")
+        phrases.append(f"{units.gib(device.memory_gib)} memory")
+        phrases.append(f"{units.with_prefix(device.memory_gbps * 1e9, 'B/s')} memory bandwidth")
+    return (*phrases, f"simulated in {units.duration(report.wall_time_s * 1e6)}")
 
 
 def layout(report: StepReport | InferenceReport) -> list[str]:
@@ -103,30 +103,30 @@ def cards(report: StepReport | InferenceReport, device: Device | None) -> list[C
 def time_cards(report: StepReport | InferenceReport) -> list[Card]:
     """The step with its interval; for inference TTFT and TPOT before it where they are not the same."""
     total, (low, high) = step_us(report), interval_us(report)
-    interval = ("interval", f"{units.between(low, high)} ({report.coverage:.0%})")
+    interval = ("interval", f"{units.duration_range(low, high)} ({report.coverage:.0%})")
     pad = (high - low) * 0.2 or total * 0.2
     first, last = max(min(low, total) - pad, 0.0), max(high, total) + pad
     low_at, at, high_at = (round((value - first) / (last - first) * 100.0, 2) for value in (low, total, high))
     strip = Strip(low_at, at, high_at, (), units.duration(first), units.duration(last), interval[1])
     if isinstance(report, StepReport):
         return [Card("Step time", (("", units.duration(total)),), (interval,), strip=strip)]
-    named = [("TTFT", "time to first token", report.ttft_ms), ("TPOT", "time per output token", report.tpot_ms)]
-    found = [(name, words, ms) for name, words, ms in named if ms is not None]
-    if len(found) == 1:
-        name, words, ms = found[0]
+    times = [("TTFT", "time to first token", report.ttft_ms), ("TPOT", "time per output token", report.tpot_ms)]
+    known_times = [(name, words, ms) for name, words, ms in times if ms is not None]
+    if len(known_times) == 1:
+        name, words, ms = known_times[0]
         return [Card(f"{name}, {words}", (("", units.duration(ms * 1e3)),), (interval,), strip=strip)]
-    singles = [Card(f"{name}, {words}", (("", units.duration(ms * 1e3)),)) for name, words, ms in found]
+    singles = [Card(f"{name}, {words}", (("", units.duration(ms * 1e3)),)) for name, words, ms in known_times]
     return [*singles, Card("End to end", (("", units.duration(total)),), (interval,), strip=strip)]
 
 
 def rate_card(report: StepReport | InferenceReport) -> Card:
     """Throughput and utilisation."""
     lines = (
-        ("model", units.scaled(report.tflops_per_gpu * 1e12, "FLOP/s")),
+        ("model", units.with_prefix(report.tflops_per_gpu * 1e12, "FLOP/s")),
         ("MFU", units.share(report.mfu)),
         ("HFU", units.share(report.hfu)),
     )
-    return Card("Tokens per second and device", (("", units.three(report.tokens_per_s_per_gpu)),), lines)
+    return Card("Tokens per second and device", (("", units.three_digits(report.tokens_per_s_per_gpu)),), lines)
 
 
 def memory_card(report: StepReport | InferenceReport, device: Device | None) -> Card:
@@ -164,12 +164,12 @@ def breakdown_section(report: StepReport | InferenceReport) -> PageSection:
 def memory_section(report: StepReport | InferenceReport, device: Device | None) -> PageSection:
     """What memory holds at its peak, against the device."""
     memory = report.memory
-    whole = max(memory.peak_gib, device.memory_gib) if device else memory.peak_gib
-    pieces = tuple(memory_pieces(memory, whole))
-    if device and memory.peak_gib < whole:
-        free = whole - memory.peak_gib
-        pieces = (*pieces, Piece("free", units.gib(free), free / whole, "grid"))
-    limit = device.memory_gib / whole if device and memory.peak_gib > device.memory_gib else None
+    bar_gib = max(memory.peak_gib, device.memory_gib) if device else memory.peak_gib
+    pieces = tuple(memory_pieces(memory, bar_gib))
+    if device and memory.peak_gib < bar_gib:
+        free = bar_gib - memory.peak_gib
+        pieces = (*pieces, Piece("free", units.gib(free), free / bar_gib, "grid"))
+    limit = device.memory_gib / bar_gib if device and memory.peak_gib > device.memory_gib else None
     text = (
         "What the device holds at the fullest moment of the step"
         + (f", of its {units.gib(device.memory_gib)}" if device else "")
@@ -211,10 +211,10 @@ def timeline_section(report: StepReport | InferenceReport) -> PageSection | None
     if not report.timeline:
         return None
     length = max(span.start_us + span.duration_us for span in report.timeline)
-    part = "" if length > 0.99 * step_us(report) else f" Shown is its first part, {units.duration(length)}."
+    excerpt_note = "" if length > 0.99 * step_us(report) else f" Shown is its first part, {units.duration(length)}."
     text = (
         "From start to end: phases, the layers in them, their modules, and every operator in the colour of its kind. "
-        f"Drag across it or use the buttons to zoom, double-click for the whole. Gaps are host time.{part}"
+        f"Drag across it or use the buttons to zoom, double-click for the whole. Gaps are host time.{excerpt_note}"
     )
     parts: tuple[Part, ...] = (
         Figure("Timeline", {"": timeline(report.timeline)}, zoom=True),

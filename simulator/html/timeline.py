@@ -16,8 +16,8 @@ from ..report.answer import Span
 from . import colours, units
 from .charts import figure, hover, label
 
-MERGE_INTO = 1500  # a run of short operators is at least 1/1500 of the step
-MOST_BARS = 3 * MERGE_INTO
+MERGED_RUNS_PER_STEP = 1500  # a run of short operators is at least 1/1500 of the step
+MAX_BARS = 3 * MERGED_RUNS_PER_STEP
 MODULE_TINTS = ("phase", "phase-strong")
 
 _LAYER = re.compile(r"^((?:[^.]+\.)*?\d+)(?:\.(.*))?$")
@@ -49,20 +49,20 @@ def _last_number(match: re.Match[str]) -> str:
 
 def operators(spans: Sequence[Span], total_us: float) -> list[LaneBar]:
     """One bar per operator, or per run of short ones within a phase where there are too many."""
-    if len(spans) <= MOST_BARS:
+    if len(spans) <= MAX_BARS:
         return [_operator(span, total_us) for span in spans]
-    shortest = total_us / MERGE_INTO
+    shortest = total_us / MERGED_RUNS_PER_STEP
     bars: list[LaneBar] = []
     run: list[Span] = []
     for span in spans:
         if run and (run[-1].phase != span.phase or span.duration_us >= shortest or _length(run) >= shortest):
-            bars.append(_together(run, total_us))
+            bars.append(_merge_run(run, total_us))
             run = []
         if span.duration_us >= shortest:
             bars.append(_operator(span, total_us))
         else:
             run.append(span)
-    return [*bars, *([_together(run, total_us)] if run else [])]
+    return [*bars, *([_merge_run(run, total_us)] if run else [])]
 
 
 def _length(run: Sequence[Span]) -> float:
@@ -80,7 +80,7 @@ def _operator(span: Span, total_us: float) -> LaneBar:
     return LaneBar(span.kind, span.kind, span.start_us, span.duration_us, hint)
 
 
-def _together(run: Sequence[Span], total_us: float) -> LaneBar:
+def _merge_run(run: Sequence[Span], total_us: float) -> LaneBar:
     """Short operators as one bar, in the colour of the kind with the most time."""
     if len(run) == 1:
         return _operator(run[0], total_us)
@@ -111,12 +111,12 @@ def stretches(spans: Sequence[Span], name_of: Callable[[Span], tuple[str, ...]],
 
 def lanes(spans: Sequence[Span], total_us: float) -> dict[str, list[LaneBar]]:
     """The bars of the three upper lanes. A lane with more than the page can take is left out."""
-    found = {
+    bars_of_lane = {
         "phase": list(stretches(spans, lambda s: (s.phase,), total_us)),
         "layer": list(stretches(spans, lambda s: (s.phase, layer_and_module(s.path)[0]), total_us)),
         "module": list(stretches(spans, lambda s: (s.phase, *layer_and_module(s.path)), total_us)),
     }
-    return {lane: bars for lane, bars in found.items() if bars and len(bars) <= MOST_BARS}
+    return {lane: bars for lane, bars in bars_of_lane.items() if bars and len(bars) <= MAX_BARS}
 
 
 def timeline(spans: Sequence[Span]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
     end_us = max(span.start_us + span.duration_us for span in spans)
     divisor, unit = units.duration_unit(end_us)
     upper = lanes(spans, end_us)
-    shown = [*upper, "operator"]
+    lane_names = [*upper, "operator"]
     data = [
         _trace(tinted, lane, divisor, colours.css(MODULE_TINTS[parity]), "var(--text)")
         for lane, bars in upper.items()
@@ -144,12 +144,12 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
         data.append(trace)
     return figure(
         data,
-        height=96 + 46 * len(shown),
+        height=96 + 46 * len(lane_names),
         barmode="overlay",
         bargap=0.12,
         uniformtext={"minsize": 11, "mode": "hide"},
         xaxis={"title": {"text": f"since the start of the step, {unit}"}, "range": [0, end_us / divisor]},
-        yaxis={"categoryarray": shown[::-1], "categoryorder": "array", "showgrid": False, "fixedrange": True},
+        yaxis={"categoryarray": lane_names[::-1], "categoryorder": "array", "showgrid": False, "fixedrange": True},
         dragmode="zoom",
     )
 

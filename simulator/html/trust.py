@@ -58,15 +58,15 @@ def figures(report: StepReport | InferenceReport) -> list[Table]:
 
 def missing_table(report: StepReport | InferenceReport) -> Table:
     """The ops whose measurement would help most."""
-    most = report.measure_next[0].share or 1.0
+    largest_share = report.measure_next[0].share or 1.0
     rows = [
         (
-            Cell(str(each.op["kind"])),
-            Cell(shape(each.op)),
-            Cell(units.duration(each.time_s * 1e6)),
-            Cell(units.share(each.share), bar=each.share / most),
+            Cell(str(measurement.op["kind"])),
+            Cell(shape(measurement.op)),
+            Cell(units.duration(measurement.time_s * 1e6)),
+            Cell(units.share(measurement.share), bar=measurement.share / largest_share),
         )
-        for each in report.measure_next
+        for measurement in report.measure_next
     ]
     columns = (Column("op", words=True), Column("shape", words=True), Column("time"), Column("share"))
     return Table("To be measured next", columns, rows)

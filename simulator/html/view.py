@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..engines import Engine
 from ..engines.flow import flow_engine
-from ..network.together import Shared
+from ..network.timeline_sharing import SharedTimeline
 from ..report.answer import InferenceReport, StepReport
 from .cluster import ClusterView
 
@@ -22,9 +22,9 @@ def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> 
         return ClusterView(links=report.network, links_svg=svg)
     step = state.steps[0]
     hidden: dict[str, float] = {}
-    for each in step.executions(step.busiest):
-        for group, us in each.time.hidden_us.items():
-            hidden[group] = hidden.get(group, 0.0) + us * each.times * 1e-6
+    for execution in step.executions(step.busiest):
+        for group, time_us in execution.time.hidden_us.items():
+            hidden[group] = hidden.get(group, 0.0) + time_us * execution.times * 1e-6
     return ClusterView(
         pipeline=step.pipeline,
         exposed_s=report.breakdown.by_parallelism,
@@ -37,11 +37,11 @@ def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> 
     )
 
 
-def links_picture(shared: Shared | None, engine: Engine | None) -> str:
+def links_picture(shared: SharedTimeline | None, engine: Engine | None) -> str:
     """The fabric coloured by load as SVG; nothing where no links were simulated."""
-    from ..network.picture import svg
+    from ..network.picture import draw_svg
 
     flows = flow_engine(engine) if engine is not None else None
     if flows is None or shared is None:
         return ""
-    return svg(flows.topology, shared.load(), "share of each link that the step uses")
+    return draw_svg(flows.topology, shared.load(), "share of each link that the step uses")

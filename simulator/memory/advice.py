@@ -12,9 +12,9 @@ from typing import Any
 from ...datasets.devices import Device
 from ..question.plan import Plan
 from ..question.work import Work
-from .amounts import Memory
+from .breakdown import Memory
 
-MOST_TIMES = 64  # as many devices or nodes as there are, at most
+MAX_MULTIPLE = 64  # as many devices or nodes as there are, at most
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,27 @@ class MemoryChange:
     alone: bool = False
 
 
-def changes(memory: Memory, work: Work, plan: Plan, device: Device) -> Iterator[MemoryChange]:
+def propose_changes(memory: Memory, work: Work, plan: Plan, device: Device) -> Iterator[MemoryChange]:
     """Changes of a step that does not fit, what costs least time and money first."""
     over_gib = memory.peak_gib - device.memory_gib
     if work.kind == "train":
-        yield from _of_states(memory, work, plan)
-        yield from _of_activations(memory, work, plan)
-        yield from _offloaded(memory, work, plan)
+        yield from _shard_states(memory, work, plan)
+        yield from _shrink_activations(memory, work, plan)
+        yield from _offload_optimizer(memory, work, plan)
         held_gib = memory.weights_gib + memory.gradients_gib + memory.optimizer_gib
-        yield from _spread(f"weights, gradients and optimizer {held_gib:.1f} GiB", held_gib, work, plan)
-        yield from _shorter(memory, work, plan)
+        yield from _spread_ranks(f"weights, gradients and optimizer {held_gib:.1f} GiB", held_gib, work, plan)
+        yield from _split_sequence(memory, work, plan)
     else:
         cache_gib = memory.by_class.get("KV cache", 0.0)
-        yield from _of_cache(cache_gib, over_gib, work, plan)
+        yield from _shrink_cache(cache_gib, over_gib, work, plan)
         held_gib = memory.weights_gib + cache_gib
-        yield from _spread(f"weights and KV cache {held_gib:.1f} GiB", held_gib, work, plan)
+        yield from _spread_ranks(f"weights and KV cache {held_gib:.1f} GiB", held_gib, work, plan)
         if not plan.quantization and device.supports("fp8"):
             spent = f"weights {memory.weights_gib:.1f} GiB"
             yield MemoryChange(spent, "precision=fp8", work, replace(plan, quantization="fp8"), memory.weights_gib / 2)
 
 
-def with_degrees(plan: Plan, **degrees: int) -> Plan:
+def replace_degrees(plan: Plan, **degrees: int) -> Plan:
     """The plan with other degrees; data ranks are what they leave, where they were given."""
     changed: dict[str, Any] = dict(degrees)
     p = replace(plan.parallel, **changed)
@@ -65,86 +65,93 @@ def degrees_text(plan: Plan, *names: str) -> str:
     return " ".join(f"parallel.{name}={getattr(p, name)}" for name in (*names, *(("dp",) if p.dp else ())))
 
 
-def _of_states(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
-    p, whole = plan.parallel, 1 - 1 / plan.group("dp_cp").ranks
-    if not whole:
+def _shard_states(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
+    p, saved_share = plan.parallel, 1 - 1 / plan.group("dp_cp").ranks
+    if not saved_share:
         return
-    if p.zero_stage < 1:
-        spent, saves = f"optimizer {memory.optimizer_gib:.1f} GiB", memory.optimizer_gib * whole
+    if not p.shards_optimizer:
+        spent, saves = f"optimizer {memory.optimizer_gib:.1f} GiB", memory.optimizer_gib * saved_share
         yield MemoryChange(
             spent, "parallel.zero_stage=1", work, replace(plan, parallel=replace(p, zero_stage=1)), saves
         )
-    if p.zero_stage < 3:
+    if not p.shards_weights:
         state = memory.weights_gib + memory.gradients_gib
-        saves = (state + memory.optimizer_gib * (p.zero_stage < 1)) * whole
-        made = replace(plan, parallel=replace(p, zero_stage=3))
-        yield MemoryChange(f"weights and gradients {state:.1f} GiB", "parallel.zero_stage=3", work, made, saves)
+        saves = (state + memory.optimizer_gib * (not p.shards_optimizer)) * saved_share
+        sharded = replace(plan, parallel=replace(p, zero_stage=3))
+        yield MemoryChange(f"weights and gradients {state:.1f} GiB", "parallel.zero_stage=3", work, sharded, saves)
 
 
-def _of_activations(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
+def _shrink_activations(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     spent, size = f"activations {memory.activations_gib:.1f} GiB", work.micro_batch // 2
     while size >= 1:
         saves = memory.activations_gib * (1 - size / work.micro_batch)
         yield MemoryChange(spent, f"workload.micro_batch={size}", replace(work, micro_batch=size), plan, saves)
         size //= 2
-    kept = memory.by_class.get("activations kept for the backward pass", 0.0)
+    saved_gib = memory.by_class.get("activations kept for the backward pass", 0.0)
     if plan.recompute != "full":
-        made = replace(plan, recompute="full")
-        yield MemoryChange(f"activations {kept:.1f} GiB", "workload.recompute=full", work, made, kept)
+        recomputed = replace(plan, recompute="full")
+        yield MemoryChange(f"activations {saved_gib:.1f} GiB", "workload.recompute=full", work, recomputed, saved_gib)
 
 
-def _offloaded(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
+def _offload_optimizer(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     if "optimizer" not in plan.offload:
-        made = replace(plan, offload=(*plan.offload, "optimizer"))
+        offloaded = replace(plan, offload=(*plan.offload, "optimizer"))
         spent = f"optimizer {memory.optimizer_gib:.1f} GiB"
-        yield MemoryChange(spent, f"offload=[{','.join(made.offload)}]", work, made, memory.optimizer_gib)
+        yield MemoryChange(spent, f"offload=[{','.join(offloaded.offload)}]", work, offloaded, memory.optimizer_gib)
 
 
-def _of_cache(cache_gib: float, over_gib: float, work: Work, plan: Plan) -> Iterator[MemoryChange]:
+def _shrink_cache(cache_gib: float, over_gib: float, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     spent = f"the KV cache {cache_gib:.1f} GiB"
     fewer = int(work.batch * (cache_gib - over_gib) / cache_gib) if cache_gib > over_gib else 0
     for batch in dict.fromkeys((fewer, int(0.98 * fewer), fewer * 9 // 10)) if work.kind != "batch" else ():
-        whole = batch // plan.micro_batches * plan.micro_batches
-        if whole >= 1:
-            saves = cache_gib * (1 - whole / work.batch)
-            yield MemoryChange(spent, f"workload.batch={whole}", replace(work, batch=whole), plan, saves)
+        batch_size = batch // plan.micro_batches * plan.micro_batches
+        if batch_size >= 1:
+            saves = cache_gib * (1 - batch_size / work.batch)
+            yield MemoryChange(spent, f"workload.batch={batch_size}", replace(work, batch=batch_size), plan, saves)
     if plan.kv_dtype in ("", "same") and cache_gib:
         yield MemoryChange(spent, "precision.kv_dtype=fp8", work, replace(plan, kv_dtype="fp8"), cache_gib / 2)
 
 
-def _spread(spent: str, held_gib: float, work: Work, plan: Plan) -> Iterator[MemoryChange]:
+def _spread_ranks(spent: str, held_gib: float, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     """More tensor and pipeline ranks on the devices that there are, then more devices."""
-    p, cluster, whole = plan.parallel, plan.cluster, plan.parallel.tp * plan.parallel.pp
+    p, cluster, model_ranks = plan.parallel, plan.cluster, plan.parallel.tp * plan.parallel.pp
     if cluster.devices == 1:
         for count in (2, 4, 8):
-            made = with_degrees(replace(plan, cluster=replace(cluster, devices_per_node=count)), tp=count)
+            spread = replace_degrees(replace(plan, cluster=replace(cluster, devices_per_node=count)), tp=count)
             settings = f"{count} such devices (cluster=…) and parallel.tp={count}"
-            yield MemoryChange(spent, settings, work, made, held_gib * (1 - 1 / count), alone=True)
+            yield MemoryChange(spent, settings, work, spread, held_gib * (1 - 1 / count), alone=True)
         return
-    for nodes in (cluster.nodes * 2**power for power in range(MOST_TIMES.bit_length())):
+    for nodes in (cluster.nodes * 2**power for power in range(MAX_MULTIPLE.bit_length())):
         wider = replace(plan, cluster=replace(cluster, nodes=nodes))
-        more = "" if nodes == cluster.nodes else f"cluster.nodes={nodes} "
-        for tp in (p.tp * 2**power for power in range(MOST_TIMES.bit_length())):
+        cluster_text = "" if nodes == cluster.nodes else f"cluster.nodes={nodes} "
+        for tp in (p.tp * 2**power for power in range(MAX_MULTIPLE.bit_length())):
             pp = max(p.pp, p.pp * nodes // cluster.nodes)
             for stages in dict.fromkeys((p.pp, pp)):
                 if (
-                    whole < tp * stages
+                    model_ranks < tp * stages
                     and tp <= cluster.devices_per_node
                     and tp * stages * p.cp <= wider.cluster.devices
                 ):
-                    made = with_degrees(wider, tp=tp, pp=stages)
-                    changed = [name for name in ("tp", "pp") if getattr(made.parallel, name) != getattr(p, name)]
-                    saves = held_gib * (1 - whole / (tp * stages))
-                    yield MemoryChange(spent, more + degrees_text(made, *changed), work, made, saves, alone=bool(more))
+                    spread = replace_degrees(wider, tp=tp, pp=stages)
+                    changed = [name for name in ("tp", "pp") if getattr(spread.parallel, name) != getattr(p, name)]
+                    saves = held_gib * (1 - model_ranks / (tp * stages))
+                    yield MemoryChange(
+                        spent,
+                        cluster_text + degrees_text(spread, *changed),
+                        work,
+                        spread,
+                        saves,
+                        alone=bool(cluster_text),
+                    )
 
 
-def _shorter(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
+def _split_sequence(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
     spent, p = f"activations {memory.activations_gib:.1f} GiB", plan.parallel
     for times in (2, 4, 8):
         share = memory.activations_gib * (1 - 1 / times)
         if p.model_ranks * times <= plan.cluster.devices:
-            made = with_degrees(plan, cp=p.cp * times)
-            yield MemoryChange(spent, degrees_text(made, "cp"), work, made, share, alone=True)
+            split = replace_degrees(plan, cp=p.cp * times)
+            yield MemoryChange(spent, degrees_text(split, "cp"), work, split, share, alone=True)
         length = work.seq_len // times
         if length:
             yield MemoryChange(

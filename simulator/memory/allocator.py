@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 MIB = 2**20
 BLOCK, SMALL, SMALL_SEGMENT, LARGE, LARGE_SEGMENT, GRAIN = 512, MIB, 2 * MIB, 10 * MIB, 20 * MIB, 2 * MIB
-REACH = 2**48  # addresses apart that expandable segments begin
+EXPANDABLE_STRIDE = 2**48  # addresses apart that expandable segments begin
 Pool = tuple[str, bool]  # stream, small
 
 
@@ -51,18 +51,18 @@ class Allocator:
 
     def allocate(self, size: int, stream: str = "") -> SegmentPart:
         """The block that serves a request of ``size`` bytes; OutOfMemoryError where none can."""
-        wanted = max(-(-size // BLOCK), 1) * BLOCK
-        pool = stream, wanted <= SMALL
-        found = self._best(pool, wanted)
-        if found is None:
-            found = self._grown(pool, wanted) if self.expandable else self._segment(pool, wanted)
-        rest = found.size - wanted
+        rounded = max(-(-size // BLOCK), 1) * BLOCK
+        pool = stream, rounded <= SMALL
+        block = self._best_fit(pool, rounded)
+        if block is None:
+            block = self._grow(pool, rounded) if self.expandable else self._new_segment(pool, rounded)
+        rest = block.size - rounded
         if rest >= BLOCK if pool[1] or self.expandable else rest > SMALL:
-            self._split(found, wanted)
-        found.free = False
-        self.allocated += found.size
+            self._split(block, rounded)
+        block.free = False
+        self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
-        return found
+        return block
 
     def release(self, span: SegmentPart) -> None:
         """Gives a block back; it joins its free neighbours."""
@@ -70,70 +70,70 @@ class Allocator:
         span.free = True
         after, before = span.after, span.before
         if after is not None and after.free:
-            self._take(after)
+            self._remove_free(after)
             self._join(span, after)
         if before is not None and before.free:
-            self._take(before)
+            self._remove_free(before)
             self._join(before, span)
             span = before
-        self._put(span)
+        self._add_free(span)
 
     def empty(self) -> None:
         """Gives segments (in expandable ones, whole grains at the end) without a block in use back to the device."""
         for span in list(self._spans.values()):
             if span.before is None and span.after is None:
-                self._take(span)
+                self._remove_free(span)
                 self.reserved -= span.size
                 if self._tails.get(span.pool) is span:
                     del self._tails[span.pool]
             elif self.expandable and span.after is None:
                 spare = span.size // GRAIN * GRAIN
-                self._take(span)
+                self._remove_free(span)
                 span.size -= spare
                 self.reserved -= spare
                 if span.size:
-                    self._put(span)
+                    self._add_free(span)
                 elif span.before is not None:
                     span.before.after = None
                     self._tails[span.pool] = span.before
 
-    def _best(self, pool: Pool, size: int) -> SegmentPart | None:
+    def _best_fit(self, pool: Pool, size: int) -> SegmentPart | None:
         """The smallest free span that holds a size, the lowest of equals, out of the pool."""
         free = self._free.setdefault(pool, [])
-        place = bisect_left(free, (size, 0))
-        if place == len(free):
+        position = bisect_left(free, (size, 0))
+        if position == len(free):
             return None
-        _, address = free.pop(place)
+        _, address = free.pop(position)
         return self._spans.pop(address)
 
-    def _segment(self, pool: Pool, size: int) -> SegmentPart:
-        whole = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT if size < LARGE else -(-size // GRAIN) * GRAIN
-        self._map(whole)
-        span = SegmentPart(self._next, whole, pool)
-        self._next += whole
+    def _new_segment(self, pool: Pool, size: int) -> SegmentPart:
+        segment_bytes = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT if size < LARGE else -(-size // GRAIN) * GRAIN
+        self._map(segment_bytes)
+        span = SegmentPart(self._next, segment_bytes, pool)
+        self._next += segment_bytes
         return span
 
-    def _grown(self, pool: Pool, size: int) -> SegmentPart:
+    def _grow(self, pool: Pool, size: int) -> SegmentPart:
         """The free end of a pool's expandable segment, made at least as long as a request."""
         grain = SMALL_SEGMENT if pool[1] else LARGE_SEGMENT
-        if self.capacity and self.reserved + self._missing(pool, size, grain) > self.capacity:
+        if self.capacity and self.reserved + self._missing_bytes(pool, size, grain) > self.capacity:
             self.empty()
-        more = self._missing(pool, size, grain)
-        self._map(more)
+        grown_bytes = self._missing_bytes(pool, size, grain)
+        self._map(grown_bytes)
         tail = self._tails.get(pool)
         if tail is not None and tail.free:
-            self._take(tail)
-            tail.size += more
+            self._remove_free(tail)
+            tail.size += grown_bytes
             return tail
         start = self._next if tail is None else tail.address + tail.size
-        self._next += REACH if tail is None else 0
-        span = SegmentPart(start, more, pool, before=tail)
+        self._next += EXPANDABLE_STRIDE if tail is None else 0
+        span = SegmentPart(start, grown_bytes, pool, before=tail)
         if tail is not None:
             tail.after = span
         self._tails[pool] = span
         return span
 
-    def _missing(self, pool: Pool, size: int, grain: int) -> int:
+    def _missing_bytes(self, pool: Pool, size: int, grain: int) -> int:
         tail = self._tails.get(pool)
         return -(-(size - (tail.size if tail is not None and tail.free else 0)) // grain) * grain
 
@@ -152,7 +152,7 @@ class Allocator:
         elif self._tails.get(span.pool) is span:
             self._tails[span.pool] = rest
         span.size, span.after = size, rest
-        self._put(rest)
+        self._add_free(rest)
 
     def _join(self, first: SegmentPart, second: SegmentPart) -> None:
         first.size += second.size
@@ -162,11 +162,11 @@ class Allocator:
         elif self._tails.get(first.pool) is second:
             self._tails[first.pool] = first
 
-    def _put(self, span: SegmentPart) -> None:
+    def _add_free(self, span: SegmentPart) -> None:
         insort(self._free.setdefault(span.pool, []), (span.size, span.address))
         self._spans[span.address] = span
 
-    def _take(self, span: SegmentPart) -> None:
+    def _remove_free(self, span: SegmentPart) -> None:
         free = self._free[span.pool]
         del free[bisect_left(free, (span.size, span.address))]
         del self._spans[span.address]

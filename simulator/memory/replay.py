@@ -13,7 +13,7 @@ import numpy as np
 
 from ..graph import ROLES
 from .allocator import Allocator, SegmentPart
-from .walk import ChunkWalk
+from .lifetimes import ChunkWalk
 
 FORWARD, BACKWARD, OPTIMIZER = range(3)
 Task = tuple[int, int, int]  # kind, chunk, micro-batch
@@ -45,20 +45,20 @@ def fullest_moment(in_flight: Sequence[int]) -> Iterator[Task]:
 def replay(allocator: Allocator, walks: Sequence[ChunkWalk], tasks: Iterable[Task]) -> None:
     """Runs a rank's tasks twice through an allocator. Raises :class:`.allocator.OutOfMemoryError`."""
     scripts = [_script(walk) for walk in walks]
-    order = list(tasks)
+    task_list = list(tasks)
     for script in scripts:
         for tensor in script.static:
             allocator.allocate(script.sizes[tensor])
     for _ in range(2):
-        kept: dict[tuple[int, int, int], SegmentPart] = {}
-        for kind, chunk, micro_batch in order:
-            _run(allocator, scripts[chunk], kind, (chunk, micro_batch), kept)
+        allocated: dict[tuple[int, int, int], SegmentPart] = {}
+        for kind, chunk, micro_batch in task_list:
+            _run(allocator, scripts[chunk], kind, (chunk, micro_batch), allocated)
             if kind == BACKWARD:
-                for name in [n for n in kept if n[:2] == (chunk, micro_batch)]:
-                    allocator.release(kept.pop(name))
+                for name in [key for key in allocated if key[:2] == (chunk, micro_batch)]:
+                    allocator.release(allocated.pop(name))
         for chunk, script in enumerate(scripts):
-            _run(allocator, script, OPTIMIZER, (chunk, -1), kept)
-        for span in kept.values():
+            _run(allocator, script, OPTIMIZER, (chunk, -1), allocated)
+        for span in allocated.values():
             allocator.release(span)
 
 
@@ -67,7 +67,7 @@ def _run(
     script: _Script,
     kind: int,
     owner: tuple[int, int],
-    kept: dict[tuple[int, int, int], SegmentPart],
+    allocated: dict[tuple[int, int, int], SegmentPart],
 ) -> None:
     """The events of a task; what it does not free is kept under the name of its micro-batch, or of the step."""
     chunk, micro_batch = owner
@@ -75,12 +75,12 @@ def _run(
     def name(tensor: int) -> tuple[int, int, int]:
         return chunk, -1 if tensor in script.step_long else micro_batch, tensor
 
-    for begun, ended in script.events[kind]:
-        for tensor in begun:
-            if name(tensor) not in kept:
-                kept[name(tensor)] = allocator.allocate(script.sizes[tensor], script.streams.get(tensor, ""))
-        for tensor in ended:
-            span = kept.pop(name(tensor), None)
+    for allocated_ids, freed_ids in script.events[kind]:
+        for tensor in allocated_ids:
+            if name(tensor) not in allocated:
+                allocated[name(tensor)] = allocator.allocate(script.sizes[tensor], script.streams.get(tensor, ""))
+        for tensor in freed_ids:
+            span = allocated.pop(name(tensor), None)
             if span is not None:
                 allocator.release(span)
 
@@ -89,8 +89,8 @@ def _script(walk: ChunkWalk) -> _Script:
     lives = walk.lives
     graph, count = lives.graph, lives.count
     used = np.flatnonzero(lives.used & (graph.tensor_bytes > 0))
-    begun: list[list[int]] = [[] for _ in range(count)]
-    ended: list[list[int]] = [[] for _ in range(count)]
+    allocated_at: list[list[int]] = [[] for _ in range(count)]
+    freed_at: list[list[int]] = [[] for _ in range(count)]
     static: list[int] = []
     persistent = {ROLES.index(role) for role in ROLES} - {ROLES.index("activation")}
     roles = graph.tensor_roles
@@ -102,9 +102,9 @@ def _script(walk: ChunkWalk) -> _Script:
             continue
         if end >= count and int(roles[tensor]) in persistent:
             step_long.add(tensor)
-        begun[begin].append(tensor)
+        allocated_at[begin].append(tensor)
         if end < count:
-            ended[end].append(tensor)
+            freed_at[end].append(tensor)
     events: tuple[Events, Events, Events] = ([], [], [])
     time = 0
     streams: dict[int, str] = {}
@@ -113,9 +113,9 @@ def _script(walk: ChunkWalk) -> _Script:
         names = ["" if node.stream == "compute" else node.stream for node in block.nodes]
         for _ in range(block.repeat):
             for kind, stream in zip(kinds, names, strict=True):
-                if begun[time] or ended[time]:
-                    events[kind].append((begun[time], ended[time]))
+                if allocated_at[time] or freed_at[time]:
+                    events[kind].append((allocated_at[time], freed_at[time]))
                     if stream:
-                        streams.update(dict.fromkeys(begun[time], stream))
+                        streams.update(dict.fromkeys(allocated_at[time], stream))
                 time += 1
     return _Script(events, static, graph.tensor_bytes.tolist(), streams, step_long)

@@ -19,12 +19,23 @@ from ...datasets.devices import Device
 from ..graph import Graph, Node
 from ..passes.micro_batches import micro_batch_variant
 from ..question.plan import GROUPS, Plan
-from .amounts import GIB, Memory
-from .walk import ACTIVATIONS, BUCKETS, CACHE, GRADIENTS, OPTIMIZER, OTHER, WEIGHTS, ChunkWalk, amounts, walk_chunk
+from .breakdown import GIB, Memory
+from .lifetimes import (
+    ACTIVATIONS,
+    BUCKETS,
+    CACHE,
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    WEIGHTS,
+    ChunkWalk,
+    memory_from_bytes,
+    walk_chunk,
+)
 
 CONTEXT_GIB = 0.5  # a CUDA context with its kernels: assumed, where no stack says more (sources in conf/stack)
 COMMUNICATOR_GIB = 0.15  # NCCL's channels of one communicator: assumed, some 16 channels of 4 to 8 MiB
-OF_TRAINING = ("dp", "dp_cp", "edp")  # groups that sum gradients; those that serve have none
+GRADIENT_GROUPS = ("dp", "dp_cp", "edp")  # groups that sum gradients; those that serve have none
 
 
 def stage_memory(
@@ -41,83 +52,89 @@ def stage_memory(
     ``walks`` keeps what was found about a graph, by its
     identity, for the other stages that hold it.
     """
-    known = {} if walks is None else walks
+    walks_by_graph = {} if walks is None else walks
     for graph in chunks:
-        if id(graph) not in known:
-            known[id(graph)] = walk_chunk(_steady(graph, plan), plan)
-    held = [known[id(graph)] for graph in chunks]
-    waiting = sum(count * walk.saved for count, walk in zip(in_flight, held, strict=True))
-    best, where = np.zeros(len(BUCKETS)), ""
-    kept = 0.0
-    for place, walk in enumerate(held):
+        if id(graph) not in walks_by_graph:
+            walks_by_graph[id(graph)] = walk_chunk(_last_micro_batch(graph, plan), plan)
+    chunk_walks = [walks_by_graph[id(graph)] for graph in chunks]
+    saved_bytes = sum(count * walk.saved for count, walk in zip(in_flight, chunk_walks, strict=True))
+    peak, where = np.zeros(len(BUCKETS)), ""
+    kept_bytes = 0.0
+    for position, walk in enumerate(chunk_walks):
         if not walk.lives.count:
             continue
-        others = sum((other.static for at, other in enumerate(held) if at != place), np.zeros(len(BUCKETS)))
-        extra = np.where(walk.optimizing, 0.0, max(waiting - walk.saved, 0.0))
-        totals = walk.living.sum(axis=0) + extra + others.sum()
+        other_static = sum(
+            (other_walk.static for index, other_walk in enumerate(chunk_walks) if index != position),
+            np.zeros(len(BUCKETS)),
+        )
+        extra = np.where(walk.optimizing, 0.0, max(saved_bytes - walk.saved, 0.0))
+        totals = walk.living.sum(axis=0) + extra + other_static.sum()
         time = int(totals.argmax()) if len(totals) else -1
-        if time >= 0 and totals[time] > best.sum():
-            best = walk.living[:, time] + others
-            best[ACTIVATIONS] += extra[time]
-            where, kept = _place(walk.lives.node(time)), 0.0 if walk.optimizing[time] else waiting
-    best[CACHE] += (plan.micro_batches - 1) * sum(walk.living[CACHE].max(initial=0.0) for walk in held)
-    reserved = _replayed(held, in_flight, str(plan.options["allocator"])) if plan.options.get("allocator") else None
-    trains = any(len(walk.optimizing) and walk.optimizing.any() for walk in held) or bool(best[GRADIENTS])
-    return _with_framework(best, where, kept, plan, device, trains, reserved)
+        if time >= 0 and totals[time] > peak.sum():
+            peak = walk.living[:, time] + other_static
+            peak[ACTIVATIONS] += extra[time]
+            where, kept_bytes = _describe_node(walk.lives.node(time)), 0.0 if walk.optimizing[time] else saved_bytes
+    peak[CACHE] += (plan.micro_batches - 1) * sum(walk.living[CACHE].max(initial=0.0) for walk in chunk_walks)
+    allocator = plan.settings.allocator
+    reserved = _replay_reserved(chunk_walks, in_flight, allocator) if allocator else None
+    trains = any(len(walk.optimizing) and walk.optimizing.any() for walk in chunk_walks) or bool(peak[GRADIENTS])
+    return _add_framework(peak, where, kept_bytes, plan, device, trains, reserved)
 
 
-def _replayed(held: Sequence[ChunkWalk], in_flight: Sequence[int], allocator: str) -> int:
+def _replay_reserved(walks: Sequence[ChunkWalk], in_flight: Sequence[int], allocator: str) -> int:
     """Bytes that torch's allocator reserves for these chunks (``native`` or ``expandable`` segments)."""
     from .allocator import Allocator
     from .replay import fullest_moment, replay
 
-    made = Allocator(expandable=allocator == "expandable")
-    replay(made, held, fullest_moment(in_flight))
-    return made.peak_reserved
+    device_allocator = Allocator(expandable=allocator == "expandable")
+    replay(device_allocator, walks, fullest_moment(in_flight))
+    return device_allocator.peak_reserved
 
 
-def _steady(graph: Graph, plan: Plan) -> Graph:
+def _last_micro_batch(graph: Graph, plan: Plan) -> Graph:
     """The graph of the last micro-batch, which the most lives in."""
     return graph if plan.micro_batches == 1 else micro_batch_variant(graph, first=False, last=True)
 
 
-def _place(node: Node) -> str:
+def _describe_node(node: Node) -> str:
     return f"{node.phase} {node.path or node.source} ({node.op.kind if node.op else node.source})"
 
 
-def _with_framework(
-    best: np.ndarray,
+def _add_framework(
+    peak: np.ndarray,
     where: str,
-    waiting: float,
+    saved_bytes: float,
     plan: Plan,
     device: Device | None,
-    trains: bool,
+    is_training: bool,
     replayed: int | None = None,
 ) -> Memory:
     """The memory of a rank with its allocator's slack (``replayed``, or a usual share), context and communicators."""
     stack = plan.stack
-    allocated = float(best.sum())
+    allocated = float(peak.sum())
     reserved = allocated * (1.0 + stack.fragmentation) if replayed is None else max(float(replayed), allocated)
-    groups = sum(plan.group(name).ranks > 1 for name in GROUPS if name not in (("dp",) if trains else OF_TRAINING))
+    groups = sum(
+        plan.group(name).ranks > 1 for name in GROUPS if name not in (("dp",) if is_training else GRADIENT_GROUPS)
+    )
     context = (stack.context_gib or CONTEXT_GIB) * GIB + groups * COMMUNICATOR_GIB * GIB
     if device is not None and device.synchronous:
         context = 0.0
     by_class = {
-        "weights": best[WEIGHTS],
-        "gradients": best[GRADIENTS],
-        "optimizer states": best[OPTIMIZER],
-        "KV cache": best[CACHE],
-        "activations kept for the backward pass": min(waiting, best[ACTIVATIONS]) if trains else 0.0,
-        "activations of the moment": max(best[ACTIVATIONS] - waiting, 0.0) if trains else best[ACTIVATIONS],
-        "gathered weights and buffers": best[OTHER],
+        "weights": peak[WEIGHTS],
+        "gradients": peak[GRADIENTS],
+        "optimizer states": peak[OPTIMIZER],
+        "KV cache": peak[CACHE],
+        "activations kept for the backward pass": min(saved_bytes, peak[ACTIVATIONS]) if is_training else 0.0,
+        "activations of the moment": max(peak[ACTIVATIONS] - saved_bytes, 0.0) if is_training else peak[ACTIVATIONS],
+        "gathered weights and buffers": peak[OTHER],
         "allocator": reserved - allocated,
         "context and communicators": context,
     }
-    made = amounts(best)
+    memory = memory_from_bytes(peak)
     return replace(
-        made,
+        memory,
         peak_gib=(reserved + context) / GIB,
-        other_gib=made.other_gib + (reserved - allocated + context) / GIB,
+        other_gib=memory.other_gib + (reserved - allocated + context) / GIB,
         allocated_gib=allocated / GIB,
         reserved_gib=reserved / GIB,
         where=where,

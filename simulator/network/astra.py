@@ -43,21 +43,21 @@ def read_astra_network(text: str) -> Topology:
 
 def astra_network(values: Any, name: str = "") -> Topology:
     """The fabric of ASTRA-sim's network YAML, already parsed. FormatError for what it lacks."""
-    wanted = "an ASTRA-sim network has lists topology, npus_count, bandwidth and latency of one length"
+    expected = "an ASTRA-sim network has lists topology, npus_count, bandwidth and latency of one length"
     if not isinstance(values, Mapping):
-        raise FormatError(f"{wanted}, not {values!r}"[:200])
-    columns = [values.get(each) for each in ASTRA_COLUMNS]
-    for column, each in zip(columns, ASTRA_COLUMNS, strict=True):
+        raise FormatError(f"{expected}, not {values!r}"[:200])
+    columns = [values.get(key) for key in ASTRA_COLUMNS]
+    for column, key in zip(columns, ASTRA_COLUMNS, strict=True):
         if not isinstance(column, list) or len(column) != len(columns[0] or []):
-            raise FormatError(f"{wanted}; {each} is {'missing' if column is None else column!r}")
+            raise FormatError(f"{expected}; {key} is {'missing' if column is None else column!r}")
     rows = list(zip(*columns, strict=True))
     unknown = [row[0] for row in rows if row[0] not in tuple(ASTRA_SHAPES)]
     if unknown:
         raise FormatError(f"ASTRA-sim topology {unknown[0]!r} is not one of {', '.join(ASTRA_SHAPES)}")
-    for each, column in zip(ASTRA_COLUMNS[1:], columns[1:], strict=True):
+    for key, column in zip(ASTRA_COLUMNS[1:], columns[1:], strict=True):
         for value in column or []:
-            if isinstance(value, bool) or not isinstance(value, int if each == "npus_count" else (int, float)):
-                raise FormatError(f"ASTRA-sim network: {each}={value!r} is no number of its kind")
+            if isinstance(value, bool) or not isinstance(value, int if key == "npus_count" else (int, float)):
+                raise FormatError(f"ASTRA-sim network: {key}={value!r} is no number of its kind")
     try:
         return product([Dimension(ASTRA_SHAPES[s], n, gib * GIB_GB, ns / 1e3) for s, n, gib, ns in rows], name)
     except TopologyError as error:
@@ -67,14 +67,14 @@ def astra_network(values: Any, name: str = "") -> Topology:
 def write_astra_network(dimensions: Sequence[Dimension]) -> str:
     """Dimensions as ASTRA-sim reads them. FormatError for a shape that it lacks."""
     names = {mine: theirs for theirs, mine in ASTRA_SHAPES.items()}
-    missing = sorted({each.shape for each in dimensions} - set(names))
+    missing = sorted({dimension.shape for dimension in dimensions} - set(names))
     if missing:
         raise FormatError(f"ASTRA-sim has no {missing[0]}; it has {', '.join(ASTRA_SHAPES)}")
     rows: dict[str, list[Any]] = {
-        "topology": [names[each.shape] for each in dimensions],
-        "npus_count": [each.size for each in dimensions],
-        "bandwidth": [round(each.bandwidth_gbps / GIB_GB, 9) for each in dimensions],
-        "latency": [round(each.latency_us * 1e3, 6) for each in dimensions],
+        "topology": [names[dimension.shape] for dimension in dimensions],
+        "npus_count": [dimension.size for dimension in dimensions],
+        "bandwidth": [round(dimension.bandwidth_gbps / GIB_GB, 9) for dimension in dimensions],
+        "latency": [round(dimension.latency_us * 1e3, 6) for dimension in dimensions],
     }
     return "".join(f"{name}: [ {', '.join(map(str, values))} ]\n" for name, values in rows.items())
 
@@ -87,8 +87,8 @@ def read_astra_system(text: str) -> dict[str, Any]:
     values = read_json(text, FormatError, "ASTRA-sim's system file")
     if not isinstance(values, dict):
         raise FormatError("ASTRA-sim's system JSON must hold settings, such as all-reduce-implementation")
-    named = {f"{mine.replace('_', '-')}-implementation": mine for mine in COLLECTIVES}
-    algorithms = {mine: _astra_algorithms(name, values[name]) for name, mine in named.items() if name in values}
+    collectives = {f"{mine.replace('_', '-')}-implementation": mine for mine in COLLECTIVES}
+    algorithms = {mine: _astra_algorithms(name, values[name]) for name, mine in collectives.items() if name in values}
     figures = {mine: _astra_figure(name, values.get(name, usual)) for name, (mine, usual) in ASTRA_FIGURES.items()}
     return {
         "algorithms": algorithms,
@@ -96,17 +96,19 @@ def read_astra_system(text: str) -> dict[str, Any]:
         "active_chunks": int(figures["active_chunks"]),
         "endpoint_delay_us": figures["endpoint_delay"] / 1e3,
         "memory_gbps": figures["memory"] * GIB_GB,
-        "unread": sorted(set(values) - set(named) - set(ASTRA_FIGURES)),
+        "unread": sorted(set(values) - set(collectives) - set(ASTRA_FIGURES)),
     }
 
 
-def _astra_algorithms(name: str, given: Any) -> list[str]:
-    if not isinstance(given, list):
-        raise FormatError(f"ASTRA-sim's system JSON: {name} is {given!r}, no list with an algorithm a dimension")
-    for each in given:
-        if str(each).rstrip("0123456789") not in ASTRA_ALGORITHMS:
-            raise FormatError(f"ASTRA-sim's system JSON: {name} {each!r} is not one of {', '.join(ASTRA_ALGORITHMS)}")
-    return [ASTRA_ALGORITHMS[each.rstrip("0123456789")] for each in given]
+def _astra_algorithms(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise FormatError(f"ASTRA-sim's system JSON: {name} is {value!r}, no list with an algorithm a dimension")
+    for algorithm in value:
+        if str(algorithm).rstrip("0123456789") not in ASTRA_ALGORITHMS:
+            raise FormatError(
+                f"ASTRA-sim's system JSON: {name} {algorithm!r} is not one of {', '.join(ASTRA_ALGORITHMS)}"
+            )
+    return [ASTRA_ALGORITHMS[algorithm.rstrip("0123456789")] for algorithm in value]
 
 
 def _astra_figure(name: str, value: Any) -> float:

@@ -23,173 +23,173 @@ from .fabric import Fabric
 from .faults import Fault
 from .nccl import BASE_US, HOP_US, TABLE_NIC_US
 from .routing import POLICIES
-from .shapes import MOST_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, dual_tor, fat_tree, product
+from .shapes import MAX_RANKS, Dimension, Port, Servers, dragonfly, dual_plane, dual_tor, fat_tree, product
 from .study import with_faults
-from .topology import GBPS, Topology, TopologyError, from_dict, keys, listed, number, word
+from .topology import GBPS, Topology, TopologyError, check_keys, check_list, read_fabric, read_number, read_word
 from .tunings import tuning
 
 LL128 = 1  # the protocol whose latencies explicit links have: between LL's and Simple's
-TO_NIC = "nic"  # PCIe from a GPU to its NIC; its latency counts as the NIC's
-MOST_DEVICES = 2**16  # whose links are laid one by one: about a minute and some gigabytes
-SWITCHES = 3.0  # hops over a switch fabric that the table's network latency stands for
+NIC_LANE_KIND = "nic"  # PCIe from a GPU to its NIC; its latency counts as the NIC's
+MAX_SIMULATED_DEVICES = 2**16  # whose links are laid one by one: about a minute and some gigabytes
+HOPS_IN_TABLE_LATENCY = 3.0  # hops over a switch fabric that the table's network latency stands for
 
 
-def fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed: int = 0) -> Fabric:
+def build_fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed: int = 0) -> Fabric:
     """The fabric of a cluster, as far as it still stands. TopologyError for a setting, link or rank that is missing."""
     check_settings(cluster.topology)
-    if cluster.devices > MOST_DEVICES:
+    if cluster.devices > MAX_SIMULATED_DEVICES:
         raise TopologyError(
-            f"cluster.nodes={cluster.nodes} of {cluster.devices_per_node} devices are more than the {MOST_DEVICES:,} "
-            "whose links are simulated; take network=analytical"
+            f"cluster.nodes={cluster.nodes} of {cluster.devices_per_node} devices are more than the "
+            f"{MAX_SIMULATED_DEVICES:,} whose links are simulated; take network=analytical"
         )
     settings = dict(cluster.topology)
     routing = settings.pop("routing", "adaptive" if cluster.fabric == "ib" else "ecmp")
     reduces = bool(settings.pop("reduces", False))
-    made = topology(cluster, device, settings)
-    if made.ranks < cluster.devices:
+    topology = build_topology(cluster, device, settings)
+    if topology.ranks < cluster.devices:
         raise TopologyError(
-            f"{made.name} has {made.ranks} ranks, {cluster.id} needs {cluster.devices}: add ranks, or take "
-            f"cluster.nodes={made.ranks // cluster.devices_per_node or 1} of cluster.devices_per_node="
-            f"{min(made.ranks, cluster.devices_per_node)}"
+            f"{topology.name} has {topology.ranks} ranks, {cluster.id} needs {cluster.devices}: add ranks, or take "
+            f"cluster.nodes={topology.ranks // cluster.devices_per_node or 1} of cluster.devices_per_node="
+            f"{min(topology.ranks, cluster.devices_per_node)}"
         )
     constants = tuning(device, cluster.link, cluster.peers)
-    start = BASE_US["ring"][0] * constants.base
-    nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in made.nodes) else 0.0
+    start_us = BASE_US["ring"][0] * constants.base
+    nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in topology.nodes) else 0.0
     per_node = cluster.devices_per_node
-    return with_faults(Fabric(made, routing, per_node, seed, start, nvls, reduces, per_node), list(faults))
+    return with_faults(Fabric(topology, routing, per_node, seed, start_us, nvls, reduces, per_node), list(faults))
 
 
-def open_fabric(cluster: Cluster, device: Device) -> Fabric:
+def build_nonblocking_fabric(cluster: Cluster, device: Device) -> Fabric:
     """The cluster's nodes on one switch that never blocks."""
-    return fabric(dataclasses.replace(cluster, topology={"shape": "switch", "routing": "adaptive"}), device)
+    return build_fabric(dataclasses.replace(cluster, topology={"shape": "switch", "routing": "adaptive"}), device)
 
 
-def topology(cluster: Cluster, device: Device, settings: Mapping[str, Any]) -> Topology:
+def build_topology(cluster: Cluster, device: Device, settings: Mapping[str, Any]) -> Topology:
     """Links of a cluster by the settings of its shape, or as its file has them."""
     if "file" in settings:
-        return read(Path(settings["file"]).expanduser())
-    chosen = {"shape": USUAL_SHAPE, **settings}
+        return read_topology(Path(settings["file"]).expanduser())
+    chosen = {"shape": DEFAULT_SHAPE, **settings}
     shape = SHAPES[chosen.pop("shape")]
-    return shape.build(servers(cluster, device), **chosen)
+    return shape.build(cluster_servers(cluster, device), **chosen)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """TopologyError for what ``cluster.topology`` cannot be: a shape, routing, file or figure. Builds nothing."""
-    own = {name: value for name, value in settings.items() if name not in ("shape", "routing", "reduces")}
-    routing, shape = settings.get("routing", "ecmp"), settings.get("shape", USUAL_SHAPE)
+    shape_settings = {name: value for name, value in settings.items() if name not in ("shape", "routing", "reduces")}
+    routing, shape = settings.get("routing", "ecmp"), settings.get("shape", DEFAULT_SHAPE)
     if routing not in tuple(POLICIES):
         raise TopologyError(
             f"cluster.topology.routing={routing!r} is not one of {', '.join(POLICIES)}{meant(routing, POLICIES)}"
         )
     if not isinstance(settings.get("reduces", False), bool):
         raise TopologyError(f"cluster.topology.reduces={settings['reduces']!r} must be true or false")
-    if "file" in own:
-        return _check_file(own)
+    if "file" in shape_settings:
+        return _check_file(shape_settings)
     if shape not in tuple(SHAPES):
         near = meant(shape, SHAPES)
         raise TopologyError(f"cluster.topology.shape={shape!r} is not one of {', '.join(SHAPES)}; or name a file{near}")
-    needed, known = SHAPES[shape].needed, (*SHAPES[shape].needed, *SHAPES[shape].optional)
-    unknown = sorted(set(own) - set(known))
+    needed, allowed = SHAPES[shape].needed, (*SHAPES[shape].needed, *SHAPES[shape].optional)
+    unknown = sorted(set(shape_settings) - set(allowed))
     if unknown:
-        has = f"it has {', '.join(known)}" if known else "it has none"
+        has = f"it has {', '.join(allowed)}" if allowed else "it has none"
         raise TopologyError(f"cluster.topology of shape {shape} has no setting {unknown[0]!r}; {has}")
-    missing = [name for name in needed if name not in own]
+    missing = [name for name in needed if name not in shape_settings]
     if missing:
-        more = " ".join(f"cluster.topology.{name}=…" for name in missing)
-        raise TopologyError(f"cluster.topology of shape {shape} needs {more}")
-    if not isinstance(own.pop("rails", False), bool):
+        missing_text = " ".join(f"cluster.topology.{name}=…" for name in missing)
+        raise TopologyError(f"cluster.topology of shape {shape} needs {missing_text}")
+    if not isinstance(shape_settings.pop("rails", False), bool):
         raise TopologyError(f"cluster.topology.rails={settings['rails']!r} must be true or false")
-    for name, value in own.items():
+    for name, value in shape_settings.items():
         FIGURES[name].check(f"cluster.topology.{name}", value)
 
 
-def own_links(settings: Mapping[str, Any]) -> str:
+def simulated_setting(settings: Mapping[str, Any]) -> str:
     """The setting of ``cluster.topology`` that only simulated links can answer; empty when it names a shape at most."""
-    named = [name for name in settings if name not in ("shape", "routing", "reduces")]
-    return f"cluster.topology.{named[0]}" if named else ""
+    link_settings = [name for name in settings if name not in ("shape", "routing", "reduces")]
+    return f"cluster.topology.{link_settings[0]}" if link_settings else ""
 
 
-def _check_file(own: Mapping[str, Any]) -> None:
-    if not isinstance(own["file"], str) or not own["file"]:
-        raise TopologyError(f"cluster.topology.file={own['file']!r} must name a YAML file of nodes and links")
-    if len(own) > 1:
-        other = sorted(set(own) - {"file"})[0]
-        raise TopologyError(f"cluster.topology.file brings its own links: leave out cluster.topology.{other}")
-    if not Path(own["file"]).expanduser().is_file():
-        raise TopologyError(f"cluster.topology.file={own['file']} is no file")
+def _check_file(settings: Mapping[str, Any]) -> None:
+    if not isinstance(settings["file"], str) or not settings["file"]:
+        raise TopologyError(f"cluster.topology.file={settings['file']!r} must name a YAML file of nodes and links")
+    if len(settings) > 1:
+        extra = sorted(set(settings) - {"file"})[0]
+        raise TopologyError(f"cluster.topology.file brings its own links: leave out cluster.topology.{extra}")
+    if not Path(settings["file"]).expanduser().is_file():
+        raise TopologyError(f"cluster.topology.file={settings['file']} is no file")
 
 
-def servers(cluster: Cluster, device: Device) -> Servers:
+def cluster_servers(cluster: Cluster, device: Device) -> Servers:
     """Nodes of the cluster, their links at the rates and latencies of :mod:`.tunings`."""
     constants = tuning(device, cluster.link, cluster.peers)
     nvlink = cluster.link == "nvlink" and device.link_gbps > 0
     kind = "nvlink" if nvlink else "pcie"
-    alone = 1.0 if nvlink else float(constants.alone(np.array(cluster.devices_per_node)))
-    rate = (device.link_gbps if nvlink else device.pcie_gbps * alone) * constants.ring
-    inside = Port(rate, HOP_US[kind]["ring"][LL128] * constants.hop / 2.0, kind)
-    hop = HOP_US["network"]["ring"][LL128] * constants.far_hop + cluster.nic_latency_us - TABLE_NIC_US
-    lanes = device.pcie_gbps or cluster.nic_gbps
-    bonded = max(cluster.nics_per_node / cluster.devices_per_node, 1.0)  # NICs of one GPU count as one
-    nic = min(cluster.nic_gbps, lanes) * constants.network
-    out = Port(nic * bonded, hop / SWITCHES, cluster.fabric)
-    shared = cluster.nics_per_node if cluster.nics_per_node < cluster.devices_per_node else 0
-    to_nic = Port(max(lanes, nic * bonded), 0.0, TO_NIC)
-    return Servers(cluster.nodes, cluster.devices_per_node, inside, out, "switch", shared, to_nic)
+    pair_rate_share = 1.0 if nvlink else float(constants.alone(np.array(cluster.devices_per_node)))
+    inside_gbps = (device.link_gbps if nvlink else device.pcie_gbps * pair_rate_share) * constants.ring
+    inside = Port(inside_gbps, HOP_US[kind]["ring"][LL128] * constants.hop / 2.0, kind)
+    hop_us = HOP_US["network"]["ring"][LL128] * constants.far_hop + cluster.nic_latency_us - TABLE_NIC_US
+    lane_gbps = device.pcie_gbps or cluster.nic_gbps
+    nics_per_device = max(cluster.nics_per_node / cluster.devices_per_node, 1.0)  # NICs of one GPU count as one
+    nic_gbps = min(cluster.nic_gbps, lane_gbps) * constants.network
+    nic_port = Port(nic_gbps * nics_per_device, hop_us / HOPS_IN_TABLE_LATENCY, cluster.fabric)
+    shared_nics = cluster.nics_per_node if cluster.nics_per_node < cluster.devices_per_node else 0
+    to_nic = Port(max(lane_gbps, nic_gbps * nics_per_device), 0.0, NIC_LANE_KIND)
+    return Servers(cluster.nodes, cluster.devices_per_node, inside, nic_port, "switch", shared_nics, to_nic)
 
 
-def read(file: Path) -> Topology:
+def read_topology(file: Path) -> Topology:
     """A user's fabric: YAML with ``nodes`` and ``links``, with ``dimensions`` of a product, or ASTRA-sim's network.
 
     TopologyError, with the file's name, for what none of them can be.
     """
     values = read_yaml(file, TopologyError, f"the topology {file}")
     try:
-        return from_values(values, file.stem)
+        return topology_from_values(values, file.stem)
     except (TopologyError, FormatError) as error:
         raise TopologyError(f"{file}: {error}") from None
 
 
-def from_values(values: Any, name: str) -> Topology:
+def topology_from_values(values: Any, name: str) -> Topology:
     """The fabric that a YAML's values describe; TopologyError or FormatError otherwise."""
     if isinstance(values, Mapping) and "npus_count" in values:
         return astra_network(values, name)
     if not isinstance(values, Mapping) or not {"nodes", "links", "dimensions"} & set(values):
         raise TopologyError("it must hold nodes and links, or dimensions, or ASTRA-sim's topology and npus_count")
     if "dimensions" not in values:
-        return from_dict({"name": name, **values})
+        return read_fabric({"name": name, **values})
     unknown = sorted(map(str, set(values) - {"dimensions", "name"}))
     if unknown:
         raise TopologyError(f"dimensions leave no room for {unknown[0]}; take it out")
-    return from_dimensions(values["dimensions"], str(values.get("name", name)))
+    return topology_from_dimensions(values["dimensions"], str(values.get("name", name)))
 
 
-def from_dimensions(dimensions: Sequence[Mapping[str, Any]], name: str = "") -> Topology:
+def topology_from_dimensions(dimensions: Sequence[Mapping[str, Any]], name: str = "") -> Topology:
     """A product of dimensions, each ``{shape, size, bandwidth_gbps, latency_us, kind}``; TopologyError if bad."""
-    known = set(Dimension.__dataclass_fields__)
-    made = []
-    for i, each in enumerate(listed("dimensions", dimensions)):
+    allowed = set(Dimension.__dataclass_fields__)
+    parsed = []
+    for i, value in enumerate(check_list("dimensions", dimensions)):
         what = f"dimension {i}"
-        checked = keys(what, each, {"shape", "size", "bandwidth_gbps"}, known)
-        FIGURES["size"].check(f"{what}: size", checked["size"])
-        shape, kind = word(what, checked, "shape", str, ""), word(what, checked, "kind", str, "fabric")
-        rate, latency = number(what, checked, "bandwidth_gbps"), number(what, checked, "latency_us", 0.5)
-        made.append(Dimension(shape, int(checked["size"]), rate, latency, kind))
-    return product(made, name)
+        settings = check_keys(what, value, {"shape", "size", "bandwidth_gbps"}, allowed)
+        FIGURES["size"].check(f"{what}: size", settings["size"])
+        shape, kind = read_word(what, settings, "shape", str, ""), read_word(what, settings, "kind", str, "fabric")
+        rate, latency = read_number(what, settings, "bandwidth_gbps"), read_number(what, settings, "latency_us", 0.5)
+        parsed.append(Dimension(shape, int(settings["size"]), rate, latency, kind))
+    return product(parsed, name)
 
 
 class FigureRule(NamedTuple):
     """What a setting must be."""
 
-    least: float
-    most: float
-    whole: bool = False
+    minimum: float
+    maximum: float
+    integer: bool = False
 
     def check(self, name: str, value: Any) -> None:
         """TopologyError for a value that is out of bounds or of another kind."""
-        kind = int if self.whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kind) or not self.least <= value <= self.most:
-            what = "a whole number" if self.whole else "a number"
-            raise TopologyError(f"{name}={value!r} must be {what} from {self.least:.9g} to {self.most:.9g}")
+        kind = int if self.integer else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind) or not self.minimum <= value <= self.maximum:
+            what = "a whole number" if self.integer else "a number"
+            raise TopologyError(f"{name}={value!r} must be {what} from {self.minimum:.9g} to {self.maximum:.9g}")
 
 
 FIGURES = {
@@ -199,16 +199,16 @@ FIGURES = {
     "routers": FigureRule(1, 100_000, True),
     "global_gbps": FigureRule(*GBPS),
     "local_gbps": FigureRule(*GBPS),
-    "size": FigureRule(1, MOST_RANKS, True),
+    "size": FigureRule(1, MAX_RANKS, True),
 }
 
 
-def _rails(each: Servers, radix: int = 64, oversubscription: float = 1.0) -> Topology:
-    return fat_tree(each, radix, oversubscription, rails=True)
+def _rails(servers: Servers, radix: int = 64, oversubscription: float = 1.0) -> Topology:
+    return fat_tree(servers, radix, oversubscription, rails=True)
 
 
-def _one_switch(each: Servers) -> Topology:
-    return fat_tree(each, 2 * max(each.count * each.ports, 4))
+def _one_switch(servers: Servers) -> Topology:
+    return fat_tree(servers, 2 * max(servers.count * servers.ports, 4))
 
 
 class Shape(NamedTuple):
@@ -219,13 +219,13 @@ class Shape(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
-USUAL_SHAPE = "fat_tree"
-TREE = ("radix", "oversubscription")
+DEFAULT_SHAPE = "fat_tree"
+TREE_SETTINGS = ("radix", "oversubscription")
 SHAPES = {
-    "fat_tree": Shape(fat_tree, (), TREE),
-    "rails": Shape(_rails, (), TREE),
-    "dual_tor": Shape(dual_tor, (), (*TREE, "rails")),
-    "dual_plane": Shape(dual_plane, (), (*TREE, "rails")),
+    "fat_tree": Shape(fat_tree, (), TREE_SETTINGS),
+    "rails": Shape(_rails, (), TREE_SETTINGS),
+    "dual_tor": Shape(dual_tor, (), (*TREE_SETTINGS, "rails")),
+    "dual_plane": Shape(dual_plane, (), (*TREE_SETTINGS, "rails")),
     "dragonfly": Shape(dragonfly, ("groups", "routers", "global_gbps", "local_gbps")),
     "switch": Shape(_one_switch),
 }

@@ -46,18 +46,18 @@ def plan(collective: str, algorithm: str, group: Sequence[int], size_bytes: floa
     """
     if algorithm not in algorithms(collective):
         raise TopologyError(f"{collective} has no algorithm {algorithm!r}; it has {', '.join(algorithms(collective))}")
-    known = ALGORITHMS[collective]
+    variants = ALGORITHMS[collective]
     ranks = np.asarray(group, dtype=np.int64)
     if len(np.unique(ranks)) != len(ranks):
-        raise TopologyError(f"a group names rank {_doubled(ranks)} twice")
+        raise TopologyError(f"a group names rank {_duplicate_rank(ranks)} twice")
     if len(ranks) < 2:
         return []
     if algorithm == "hierarchical":
         return _hierarchical(collective, ranks, float(size_bytes), per_node)
-    whole = 1 < per_node < len(ranks) and len(ranks) % per_node == 0
-    if algorithm in CHANNELLED and whole:
+    whole_servers = 1 < per_node < len(ranks) and len(ranks) % per_node == 0
+    if algorithm in CHANNEL_ALGORITHMS and whole_servers:
         return _channels(algorithm, collective, ranks.reshape(-1, per_node), float(size_bytes))
-    return known[algorithm](ranks, float(size_bytes))
+    return variants[algorithm](ranks, float(size_bytes))
 
 
 def algorithms(collective: str) -> tuple[str, ...]:
@@ -77,15 +77,15 @@ def _channels(algorithm: str, collective: str, servers: np.ndarray, size: float)
     count, root = servers.shape[1], servers[0, 0]
     plans = []
     for channel in range(count):
-        turned = np.roll(servers, -channel, axis=1)
+        rotated = np.roll(servers, -channel, axis=1)
         if algorithm == "tree":
-            plans.append(_tree_of_chains(turned, size / count))
+            plans.append(_tree_of_chains(rotated, size / count))
             continue
-        turned[1::2] = turned[1::2, ::-1]
-        ring = turned.ravel()
-        ring = np.roll(ring, -int(np.flatnonzero(ring == root)[0])) if collective in ROOTED else ring
+        rotated[1::2] = rotated[1::2, ::-1]
+        ring = rotated.ravel()
+        ring = np.roll(ring, -int(np.flatnonzero(ring == root)[0])) if collective in ROOTED_COLLECTIVES else ring
         plans.append(ALGORITHMS[collective][algorithm](ring, size / count))
-    return [[move for each in plans for move in each[phase]] for phase in range(len(plans[0]))]
+    return [[move for channel_plan in plans for move in channel_plan[phase]] for phase in range(len(plans[0]))]
 
 
 def _tree_of_chains(servers: np.ndarray, size: float) -> Plan:
@@ -96,24 +96,24 @@ def _tree_of_chains(servers: np.ndarray, size: float) -> Plan:
     return [[hops], [*_double_tree(servers[:, 0], size)[0], Move(*ends, size, 0.0)]]
 
 
-def _doubled(ranks: np.ndarray) -> int:
+def _duplicate_rank(ranks: np.ndarray) -> int:
     values, counts = np.unique(ranks, return_counts=True)
     return int(values[counts > 1][0])
 
 
-def _circle(ranks: np.ndarray, size: float, steps: float) -> Plan:
+def _ring_phase(ranks: np.ndarray, size: float, steps: float) -> Plan:
     return [[Move(ranks, np.roll(ranks, -1), size, steps, round=True)]]
 
 
 def _ring_all_reduce(ranks: np.ndarray, size: float) -> Plan:
     """Reduce-scatter, then all-gather, round the same ring: 2(n-1)/n of the buffer over every edge."""
     n = len(ranks)
-    return _circle(ranks, 2.0 * (n - 1) / n * size, 2.0 * (n - 1))
+    return _ring_phase(ranks, 2.0 * (n - 1) / n * size, 2.0 * (n - 1))
 
 
 def _ring_shards(ranks: np.ndarray, size: float) -> Plan:
     n = len(ranks)
-    return _circle(ranks, (n - 1) / n * size, n - 1.0)
+    return _ring_phase(ranks, (n - 1) / n * size, n - 1.0)
 
 
 def _chain(ranks: np.ndarray, size: float) -> Plan:
@@ -121,7 +121,7 @@ def _chain(ranks: np.ndarray, size: float) -> Plan:
     return [[Move(ranks[:-1], ranks[1:], size, len(ranks) - 1.0, round=True)]]
 
 
-def _chain_back(ranks: np.ndarray, size: float) -> Plan:
+def _reverse_chain(ranks: np.ndarray, size: float) -> Plan:
     return _chain(ranks[::-1], size)
 
 
@@ -213,27 +213,30 @@ def _hierarchical(collective: str, ranks: np.ndarray, size: float, per_node: int
     servers = [grid[i] for i in range(len(grid))] if per_node > 1 else []
     rails = [grid[:, i] for i in range(per_node)] if len(grid) > 1 else []
 
-    def together(groups: list[np.ndarray], phase: Callable[[np.ndarray, float], Plan], part: float) -> Plan:
-        return [[move for group in groups for move in phase(group, part)[0]]] if groups else []
+    def run_at_once(groups: list[np.ndarray], phase: Callable[[np.ndarray, float], Plan], size_bytes: float) -> Plan:
+        return [[move for group in groups for move in phase(group, size_bytes)[0]]] if groups else []
 
     if collective == "all_reduce":
-        inner = together(servers, _ring_shards, size)
-        return inner + together(rails, _ring_all_reduce, size / per_node) + inner
+        inner = run_at_once(servers, _ring_shards, size)
+        return inner + run_at_once(rails, _ring_all_reduce, size / per_node) + inner
     if collective == "all_gather":
-        return together(rails, _ring_shards, size / per_node) + together(servers, _ring_shards, size)
+        return run_at_once(rails, _ring_shards, size / per_node) + run_at_once(servers, _ring_shards, size)
     if collective == "reduce_scatter":
-        return together(servers, _ring_shards, size) + together(rails, _ring_shards, size / per_node)
+        return run_at_once(servers, _ring_shards, size) + run_at_once(rails, _ring_shards, size / per_node)
     if collective == "all_to_all":
-        return together(servers, _direct_shards, size) + together(rails, _direct_shards, size)
-    chain = _chain if collective == "broadcast" else _chain_back
-    between = together([grid[:, 0]] if len(grid) > 1 else [], chain, size)
-    inside = together(servers, chain, size)
-    return between + inside if collective == "broadcast" else inside + between
+        return run_at_once(servers, _direct_shards, size) + run_at_once(rails, _direct_shards, size)
+    chain = _chain if collective == "broadcast" else _reverse_chain
+    across = run_at_once([grid[:, 0]] if len(grid) > 1 else [], chain, size)
+    inside = run_at_once(servers, chain, size)
+    return across + inside if collective == "broadcast" else inside + across
 
 
-ROOTED = ("broadcast", "reduce")  # from or to the first rank of the group
-CHANNELLED = ("ring", "tree")
-SERVER_BY_SERVER = (*CHANNELLED, "hierarchical")  # what NCCL walks server by server, whatever the order of ranks
+ROOTED_COLLECTIVES = ("broadcast", "reduce")  # from or to the first rank of the group
+CHANNEL_ALGORITHMS = ("ring", "tree")
+SERVER_ORDERED_ALGORITHMS = (
+    *CHANNEL_ALGORITHMS,
+    "hierarchical",
+)  # what NCCL walks server by server, whatever the order of ranks
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": {
         "ring": _ring_all_reduce,
@@ -245,10 +248,10 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "reduce_scatter": {"ring": _ring_shards, "halving_doubling": _exchanges, "direct": _direct_shards},
     "all_to_all": {"direct": _direct_shards, "pairwise": _pairwise_all_to_all},
     "broadcast": {"ring": _chain},
-    "reduce": {"ring": _chain_back},
+    "reduce": {"ring": _reverse_chain},
     "gather": {"direct": _gather},
     "scatter": {"direct": _scatter},
     "send_recv": {"ring": _neighbours},
 }
-for _name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *ROOTED):
+for _name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *ROOTED_COLLECTIVES):
     ALGORITHMS[_name]["hierarchical"] = _ring_all_reduce  # its phases need the server size: see plan

@@ -16,17 +16,17 @@ from typing import NamedTuple
 import numpy as np
 
 from . import reduction
-from .collectives import CHANNELLED, SERVER_BY_SERVER, Move, Plan, algorithms, plan
+from .collectives import CHANNEL_ALGORITHMS, SERVER_ORDERED_ALGORITHMS, Move, Plan, algorithms, plan
 from .folding import run_folded
 from .routing import Router
-from .sharing import Activities, SharedTimes, run
-from .together import Usage
+from .sharing import Activities, SharedTimes, run_activities
+from .timeline_sharing import Usage
 from .topology import Topology, TopologyError
 from .transfers import Transfer
 
-DIRECT_UP_TO = 64  # ranks up to which reductions are tried as direct exchanges
-SHOWN = 64  # ranks between which rings are looked for
-SAME = 1e-6  # relative difference of two rates that counts as none
+MAX_DIRECT_RANKS = 64  # ranks up to which reductions are tried as direct exchanges
+SAMPLE_RANKS = 64  # ranks between which rings are looked for
+RATE_TOLERANCE = 1e-6  # relative difference of two rates that counts as none
 
 _Key = tuple[str, str, tuple[int, ...]]  # collective, algorithm, group
 
@@ -56,7 +56,7 @@ class Fabric:
     The first byte of a transfer moves ``start_us`` after its ranks are ready. ``nvls`` is what reductions in NVSwitches
     reach of a link's rate (0: there are none); with ``in_network`` the fabric's switches reduce too.
 
-    ``whole`` is the fabric before its faults. What goes round a fault is also held to the ways and links that it had
+    ``healthy`` is the fabric before its faults. What goes round a fault is also held to the ways and links that it had
     there: NCCL gives a rank the channels of its own NIC, and a fault opens no others, nor does it undo what hashes
     of routes collided.
     """
@@ -69,12 +69,12 @@ class Fabric:
     nvls: float = 0.0
     in_network: bool = False
     server: int = 0
-    whole: Fabric | None = field(default=None, repr=False)
+    healthy: Fabric | None = field(default=None, repr=False)
     _router: Router = field(init=False)
     _usage: dict[_Key, list[list[_Usage]]] = field(default_factory=dict)
-    _held: dict[_Key, list[list[_Usage]]] = field(default_factory=dict)
+    _constrained_usage: dict[_Key, list[list[_Usage]]] = field(default_factory=dict)
     _costs: dict[_Key, TransferCost] = field(default_factory=dict)
-    _layout: Fabric | None = field(default=None, repr=False)
+    _parent: Fabric | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._router = Router(self.topology, self.policy, self.seed)
@@ -84,34 +84,34 @@ class Fabric:
 
         Adaptive routes then shift away from worn links, others stay.
         """
-        made = self._like(topology)
-        made.whole = self
+        fabric = self._copy_settings(topology)
+        fabric.healthy = self
         if same_routes:
-            made._router, made._usage = self._router.on(topology), self._usage
+            fabric._router, fabric._usage = self._router.on(topology), self._usage
             if self.policy != "adaptive" or topology.health is None:
-                made.whole = self.whole
-                return made
+                fabric.healthy = self.healthy
+                return fabric
             worn = topology.health < 1.0
-            crossing = (key for key, phases in self._usage.items() if any(_crosses(phases, worn)))
-            made._usage = {key: self._usage[key] for key in self._usage.keys() - set(crossing)}
-        return made
+            crossing = (key for key, phases in self._usage.items() if any(_worn_crossings(phases, worn)))
+            fabric._usage = {key: self._usage[key] for key in self._usage.keys() - set(crossing)}
+        return fabric
 
-    def grouped(self, per_node: int) -> Fabric:
+    def with_group_size(self, per_node: int) -> Fabric:
         """The same, with the same routes, for groups that hold ``per_node`` ranks of each server in a row."""
-        made = self._like(self.topology)
-        made.per_node, made.server, made._router = per_node, 0, self._router
-        made.whole = self.whole and self.whole.grouped(per_node)
-        return made
+        fabric = self._copy_settings(self.topology)
+        fabric.per_node, fabric.server, fabric._router = per_node, 0, self._router
+        fabric.healthy = self.healthy and self.healthy.with_group_size(per_node)
+        return fabric
 
-    def _like(self, topology: Topology) -> Fabric:
+    def _copy_settings(self, topology: Topology) -> Fabric:
         settings = self.policy, self.per_node, self.seed, self.start_us, self.nvls, self.in_network, self.server
-        return Fabric(topology, *settings, _layout=self._layout or self)
+        return Fabric(topology, *settings, _parent=self._parent or self)
 
     @cached_property
     def bandwidth_gbps(self) -> np.ndarray:
         """Rates that transfers are held to: of all links, then of those before faults."""
-        own = self.topology.bandwidth_gbps
-        return own if self.whole is None else np.concatenate([own, self.whole.bandwidth_gbps])
+        bandwidth = self.topology.bandwidth_gbps
+        return bandwidth if self.healthy is None else np.concatenate([bandwidth, self.healthy.bandwidth_gbps])
 
     @cached_property
     def _by_rail(self) -> bool:
@@ -119,12 +119,12 @@ class Fabric:
 
         NCCL searches the links for its rings; a few servers show which it finds.
         """
-        if self._layout is not None:
-            return self._layout._by_rail
+        if self._parent is not None:
+            return self._parent._by_rail
         size = self.server or self.per_node
-        ranks = range(min(max(2, SHOWN // size) * size, self.topology.ranks // size * size))
-        rails, flat = (self._us_per_byte(plan("all_gather", "ring", ranks, 1.0, each)) for each in (size, 0))
-        return rails <= flat * (1.0 + SAME)
+        ranks = range(min(max(2, SAMPLE_RANKS // size) * size, self.topology.ranks // size * size))
+        rails, flat = (self._us_per_byte(plan("all_gather", "ring", ranks, 1.0, per_node)) for per_node in (size, 0))
+        return rails <= flat * (1.0 + RATE_TOLERANCE)
 
     def _us_per_byte(self, phases: Plan) -> float:
         """What a single phase takes for a byte."""
@@ -133,7 +133,7 @@ class Fabric:
             load[usage.links] += usage.weights * usage.size
         return float((load / self.topology.bandwidth_gbps).max(initial=0.0)) / 1e3
 
-    def arranged(self, group: Sequence[int]) -> tuple[int, ...]:
+    def order_by_server(self, group: Sequence[int]) -> tuple[int, ...]:
         """The group server by server, in the order of their first ranks: NCCL walks it so in any order of ranks."""
         ranks = np.asarray(group, dtype=np.int64)
         if not self.server or len(ranks) < 3:
@@ -141,7 +141,7 @@ class Fabric:
         _, first, which = np.unique(ranks // self.server, return_index=True, return_inverse=True)
         return tuple(ranks[np.argsort(first[which], kind="stable")].tolist())
 
-    def together(self, group: Sequence[int]) -> int:
+    def ranks_per_server(self, group: Sequence[int]) -> int:
         """Ranks of an arranged group that lie in a row in each server; of unequal numbers what divides them all."""
         if not self.server:
             return self.per_node
@@ -173,15 +173,15 @@ class Fabric:
         """What a group of this size can run: halving needs a power of two, hierarchical whole servers."""
         if collective == "send":
             return ("path",)
-        n, per_node = len(group), self.together(self.arranged(group))
-        whole = per_node > 1 and n > per_node and n % per_node == 0
-        few = collective == "all_to_all" or n <= DIRECT_UP_TO
-        possible = {"halving_doubling": n & (n - 1) == 0, "hierarchical": whole, "direct": few}
-        named = tuple(name for name in algorithms(collective) if possible.get(name, True))
+        n, per_node = len(group), self.ranks_per_server(self.order_by_server(group))
+        whole_servers = per_node > 1 and n > per_node and n % per_node == 0
+        small = collective == "all_to_all" or n <= MAX_DIRECT_RANKS
+        possible = {"halving_doubling": n & (n - 1) == 0, "hierarchical": whole_servers, "direct": small}
+        names = tuple(name for name in algorithms(collective) if possible.get(name, True))
         if collective == "all_reduce" and n > 1:
-            named += ("nvls",) if self.nvls > 0.0 and (whole or 2 < n == per_node) else ()
-            named += ("collnet",) if self.in_network and n > per_node else ()
-        return named
+            names += ("nvls",) if self.nvls > 0.0 and (whole_servers or 2 < n == per_node) else ()
+            names += ("collnet",) if self.in_network and n > per_node else ()
+        return names
 
     def cost(self, collective: str, algorithm: str, group: Sequence[int]) -> TransferCost:
         """Latency and time a byte of a collective alone. TopologyError for a rank or algorithm that is not there."""
@@ -204,40 +204,40 @@ class Fabric:
     ) -> None:
         """Add to ``load`` [links] the bytes that a transfer moves over each link."""
         key = collective, algorithm, tuple(group)
-        self._learn([key])
+        self._route_missing([key])
         for phase in self._usage[key]:
             for usage in phase:
                 load[usage.links] += usage.weights * usage.size * size_bytes
 
     def steps(self, transfer: Transfer) -> list[TransferStep]:
         """The phases of a transfer, one after the other; nothing for a single rank."""
-        made: list[TransferStep] = []
+        steps: list[TransferStep] = []
         for phase in self._phases(transfer.collective, self.algorithm(transfer), tuple(transfer.group)):
             size = max(usage.size for usage in phase) * transfer.size_bytes
             links = np.concatenate([usage.links for usage in phase])
-            moved = np.concatenate([usage.weights * usage.size for usage in phase]) * transfer.size_bytes
+            moved_bytes = np.concatenate([usage.weights * usage.size for usage in phase]) * transfer.size_bytes
             links, which = np.unique(links, return_inverse=True)
-            waits = max(usage.latency_us for usage in phase) + (0.0 if made else self.start_us)
-            made.append(TransferStep(waits, size, links, np.bincount(which, moved, minlength=len(links))))
-        return made
+            wait_us = max(usage.latency_us for usage in phase) + (0.0 if steps else self.start_us)
+            steps.append(TransferStep(wait_us, size, links, np.bincount(which, moved_bytes, minlength=len(links))))
+        return steps
 
     def usage(self, collective: str, algorithm: str, groups: Iterable[Sequence[int]]) -> Usage:
         """What one byte of the same collective moves in all groups, routed at once."""
         load = np.zeros(self.topology.links)
-        named = [tuple(map(int, group)) for group in groups]
-        if collective == "all_reduce" and algorithm in reduction.ALGORITHMS:
-            for group in named:
+        rank_groups = [tuple(map(int, group)) for group in groups]
+        if collective == "all_reduce" and algorithm in reduction.SWITCH_ALGORITHMS:
+            for group in rank_groups:
                 self.add_load(load, collective, algorithm, group, 1.0)
             return Usage(load, float(load.max(initial=0.0)))
         pairs: dict[float, list[Move]] = {}
-        for group in named:
+        for group in rank_groups:
             for phase in self.plan(collective, algorithm, group):
                 for move in phase:
                     pairs.setdefault(move.size_bytes, []).append(move)
         for size, moves in pairs.items():
             ends = (np.concatenate([move.source for move in moves]), np.concatenate([move.target for move in moves]))
-            found = self._router.crossings(*ends)
-            load[found.links] += found.flows * size
+            crossings = self._router.crossings(*ends)
+            load[crossings.links] += crossings.flows * size
         return Usage(load, max(pairs, default=0.0))
 
     def flow(self, transfers: Sequence[Transfer], folded: bool = False) -> tuple[np.ndarray, np.ndarray, SharedTimes]:
@@ -246,89 +246,100 @@ class Fabric:
         ``folded`` runs transfers that must do the same once (:mod:`.folding`).
         """
         activities, first, last = self.activities(transfers)
-        share = run_folded if folded else run
+        share = run_folded if folded else run_activities
         outcome = share(activities, self.bandwidth_gbps)
         outcome = replace(outcome, carried_bytes=outcome.carried_bytes[: self.topology.links])
         start = outcome.start_us[np.array(first, dtype=np.int64)]
-        end = np.array([outcome.end_us[each].max() for each in last])
+        end = np.array([outcome.end_us[ending].max() for ending in last])
         return start, end, outcome
 
     def activities(self, transfers: Sequence[Transfer]) -> tuple[Activities, list[int], list[list[int]]]:
         """What transfers move over the links, and by transfer its first activity and those that end it."""
         names = [self.algorithm(transfer) for transfer in transfers]
-        known = [(each.collective, name, tuple(each.group)) for each, name in zip(transfers, names, strict=True)]
-        self._learn(known)
+        keys = [
+            (transfer.collective, name, tuple(transfer.group)) for transfer, name in zip(transfers, names, strict=True)
+        ]
+        self._route_missing(keys)
         rows: list[_Usage] = []
         sizes: list[float] = []
         releases: list[float] = []
         waits: list[list[int]] = []
         first: list[int] = []
         last: list[list[int]] = []
-        for transfer, key in zip(transfers, known, strict=True):
-            before = [each for other in transfer.after for each in last[other]]
+        for transfer, key in zip(transfers, keys, strict=True):
+            before = [activity for earlier in transfer.after for activity in last[earlier]]
             first.append(len(rows))
             phases = self._phases(*key)
             for phase in [[_Usage.waiting(self.start_us)], *phases] if phases else [[_NOTHING]]:
-                here = list(range(len(rows), len(rows) + len(phase)))
+                phase_rows = list(range(len(rows), len(rows) + len(phase)))
                 rows += phase
                 sizes += [usage.size * transfer.size_bytes for usage in phase]
                 releases += [transfer.release_us] * len(phase)
                 waits += [before] * len(phase)
-                before = here
+                before = phase_rows
             last.append(before)
-        return _activities(rows, sizes, releases, waits), first, last
+        return _join_activities(rows, sizes, releases, waits), first, last
 
     def _phases(self, collective: str, algorithm: str, group: tuple[int, ...]) -> list[list[_Usage]]:
         """What holds a transfer: its moves on the links, and on those that they would take before faults."""
         key = collective, algorithm, group
-        self._learn([key])
-        if self.whole is None:
+        self._route_missing([key])
+        if self.healthy is None:
             return self._usage[key]
-        if key not in self._held:
-            both = zip(self._usage[key], self.whole._phases(*key), strict=True)
+        if key not in self._constrained_usage:
+            phase_pairs = zip(self._usage[key], self.healthy._phases(*key), strict=True)
             links = self.topology.links
-            self._held[key] = [[own.beside(at, links) for own, at in zip(*each, strict=True)] for each in both]
-        return self._held[key]
+            self._constrained_usage[key] = [
+                [usage.beside(original, links) for usage, original in zip(*phases, strict=True)]
+                for phases in phase_pairs
+            ]
+        return self._constrained_usage[key]
 
-    def _learn(self, keys: Iterable[_Key]) -> None:
+    def _route_missing(self, keys: Iterable[_Key]) -> None:
         """Find the ways of all that is not known yet at once: one by one takes far longer."""
         fresh = [key for key in dict.fromkeys(keys) if key not in self._usage]
-        if self.whole is not None:
-            self.whole._learn(fresh)
+        if self.healthy is not None:
+            self.healthy._route_missing(fresh)
         plans: list[tuple[list[_Usage], Plan]] = []
         for collective, algorithm, group in fresh:
-            if algorithm in reduction.ALGORITHMS and collective == "all_reduce":
-                trees, moves = self._reduced(algorithm, group)
+            if algorithm in reduction.SWITCH_ALGORITHMS and collective == "all_reduce":
+                trees, moves = self._plan_in_switch(algorithm, group)
                 plans.append((trees, [moves]))
             else:
                 plans.append(([], self.plan(collective, algorithm, group)))
-        routed = iter(self._route([move for _, phases in plans for phase in phases for move in phase]))
+        routed_usage = iter(self._route([move for _, phases in plans for phase in phases for move in phase]))
         for key, (trees, phases) in zip(fresh, plans, strict=True):
-            self._usage[key] = [trees + [next(routed) for _ in phase] for phase in phases]
+            self._usage[key] = [trees + [next(routed_usage) for _ in phase] for phase in phases]
 
-    def _reduced(self, algorithm: str, group: tuple[int, ...]) -> tuple[list[_Usage], list[Move]]:
+    def _plan_in_switch(self, algorithm: str, group: tuple[int, ...]) -> tuple[list[_Usage], list[Move]]:
         """What switches that reduce carry, and the moves beside."""
-        self._inside(group)
-        group = self.arranged(group)
-        trees, moves = reduction.reduction(self.topology, algorithm, group, self.together(group), self.nvls > 0.0)
+        self._check_ranks(group)
+        group = self.order_by_server(group)
+        trees, moves = reduction.plan_reduction(
+            self.topology, algorithm, group, self.ranks_per_server(group), self.nvls > 0.0
+        )
         usage = []
         for tree in trees:
             weight = 1.0 / (self.nvls or 1.0) if tree.inside else 1.0
             usage.append(_Usage(tree.links, np.full(len(tree.links), weight), tree.share, tree.latency_us))
         return usage, moves
 
-    def _inside(self, group: tuple[int, ...]) -> None:
+    def _check_ranks(self, group: tuple[int, ...]) -> None:
         outside = [rank for rank in group if not 0 <= rank < self.topology.ranks]
         if outside:
             raise TopologyError(f"rank {outside[0]} exceeds {self.topology.name} with {self.topology.ranks} ranks")
 
     def plan(self, collective: str, algorithm: str, group: tuple[int, ...]) -> Plan:
         """Phases of a transfer of one byte. TopologyError for a rank or algorithm that is not there."""
-        self._inside(group)
+        self._check_ranks(group)
         if collective != "send":
-            ranks = self.arranged(group) if algorithm in SERVER_BY_SERVER and collective != "send_recv" else group
-            rows = self.together(ranks)
-            apart = algorithm in CHANNELLED and 1 < rows < len(ranks) and not self._by_rail
+            ranks = (
+                self.order_by_server(group)
+                if algorithm in SERVER_ORDERED_ALGORITHMS and collective != "send_recv"
+                else group
+            )
+            rows = self.ranks_per_server(ranks)
+            apart = algorithm in CHANNEL_ALGORITHMS and 1 < rows < len(ranks) and not self._by_rail
             return plan(collective, algorithm, ranks, 1.0, 0 if apart else rows)
         if len(group) != 2:
             raise TopologyError(f"a send has two ranks, not {len(group)}")
@@ -372,11 +383,13 @@ class _Usage:
 _NOTHING = _Usage.waiting(0.0)
 
 
-def _crosses(phases: list[list[_Usage]], worn: np.ndarray) -> Iterator[bool]:
+def _worn_crossings(phases: list[list[_Usage]], worn: np.ndarray) -> Iterator[bool]:
     return (bool(worn[usage.links].any()) for phase in phases for usage in phase)
 
 
-def _activities(rows: list[_Usage], sizes: list[float], releases: list[float], waits: list[list[int]]) -> Activities:
+def _join_activities(
+    rows: list[_Usage], sizes: list[float], releases: list[float], waits: list[list[int]]
+) -> Activities:
     def starts(lengths: list[int]) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 

@@ -20,8 +20,8 @@ from .sharing import SharedTimes, max_min
 from .topology import TopologyError
 
 FIDELITIES = ("analytical", "flow", "packet")
-MOMENTS = 3_000_000  # moments times used links up to which load over time comes from rates: about a second
-TOGETHER = 1024  # phases of transfers up to which the formula looks for contention
+MAX_RATE_SAMPLES = 3_000_000  # moments times used links up to which load over time comes from rates: about a second
+MAX_CONTENDING_PHASES = 1024  # phases of transfers up to which the formula looks for contention
 DAMPING = (0.0, 0.5, 0.5, 0.5, 0.5, 0.5)  # of its rounds
 
 
@@ -63,15 +63,15 @@ def simulate(
     if fidelity not in FIDELITIES:
         raise TopologyError(f"network={fidelity!r} is not one of {', '.join(FIDELITIES)}{meant(fidelity, FIDELITIES)}")
     if fidelity == "packet":
-        chosen = [packet.named(fabric, each) for each in transfers]
-        end = packet.simulate(fabric, chosen, python)
-        start = np.array([max((end[other] for other in each.after), default=0.0) for each in chosen])
-        return TransferOutcome(start, end, _loads(fabric, chosen).sum(axis=0))
+        resolved = [packet.with_algorithm(fabric, transfer) for transfer in transfers]
+        end = packet.simulate(fabric, resolved, python)
+        start = np.array([max((end[other] for other in transfer.after), default=0.0) for transfer in resolved])
+        return TransferOutcome(start, end, _loads(fabric, resolved).sum(axis=0))
     start, end = _analytical(fabric, transfers)
     return TransferOutcome(start, end, _loads(fabric, transfers).sum(axis=0))
 
 
-def over_time(
+def load_over_time(
     fabric: Fabric,
     transfers: Sequence[Transfer],
     outcome: TransferOutcome,
@@ -83,16 +83,16 @@ def over_time(
     Flows carry what their rates say, from event to event; where there are very many, and without flows, the bytes of a
     transfer count evenly from its start to its end.
     """
-    chosen = np.arange(fabric.topology.links) if links is None else links
+    shown_links = np.arange(fabric.topology.links) if links is None else links
     edges = np.linspace(0.0, max(outcome.total_us, 1e-12), bins + 1)
-    capacity = fabric.topology.bandwidth_gbps[chosen] * 1e3 * (edges[1] - edges[0])
-    found = None if outcome.run is None else _by_rates(fabric, transfers, outcome.run, edges, chosen)
-    if found is None:
-        found = _inside(outcome.start_us, outcome.end_us, edges) @ _loads(fabric, transfers, chosen)
-    return np.asarray(found / capacity)
+    capacity = fabric.topology.bandwidth_gbps[shown_links] * 1e3 * (edges[1] - edges[0])
+    carried = None if outcome.run is None else _by_rates(fabric, transfers, outcome.run, edges, shown_links)
+    if carried is None:
+        carried = _overlap_shares(outcome.start_us, outcome.end_us, edges) @ _loads(fabric, transfers, shown_links)
+    return np.asarray(carried / capacity)
 
 
-def _inside(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def _overlap_shares(start: np.ndarray, end: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Which part of each span of time lies between two edges [bins, n]."""
     before = np.maximum(start, edges[:-1, None])
     lasts = np.maximum(end - start, 1e-12)
@@ -107,19 +107,19 @@ def _by_rates(
     begin, size = run.start_us + activities.latency_us, activities.size_bytes
     moving = (size > 0) & (run.end_us > begin)
     moments = np.unique(np.concatenate([begin[moving], run.end_us[moving]]))
-    if len(moments) * len(activities.links) > MOMENTS:
+    if len(moments) * len(activities.links) > MAX_RATE_SAMPLES:
         return None
     owner = np.repeat(np.arange(len(activities)), np.diff(activities.start))
     capacity = fabric.bandwidth_gbps * 1e3
-    found = np.zeros((len(edges) - 1, len(links)))
+    carried = np.zeros((len(edges) - 1, len(links)))
     for now, then in itertools.pairwise(moments.tolist()):
         active = moving & (begin <= now) & (run.end_us >= then)
         if active.any():
             rate = max_min(activities, capacity, active)
             load = np.bincount(activities.links, activities.weights * rate[owner], fabric.topology.links)[links]
-            part = np.clip(np.minimum(then, edges[1:]) - np.maximum(now, edges[:-1]), 0.0, None)
-            found += part[:, None] * load
-    return found
+            overlap_us = np.clip(np.minimum(then, edges[1:]) - np.maximum(now, edges[:-1]), 0.0, None)
+            carried += overlap_us[:, None] * load
+    return carried
 
 
 def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,20 +127,20 @@ def _analytical(fabric: Fabric, transfers: Sequence[Transfer]) -> tuple[np.ndarr
 
     Phases that share a link move at one rate: while both are there, each lets the other move as much as the slower.
     """
-    steps = [fabric.steps(each) for each in transfers]
-    latency = np.array([step.latency_us for each in steps for step in each])
-    pair = np.array([step.pair_bytes for each in steps for step in each])
+    steps = [fabric.steps(transfer) for transfer in transfers]
+    latency = np.array([step.latency_us for phases in steps for step in phases])
+    pair = np.array([step.pair_bytes for phases in steps for step in phases])
     capacity = fabric.bandwidth_gbps * 1e3
-    alone = np.array([np.max(s.moved_bytes / capacity[s.links], initial=0.0) for each in steps for s in each])
+    alone = np.array([np.max(s.moved_bytes / capacity[s.links], initial=0.0) for phases in steps for s in phases])
     moving = alone.copy()
-    if 1 < len(alone) <= TOGETHER:
-        owner, place, us = _by_link([step for each in steps for step in each], capacity)
+    if 1 < len(alone) <= MAX_CONTENDING_PHASES:
+        owner, column, us = _by_link([step for phases in steps for step in phases], capacity)
         for damping in DAMPING:
             *_, begin, end = _schedule(transfers, steps, latency + moving)
-            shared = _shared_bytes(begin + latency, end, pair, moving)
-            wanted = np.zeros(len(alone))
-            np.maximum.at(wanted, owner, (shared @ us)[owner, place])
-            moving = np.maximum(alone, moving**damping * wanted ** (1.0 - damping))
+            contending = _contending_bytes(begin + latency, end, pair, moving)
+            contended_us = np.zeros(len(alone))
+            np.maximum.at(contended_us, owner, (contending @ us)[owner, column])
+            moving = np.maximum(alone, moving**damping * contended_us ** (1.0 - damping))
     start, done, _, _ = _schedule(transfers, steps, latency + moving)
     return start, done
 
@@ -150,19 +150,19 @@ def _by_link(steps: Sequence[TransferStep], capacity: np.ndarray) -> tuple[np.nd
     owner = np.repeat(np.arange(len(steps)), [len(step.links) for step in steps])
     links = np.concatenate([step.links for step in steps])
     moved = np.concatenate([step.moved_bytes / max(step.pair_bytes, 1e-12) for step in steps])
-    used, place = np.unique(links, return_inverse=True)
+    used, column = np.unique(links, return_inverse=True)
     us = np.zeros((len(steps), len(used)))
-    us[owner, place] = moved / capacity[links]
-    return owner, place, us
+    us[owner, column] = moved / capacity[links]
+    return owner, column, us
 
 
-def _shared_bytes(begin: np.ndarray, end: np.ndarray, pair: np.ndarray, moving: np.ndarray) -> np.ndarray:
+def _contending_bytes(begin: np.ndarray, end: np.ndarray, pair: np.ndarray, moving: np.ndarray) -> np.ndarray:
     """Bytes that a pair of each phase moves while another one runs, at the rate of the slower [n, n]."""
-    together = np.clip(np.minimum(end[:, None], end) - np.maximum(begin[:, None], begin), 0.0, None)
+    overlap_us = np.clip(np.minimum(end[:, None], end) - np.maximum(begin[:, None], begin), 0.0, None)
     rate = pair / np.maximum(moving, 1e-12)
-    shared = np.minimum(rate[:, None], rate) * together
-    np.fill_diagonal(shared, pair)
-    return shared
+    contending = np.minimum(rate[:, None], rate) * overlap_us
+    np.fill_diagonal(contending, pair)
+    return contending
 
 
 def _schedule(
@@ -173,13 +173,13 @@ def _schedule(
     end: list[float] = []
     begin: list[float] = []
     finish: list[float] = []
-    each_us = iter(lasts.tolist())
-    for transfer, own in zip(transfers, steps, strict=True):
+    phase_us = iter(lasts.tolist())
+    for transfer, phases in zip(transfers, steps, strict=True):
         now = max([transfer.release_us, *(end[other] for other in transfer.after)])
         start.append(now)
-        for _ in own:
+        for _ in phases:
             begin.append(now)
-            now += next(each_us)
+            now += next(phase_us)
             finish.append(now)
         end.append(now)
     return np.array(start), np.array(end), np.array(begin), np.array(finish)
@@ -187,10 +187,10 @@ def _schedule(
 
 def _loads(fabric: Fabric, transfers: Sequence[Transfer], links: np.ndarray | None = None) -> np.ndarray:
     """Bytes of each transfer on each link, or on some of them [n, links]."""
-    chosen = np.arange(fabric.topology.links) if links is None else links
-    out = np.zeros((len(transfers), len(chosen)))
-    for row, each in zip(out, transfers, strict=True):
+    shown_links = np.arange(fabric.topology.links) if links is None else links
+    out = np.zeros((len(transfers), len(shown_links)))
+    for row, transfer in zip(out, transfers, strict=True):
         load = np.zeros(fabric.topology.links)
-        fabric.add_load(load, each.collective, fabric.algorithm(each), each.group, each.size_bytes)
-        row[:] = load[chosen]
+        fabric.add_load(load, transfer.collective, fabric.algorithm(transfer), transfer.group, transfer.size_bytes)
+        row[:] = load[shown_links]
     return out

@@ -16,48 +16,48 @@ from typing import Any
 
 import numpy as np
 
-SAME = 1e-9  # relative difference of two times or levels that counts as none
+RELATIVE_TOLERANCE = 1e-9  # relative difference of two times or levels that counts as none
 
 
-def fill(a_start, a_link, a_weight, l_start, l_activity, l_weight, chosen, left, rate, level):
-    """Raise the rates of ``chosen`` activities together until each meets a full link.
+def fill(a_start, a_link, a_weight, l_start, l_activity, l_weight, raised, free, rate, level):
+    """Raise the rates of ``raised`` activities together until each meets a full link.
 
-    ``left`` [links] is the capacity that is free for them and is used up; ``level`` [links] receives the rate at
+    ``free`` [links] is the capacity that is free for them and is used up; ``level`` [links] receives the rate at
     which each link filled (infinite where it did not).
     """
-    weight = np.zeros(len(left))
-    for each in chosen:
-        rate[each] = -1.0
-        for entry in range(a_start[each], a_start[each + 1]):
+    weight = np.zeros(len(free))
+    for activity in raised:
+        rate[activity] = -1.0
+        for entry in range(a_start[activity], a_start[activity + 1]):
             weight[a_link[entry]] += a_weight[entry]
-    seen = np.zeros(len(left), np.bool_)
+    seen = np.zeros(len(free), np.bool_)
     heap = [(0.0, np.int64(-1))]
     heap.pop()
-    for each in chosen:
-        if a_start[each] == a_start[each + 1]:
-            rate[each] = np.inf
-        for entry in range(a_start[each], a_start[each + 1]):
+    for activity in raised:
+        if a_start[activity] == a_start[activity + 1]:
+            rate[activity] = np.inf
+        for entry in range(a_start[activity], a_start[activity + 1]):
             link = a_link[entry]
             if not seen[link]:
                 seen[link] = True
-                heap.append((max(left[link], 0.0) / weight[link], np.int64(link)))
+                heap.append((max(free[link], 0.0) / weight[link], np.int64(link)))
     heapq.heapify(heap)
     while len(heap) > 0:
-        was, link = heapq.heappop(heap)
+        queued, link = heapq.heappop(heap)
         if weight[link] <= 1e-12:
             continue
-        now = max(left[link], 0.0) / weight[link]
-        if now > was * (1.0 + SAME) and now > was:
+        now = max(free[link], 0.0) / weight[link]
+        if now > queued * (1.0 + RELATIVE_TOLERANCE) and now > queued:
             heapq.heappush(heap, (now, link))
             continue
         level[link] = now
         for position in range(l_start[link], l_start[link + 1]):
-            each = l_activity[position]
-            if rate[each] >= 0.0:
+            activity = l_activity[position]
+            if rate[activity] >= 0.0:
                 continue
-            rate[each] = now
-            for entry in range(a_start[each], a_start[each + 1]):
-                left[a_link[entry]] -= now * a_weight[entry]
+            rate[activity] = now
+            for entry in range(a_start[activity], a_start[activity + 1]):
+                free[a_link[entry]] -= now * a_weight[entry]
                 weight[a_link[entry]] -= a_weight[entry]
         weight[link] = 0.0
 
@@ -86,15 +86,15 @@ def simulate(
     count, links = len(size), len(capacity)
     start, end = np.full(count, np.nan), np.full(count, np.nan)
     carried, level = np.zeros(links), np.full(links, np.inf)
-    rate, remaining, rest = np.zeros(count), size.copy(), waits.copy()
+    rate, remaining, pending = np.zeros(count), size.copy(), waits.copy()
     running, moving = np.zeros(count, np.bool_), np.zeros(count)
     heap = [(0.0, np.int64(0), np.int64(-1))]
     heap.pop()
     order = np.int64(0)
-    for each in range(count):
-        if rest[each] == 0:
-            heap.append((release[each] + latency[each], order, np.int64(each)))
-            start[each] = release[each]
+    for activity in range(count):
+        if pending[activity] == 0:
+            heap.append((release[activity] + latency[activity], order, np.int64(activity)))
+            start[activity] = release[activity]
             order += 1
     heapq.heapify(heap)
     live = [np.int64(0)]
@@ -102,70 +102,72 @@ def simulate(
     now = 0.0
     while len(heap) > 0 or len(live) > 0:
         until = np.inf
-        for each in live:
-            until = min(until, now + remaining[each] / rate[each] if rate[each] > 0.0 else np.inf)
+        for activity in live:
+            until = min(until, now + remaining[activity] / rate[activity] if rate[activity] > 0.0 else np.inf)
         if len(heap) > 0:
             until = min(until, heap[0][0])
         span = until - now
         now = until
         lowest = np.inf
-        kept = [np.int64(0)]
-        kept.pop()
+        still_live = [np.int64(0)]
+        still_live.pop()
         done = [np.int64(0)]
         done.pop()
-        for each in live:
-            remaining[each] -= rate[each] * span
-            if remaining[each] <= size[each] * SAME or remaining[each] <= tolerance * rate[each] * (now - moving[each]):
-                done.append(each)
+        for activity in live:
+            remaining[activity] -= rate[activity] * span
+            if remaining[activity] <= size[activity] * RELATIVE_TOLERANCE or remaining[activity] <= tolerance * rate[
+                activity
+            ] * (now - moving[activity]):
+                done.append(activity)
             else:
-                kept.append(each)
-        live = kept
+                still_live.append(activity)
+        live = still_live
         fresh = [np.int64(0)]
         fresh.pop()
-        while len(heap) > 0 and heap[0][0] <= now * (1.0 + SAME):
-            _, _, each = heapq.heappop(heap)
-            if remaining[each] > 0.0 and a_start[each] < a_start[each + 1]:
-                fresh.append(each)
+        while len(heap) > 0 and heap[0][0] <= now * (1.0 + RELATIVE_TOLERANCE):
+            _, _, activity = heapq.heappop(heap)
+            if remaining[activity] > 0.0 and a_start[activity] < a_start[activity + 1]:
+                fresh.append(activity)
             else:
-                done.append(each)
-        for each in done:
-            end[each] = now
-            running[each] = False
-            if rate[each] > 0.0:
-                lowest = min(lowest, rate[each])
-            rate[each] = 0.0
-            for entry in range(a_start[each], a_start[each + 1]):
-                carried[a_link[entry]] += size[each] * a_weight[entry]
-            order = _wake(each, now, order, heap, start, latency, release, rest, f_start, follower)
-        for each in fresh:
-            running[each] = True
-            moving[each] = now
-            live.append(each)
-        lowest = min(lowest, _level_of(fresh, a_start, a_link, l_start, l_activity, l_weight, capacity, running))
+                done.append(activity)
+        for activity in done:
+            end[activity] = now
+            running[activity] = False
+            if rate[activity] > 0.0:
+                lowest = min(lowest, rate[activity])
+            rate[activity] = 0.0
+            for entry in range(a_start[activity], a_start[activity + 1]):
+                carried[a_link[entry]] += size[activity] * a_weight[entry]
+            order = _release_followers(activity, now, order, heap, start, latency, release, pending, f_start, follower)
+        for activity in fresh:
+            running[activity] = True
+            moving[activity] = now
+            live.append(activity)
+        lowest = min(lowest, _lowest_level(fresh, a_start, a_link, l_start, l_activity, l_weight, capacity, running))
         if lowest < np.inf and len(live) > 0:
-            _share_again(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, live, rate, level, lowest)
+            _refill(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, live, rate, level, lowest)
         elif len(live) == 0:
             level[:] = np.inf
     return start, end, carried
 
 
-def _wake(each, now, order, heap, start, latency, release, rest, f_start, follower):
+def _release_followers(activity, now, order, heap, start, latency, release, pending, f_start, follower):
     """Release what waited for an activity that ended; returns the order of the next event."""
-    for position in range(f_start[each], f_start[each + 1]):
-        next_one = follower[position]
-        rest[next_one] -= 1
-        if rest[next_one] == 0:
-            start[next_one] = max(now, release[next_one])
-            heapq.heappush(heap, (start[next_one] + latency[next_one], order, np.int64(next_one)))
+    for position in range(f_start[activity], f_start[activity + 1]):
+        waiter = follower[position]
+        pending[waiter] -= 1
+        if pending[waiter] == 0:
+            start[waiter] = max(now, release[waiter])
+            heapq.heappush(heap, (start[waiter] + latency[waiter], order, np.int64(waiter)))
             order += 1
     return order
 
 
-def _level_of(fresh, a_start, a_link, l_start, l_activity, l_weight, capacity, running):
+def _lowest_level(fresh, a_start, a_link, l_start, l_activity, l_weight, capacity, running):
     """The lowest level at which links of fresh activities could fill: below it nothing changes."""
     lowest = np.inf
-    for each in fresh:
-        for entry in range(a_start[each], a_start[each + 1]):
+    for activity in fresh:
+        for entry in range(a_start[activity], a_start[activity + 1]):
             link = a_link[entry]
             total = 0.0
             for position in range(l_start[link], l_start[link + 1]):
@@ -175,34 +177,34 @@ def _level_of(fresh, a_start, a_link, l_start, l_activity, l_weight, capacity, r
     return lowest
 
 
-def _share_again(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, live, rate, level, lowest):
+def _refill(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, live, rate, level, lowest):
     """Fill again all live activities whose rate is not below ``lowest``; the others keep theirs."""
-    left = capacity.copy()
-    chosen = [np.int64(0)]
-    chosen.pop()
+    free = capacity.copy()
+    raised = [np.int64(0)]
+    raised.pop()
     bound = lowest * (1.0 - 1e-6)
-    for each in live:
-        if rate[each] > 0.0 and rate[each] < bound:
-            for entry in range(a_start[each], a_start[each + 1]):
-                left[a_link[entry]] -= rate[each] * a_weight[entry]
+    for activity in live:
+        if rate[activity] > 0.0 and rate[activity] < bound:
+            for entry in range(a_start[activity], a_start[activity + 1]):
+                free[a_link[entry]] -= rate[activity] * a_weight[entry]
         else:
-            chosen.append(each)
+            raised.append(activity)
     for link in range(len(level)):
         if level[link] >= bound:
             level[link] = np.inf
-    if len(chosen) > 0:
-        fill(a_start, a_link, a_weight, l_start, l_activity, l_weight, np.array(chosen), left, rate, level)
+    if len(raised) > 0:
+        fill(a_start, a_link, a_weight, l_start, l_activity, l_weight, np.array(raised), free, rate, level)
 
 
 @lru_cache
-def compiled(name: str) -> Callable[..., Any]:
+def compile_loop(name: str) -> Callable[..., Any]:
     """``fill`` or ``simulate`` as machine code, kept on disk after the first time; as they stand without numba."""
     functions: dict[str, Callable[..., Any]] = {"fill": fill, "simulate": simulate}
     try:
         import numba
     except ImportError:
         return functions[name]
-    for callee in (fill, _share_again, _wake, _level_of):
+    for callee in (fill, _refill, _release_followers, _lowest_level):
         numba.extending.register_jitable(callee)
-    made: Callable[..., Any] = numba.njit(cache=True)(functions[name])
-    return made
+    machine_code: Callable[..., Any] = numba.njit(cache=True)(functions[name])
+    return machine_code

@@ -3,8 +3,8 @@
 NCCL does not measure before it chooses. It estimates every algorithm and protocol as ``latency + bytes / bandwidth``
 from a table of constants (``src/graph/tuning.cc``, 2.23 to 2.29) and takes the least, so bus bandwidth drops where the
 table changes hands too early. :func:`estimates` says what that table says; how long the chosen one then really takes
-is for :mod:`.law`. Protocols: LL carries a flag with every four bytes, LL128 one with every 120, Simple moves plain
-bytes and waits for them (Hu et al., "Demystifying NCCL", arXiv 2507.04786). All arrays are [n], one entry a collective.
+is for :mod:`.nccl_times`. Protocols: LL carries a flag with every four bytes, LL128 one with every 120, Simple moves
+plain bytes and waits for them (Hu et al., "Demystifying NCCL", arXiv 2507.04786). All arrays are [n].
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TABLE_NIC_US = 2.0  # latency of the fabric that the table's network hops includ
 NVLS_US, NVLS_TREE_US = 25.0, 20.9  # inside a node, and a level of the tree between nodes
 COLLNET_US = 31.0  # the switch's sum on its way: NCCL's tuner, hardware latency of collnet (src/graph/tuning.cc)
 LINK_SHARE = 0.8  # of the data sheet's NVLink: NCCL counts 20 of 25 GB/s a link
-PLATEAU = 1.4  # ring latencies of large all-reduces across nodes
-PEER_SIMPLE = 16 * KIB  # to each peer, from which an exchange no longer goes by LL
+LARGE_RING_LATENCY_FACTOR = 1.4  # ring latencies of large all-reduces across nodes
+MIN_SIMPLE_PEER_BYTES = 16 * KIB  # to each peer, from which an exchange no longer goes by LL
 # of a tree's bandwidth, by protocol and power of two from 64 bytes
 TREE_SHARE = np.array(
     [
@@ -71,7 +71,7 @@ GENERATIONS = {
         8, 90.0, 32, (282.0, 90.0, 70.0), 40.0, (70.0, 42.8, 24.0), (55.6, 31.7, 20.0), 0.74, (0.0, 96.0, 43.8), 32
     ),
 }
-USUAL = "ampere"  # of GPUs that NCCL has no figures for: nothing reduces in switches
+DEFAULT_GENERATION = "ampere"  # of GPUs that NCCL has no figures for: nothing reduces in switches
 
 
 class GroupShapes(NamedTuple):
@@ -102,43 +102,43 @@ class GroupShapes(NamedTuple):
     @property
     def figures(self) -> Generation:
         """NCCL's figures for these GPUs; the usual ones for GPUs it has none for."""
-        return GENERATIONS.get(self.generation, GENERATIONS[USUAL])
+        return GENERATIONS.get(self.generation, GENERATIONS[DEFAULT_GENERATION])
 
     def at(self, index: Array) -> GroupShapes:
         """Some of the groups."""
         return self._replace(ranks=self.ranks[index], per_node=self.per_node[index])
 
 
-def names(kind: str, groups: GroupShapes) -> list[str]:
+def algorithm_names(kind: str, groups: GroupShapes) -> list[str]:
     """Every ``algorithm/protocol`` that NCCL has for a kind of collective on such links."""
     if kind in ("all_to_all", "send_recv"):
         return ["direct/LL", "direct/Simple"]
     protocols = PROTOCOLS if groups.inside == "nvlink" else ("LL", "Simple")
-    found = [f"ring/{protocol}" for protocol in protocols]
+    names = [f"ring/{protocol}" for protocol in protocols]
     if kind == "all_reduce":
-        found += [f"tree/{protocol}" for protocol in protocols]
+        names += [f"tree/{protocol}" for protocol in protocols]
         if groups.inside == "nvlink" and groups.figures.nvls > 0.0:
-            found.append("nvls/Simple")
+            names.append("nvls/Simple")
         if groups.in_network:
-            found.append("collnet/Simple")
-    return found
+            names.append("collnet/Simple")
+    return names
 
 
-def chosen(kind: str, size: Array, groups: GroupShapes) -> tuple[list[str], Array]:
-    """All :func:`names`, and which one NCCL takes for each collective: of those it is told to take, if it has any."""
-    known = names(kind, groups)
+def choose_algorithms(kind: str, size: Array, groups: GroupShapes) -> tuple[list[str], Array]:
+    """All :func:`algorithm_names`, and which one NCCL takes for each collective: a requested one, if it can run."""
+    names = algorithm_names(kind, groups)
     estimated = estimates(kind, size, groups)
-    told = groups.algorithm, groups.protocol
-    if not any(told):
-        return known, np.argmin([estimated[name] for name in known], axis=0)
-    for algorithm, protocol in (told, (groups.algorithm, ""), ("", groups.protocol)):
-        allowed = [name for name in known if _matches(name, algorithm, protocol)]
+    requested = groups.algorithm, groups.protocol
+    if not any(requested):
+        return names, np.argmin([estimated[name] for name in names], axis=0)
+    for algorithm, protocol in (requested, (groups.algorithm, ""), ("", groups.protocol)):
+        allowed = [name for name in names if _is_requested(name, algorithm, protocol)]
         if allowed:
             able = np.isfinite(np.min([estimated[name] for name in allowed], axis=0))
-            rest = [name for name in known if name not in allowed]
-            estimated |= {name: np.where(able, np.inf, estimated[name]) for name in rest}
+            others = [name for name in names if name not in allowed]
+            estimated |= {name: np.where(able, np.inf, estimated[name]) for name in others}
             break
-    return known, np.argmin([estimated[name] for name in known], axis=0)
+    return names, np.argmin([estimated[name] for name in names], axis=0)
 
 
 def estimates(kind: str, size: Array, groups: GroupShapes) -> dict[str, Array]:
@@ -146,34 +146,36 @@ def estimates(kind: str, size: Array, groups: GroupShapes) -> dict[str, Array]:
 
     It does not know the fabric's latency.
     """
-    known = names(kind, groups)
-    if known[0].startswith("direct"):
-        few = size / np.maximum(groups.ranks if kind == "all_to_all" else 1.0, 1.0) <= PEER_SIMPLE
-        return {name: np.where(few == name.endswith("/LL"), 0.0, 1.0) for name in known}
-    found, (layouts, place) = {}, _layouts(groups)
-    for name in known:
-        algorithm, _, word = name.partition("/")
-        protocol = PROTOCOLS.index(word)
-        latency, gbps = (each[place] for each in ESTIMATES[algorithm](kind, layouts, protocol))
+    names = algorithm_names(kind, groups)
+    if names[0].startswith("direct"):
+        few = size / np.maximum(groups.ranks if kind == "all_to_all" else 1.0, 1.0) <= MIN_SIMPLE_PEER_BYTES
+        return {name: np.where(few == name.endswith("/LL"), 0.0, 1.0) for name in names}
+    times_us, (layouts, layout) = {}, _distinct_groups(groups)
+    for name in names:
+        algorithm, _, protocol_name = name.partition("/")
+        protocol = PROTOCOLS.index(protocol_name)
+        latency, gbps = (values[layout] for values in ESTIMATES[algorithm](kind, layouts, protocol))
         if algorithm == "tree":
             gbps = gbps * _tree_share(size, protocol)
         elif name == "ring/Simple" and kind == "all_reduce":
             per_thread = size / (groups.figures.channels * np.maximum(groups.ranks, 1.0))
-            latency = latency * np.where((layouts.nodes > 1)[place] & (per_thread >= 64), PLATEAU, 1.0)
-        found[name] = latency + size / (gbps * 1e3)
-    return found
+            latency = latency * np.where(
+                (layouts.nodes > 1)[layout] & (per_thread >= 64), LARGE_RING_LATENCY_FACTOR, 1.0
+            )
+        times_us[name] = latency + size / (gbps * 1e3)
+    return times_us
 
 
-def _layouts(groups: GroupShapes) -> tuple[GroupShapes, Array]:
+def _distinct_groups(groups: GroupShapes) -> tuple[GroupShapes, Array]:
     """The different groups, and which of them each one is."""
     codes = groups.ranks * 2.0**20 + groups.per_node
     _, first, place = np.unique(codes, return_index=True, return_inverse=True)
     return groups.at(first), place.reshape(-1)
 
 
-def _matches(name: str, algorithm: str, protocol: str) -> bool:
-    own, _, carried = name.partition("/")
-    return (not algorithm or own == algorithm) and (not protocol or carried == protocol)
+def _is_requested(name: str, algorithm: str, protocol: str) -> bool:
+    own_algorithm, _, own_protocol = name.partition("/")
+    return (not algorithm or own_algorithm == algorithm) and (not protocol or own_protocol == protocol)
 
 
 def links_gbps(groups: GroupShapes) -> Array:
@@ -183,12 +185,12 @@ def links_gbps(groups: GroupShapes) -> Array:
     return np.minimum(np.where(groups.per_node > 1, inside, np.inf), outside)
 
 
-def of_nodes(figures: tuple[float, float, float], groups: GroupShapes) -> Array:
+def figure_for_nodes(figures: tuple[float, float, float], groups: GroupShapes) -> Array:
     """The figure for one node, two or more."""
     return np.array(figures)[np.clip(groups.nodes, 1, 3).astype(np.int64) - 1]
 
 
-def steps(kind: str, groups: GroupShapes) -> tuple[Array, Array]:
+def ring_hops(kind: str, groups: GroupShapes) -> tuple[Array, Array]:
     """Hops round a ring inside nodes, and those between nodes: twice round to reduce and gather."""
     turns = 2.0 if kind == "all_reduce" else 1.0
     last = 0.0 if kind == "broadcast" else 1.0
@@ -197,13 +199,13 @@ def steps(kind: str, groups: GroupShapes) -> tuple[Array, Array]:
 
 
 def _ring(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
-    near, far = steps(kind, g)
+    near, far = ring_hops(kind, g)
     hop = np.where(g.per_node > 1, HOP_US["network"]["ring"][protocol], HOP_US["network"]["tree"][protocol])
     post = np.where(g.nodes > 1, 3.0 if protocol == SIMPLE else 1.0, 0.0)
     latency = BASE_US["ring"][protocol] + near * np.maximum(HOP_US[g.inside]["ring"][protocol], post) + far * hop
     bus = links_gbps(g)
     if protocol == LL:
-        bus = np.minimum(bus / 2.0, of_nodes(g.figures.low_latency, g))
+        bus = np.minimum(bus / 2.0, figure_for_nodes(g.figures.low_latency, g))
     elif protocol == LL128:
         bus = np.minimum(bus * 0.92, g.figures.paths * g.figures.ring_128)
     return latency, bus * g.ranks / np.maximum(near + far, 1.0)
@@ -213,12 +215,12 @@ def _tree(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     near, far = HOP_US[g.inside]["tree"][protocol], HOP_US["network"]["tree"][protocol]
     levels = np.floor(np.log2(np.maximum(g.nodes, 1.0)))
     latency = BASE_US["tree"][protocol] + 2.0 * ((g.per_node - 1.0) * near + levels * far)
-    bus = np.minimum(links_gbps(g) * 0.92, g.figures.paths * of_nodes(g.figures.tree, g))
+    bus = np.minimum(links_gbps(g) * 0.92, g.figures.paths * figure_for_nodes(g.figures.tree, g))
     if protocol == LL:
-        bus = np.minimum(bus / 3.8, of_nodes(g.figures.low_latency, g))
+        bus = np.minimum(bus / 3.8, figure_for_nodes(g.figures.low_latency, g))
     elif protocol == LL128:
         share = np.where(g.nodes > 1, 120.0 / 128.0, 7.0 / 9.0)
-        bus = np.minimum(bus * share, g.figures.paths * of_nodes(g.figures.tree_128, g))
+        bus = np.minimum(bus * share, g.figures.paths * figure_for_nodes(g.figures.tree_128, g))
     return latency, bus / 2.0
 
 
@@ -233,12 +235,14 @@ def _in_switch(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     """Every rank of a node heads one path; a switch's links are shared by all heads, and once more by its own."""
     heads = np.maximum(g.per_node, 1.0)
     path = np.minimum(g.inside_gbps * LINK_SHARE / (heads + 1.0), g.figures.path_gbps)
-    reached = 2.0 * path * g.figures.nvls * (heads - 1.0) / heads
+    head_gbps = 2.0 * path * g.figures.nvls * (heads - 1.0) / heads
     wide = np.where(g.nodes > 2, 1.0, 2.0) * g.outside_gbps
-    reached = np.where(g.nodes > 1, np.minimum(np.minimum(reached, wide), of_nodes(g.figures.nvls_tree, g)), reached)
+    head_gbps = np.where(
+        g.nodes > 1, np.minimum(np.minimum(head_gbps, wide), figure_for_nodes(g.figures.nvls_tree, g)), head_gbps
+    )
     latency = NVLS_US + 2.0 * np.floor(np.log2(np.maximum(g.nodes, 1.0))) * NVLS_TREE_US
-    able = (g.per_node > 2) & (reached > 0.0)
-    rate = heads * np.where(able, reached, 1.0) * g.ranks / (2.0 * np.maximum(g.ranks - 1.0, 1.0))
+    able = (g.per_node > 2) & (head_gbps > 0.0)
+    rate = heads * np.where(able, head_gbps, 1.0) * g.ranks / (2.0 * np.maximum(g.ranks - 1.0, 1.0))
     return np.where(able, latency, np.inf), rate
 
 

@@ -24,16 +24,16 @@ import numpy as np
 
 from .collectives import Phase
 from .fabric import Fabric, Transfer
-from .reduction import ALGORITHMS as IN_SWITCH
+from .reduction import SWITCH_ALGORITHMS as IN_SWITCH
 from .topology import Topology, TopologyError
 
-JOB = Path(__file__).with_name("ns3_job.cc")
+PROGRAM_SOURCE = Path(__file__).with_name("ns3_job.cc")
 MODULES = ("core", "network", "traffic-control", "internet", "point-to-point", "applications")
 FRAME_BYTES, WINDOW_BYTES = 4148, 2_000_000  # 4 KiB of payload, as InfiniBand has
-PORTS = 64_000  # one a connection
-DEVICES = 64  # up to which every packet can be moved
+MAX_CONNECTIONS = 64_000  # one a connection
+MAX_DEVICES = 64  # up to which every packet can be moved
 TIMEOUT_S = 900.0  # of one question to ns-3
-ASK = "import importlib.util as u; at = u.find_spec('ns3'); print(at.submodule_search_locations[0] if at else '')"
+FIND_NS3 = "import importlib.util as u; at = u.find_spec('ns3'); print(at.submodule_search_locations[0] if at else '')"
 
 
 class Message(NamedTuple):
@@ -48,13 +48,13 @@ class Message(NamedTuple):
 
 def check_devices(count: int) -> None:
     """TopologyError for more devices than packets are moved for."""
-    if count > DEVICES:
+    if count > MAX_DEVICES:
         raise TopologyError(
-            f"network=packet moves every packet: {count} devices are too many (up to {DEVICES}); take network=flow"
+            f"network=packet moves every packet: {count} devices are too many (up to {MAX_DEVICES}); take network=flow"
         )
 
 
-def named(fabric: Fabric, transfer: Transfer) -> Transfer:
+def with_algorithm(fabric: Fabric, transfer: Transfer) -> Transfer:
     """The transfer with an algorithm: the fastest whose bytes go from rank to rank, as packets do.
 
     TopologyError for a reduction in switches.
@@ -65,8 +65,8 @@ def named(fabric: Fabric, transfer: Transfer) -> Transfer:
         )
     if transfer.algorithm or transfer.collective == "send":
         return transfer
-    able = [name for name in fabric.algorithms(transfer.collective, transfer.group) if name not in IN_SWITCH]
-    return transfer._replace(algorithm=fabric.fastest(transfer.collective, transfer.group, transfer.size_bytes, able))
+    names = [name for name in fabric.algorithms(transfer.collective, transfer.group) if name not in IN_SWITCH]
+    return transfer._replace(algorithm=fabric.fastest(transfer.collective, transfer.group, transfer.size_bytes, names))
 
 
 def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.executable) -> np.ndarray:
@@ -76,16 +76,16 @@ def simulate(fabric: Fabric, transfers: Sequence[Transfer], python: str = sys.ex
     """
     messages: list[Message] = []
     last: list[tuple[int, ...]] = []
-    for transfer in (named(fabric, each) for each in transfers):
+    for transfer in (with_algorithm(fabric, transfer) for transfer in transfers):
         if transfer.release_us:
             raise TopologyError("packet simulation starts transfers after others, not at a time: leave out release_us")
-        before = tuple(each for other in transfer.after for each in last[other])
+        before = tuple(message for other in transfer.after for message in last[other])
         phases = fabric.plan(transfer.collective, fabric.algorithm(transfer), tuple(transfer.group))
         for phase in phases:
             before = _expand(messages, phase, transfer.size_bytes, before)
         last.append(before)
     ends = np.array([0.0, *arrivals(fabric.topology, messages, python)])
-    return np.array([ends[1 + np.array(each, dtype=np.int64)].max(initial=0.0) for each in last])
+    return np.array([ends[1 + np.array(last_messages, dtype=np.int64)].max(initial=0.0) for last_messages in last])
 
 
 def _expand(messages: list[Message], phase: Phase, size_bytes: float, before: tuple[int, ...]) -> tuple[int, ...]:
@@ -116,33 +116,34 @@ def arrivals(topology: Topology, messages: Sequence[Message], python: str = sys.
     """When each message has arrived in whole, us."""
     if not messages:
         return []
-    if messages[-1].lane >= PORTS:
+    if messages[-1].lane >= MAX_CONNECTIONS:
         raise TopologyError(
-            f"packet simulation takes {PORTS:,} connections at most, not {messages[-1].lane + 1:,}: use network=flow"
+            f"packet simulation takes {MAX_CONNECTIONS:,} connections at most, not {messages[-1].lane + 1:,}: "
+            "use network=flow"
         )
     cables = _cables(topology)
     lines = [f"{FRAME_BYTES} {WINDOW_BYTES}", f"{len(topology.nodes)} {len(cables)} {len(messages)}"]
     lines += [f"{a} {b} {gbps!r} {us!r}" for a, b, gbps, us in cables]
-    for each in messages:
-        size = max(int(np.ceil(each.size_bytes)), 1)
-        lines.append(" ".join(map(str, (*each[:2], size, each.lane, len(each.after), *each.after))))
+    for message in messages:
+        size = max(int(np.ceil(message.size_bytes)), 1)
+        lines.append(" ".join(map(str, (*message[:2], size, message.lane, len(message.after), *message.after))))
     try:
         job = "\n".join(lines)
         done = subprocess.run(
-            [program(python)], input=job, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            [compile_program(python)], input=job, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         raise TopologyError(f"ns-3 gave no answer in {TIMEOUT_S:.0f} s: take fewer or smaller transfers") from None
-    found = [float(each) for each in done.stdout.split()]
-    if done.returncode or len(found) != len(messages) or min(found, default=0.0) < 0.0:
-        raise TopologyError(f"ns-3 gave no answer: {_last(done.stderr)}")
-    return found
+    arrival_us = [float(word) for word in done.stdout.split()]
+    if done.returncode or len(arrival_us) != len(messages) or min(arrival_us, default=0.0) < 0.0:
+        raise TopologyError(f"ns-3 gave no answer: {_last_line(done.stderr)}")
+    return arrival_us
 
 
 @lru_cache
-def program(python: str = sys.executable) -> Path:
+def compile_program(python: str = sys.executable) -> Path:
     """ns-3's side, compiled for the package ``ns3`` of an interpreter. TopologyError without that or a compiler."""
-    ns3, compiler = _package(python), shutil.which("c++") or shutil.which("g++")
+    ns3, compiler = _find_ns3(python), shutil.which("c++") or shutil.which("g++")
     if ns3 is None:
         raise TopologyError("network=packet needs ns-3: pip install 'opcast[packet]'")
     if compiler is None:
@@ -150,47 +151,53 @@ def program(python: str = sys.executable) -> Path:
     libraries = [str(next(ns3.glob(f"lib*/libns3*-{name}.so"), "")) for name in MODULES]
     if "" in libraries:
         raise TopologyError(f"ns-3 in {ns3} has no module {MODULES[libraries.index('')]}: install ns3 anew")
-    mark = hashlib.sha256(JOB.read_bytes() + " ".join([compiler, *libraries]).encode()).hexdigest()
-    kept = JOB.parent / "__pycache__" if os.access(JOB.parent, os.W_OK) else Path.home() / ".cache" / "opcast"
-    made = kept / f"{JOB.stem}-{mark[:16]}"
-    if not made.exists():
-        _compile([compiler, "-std=c++20", "-O1", f"-I{ns3 / 'include'}", str(JOB)], libraries, made)
-    return made
+    mark = hashlib.sha256(PROGRAM_SOURCE.read_bytes() + " ".join([compiler, *libraries]).encode()).hexdigest()
+    folder = (
+        PROGRAM_SOURCE.parent / "__pycache__"
+        if os.access(PROGRAM_SOURCE.parent, os.W_OK)
+        else Path.home() / ".cache" / "opcast"
+    )
+    binary = folder / f"{PROGRAM_SOURCE.stem}-{mark[:16]}"
+    if not binary.exists():
+        _compile([compiler, "-std=c++20", "-O1", f"-I{ns3 / 'include'}", str(PROGRAM_SOURCE)], libraries, binary)
+    return binary
 
 
-def _package(python: str) -> Path | None:
+def _find_ns3(python: str) -> Path | None:
     """Where an interpreter has the package ns3."""
     if python == sys.executable:
-        found = importlib.util.find_spec("ns3")
-        places = list(found.submodule_search_locations or ()) if found else []
+        spec = importlib.util.find_spec("ns3")
+        folders = list(spec.submodule_search_locations or ()) if spec else []
     else:
-        places = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False).stdout.split()
-    return Path(places[0]) if places else None
+        folders = subprocess.run([python, "-c", FIND_NS3], capture_output=True, text=True, check=False).stdout.split()
+    return Path(folders[0]) if folders else None
 
 
-def _compile(command: Sequence[str], libraries: Sequence[str], made: Path) -> None:
-    made.parent.mkdir(parents=True, exist_ok=True)
-    fresh = made.with_name(f"{made.name}.{os.getpid()}")
-    paths = [f"-Wl,-rpath,{folder}" for folder in dict.fromkeys(str(Path(each).parent) for each in libraries)]
-    done = subprocess.run([*command, *libraries, *paths, "-o", str(fresh)], capture_output=True, text=True, check=False)
+def _compile(command: Sequence[str], libraries: Sequence[str], binary: Path) -> None:
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    temporary = binary.with_name(f"{binary.name}.{os.getpid()}")
+    paths = [f"-Wl,-rpath,{folder}" for folder in dict.fromkeys(str(Path(library).parent) for library in libraries)]
+    done = subprocess.run(
+        [*command, *libraries, *paths, "-o", str(temporary)], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        error = next((line for line in done.stderr.splitlines() if "error" in line), _last(done.stderr))
+        error = next((line for line in done.stderr.splitlines() if "error" in line), _last_line(done.stderr))
         raise TopologyError(f"the program for ns-3 does not compile: {error.strip()}")
-    fresh.replace(made)
+    temporary.replace(binary)
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason given")
 
 
 def _cables(topology: Topology) -> list[tuple[int, int, float, float]]:
     """Both directions of each cable as one: ns-3's links are full duplex, of one rate. TopologyError otherwise."""
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    cables: dict[tuple[int, int], tuple[float, float]] = {}
     for link in range(topology.links):
         ends = int(topology.source[link]), int(topology.target[link])
         figures = float(topology.bandwidth_gbps[link]), float(topology.latency_us[link])
-        other = found.pop(ends[::-1], None)
-        if other is not None and other != figures:
+        reverse = cables.pop(ends[::-1], None)
+        if reverse is not None and reverse != figures:
             raise TopologyError(f"packet simulation needs both directions of {topology.link_name(link)} alike")
-        found[ends if other is None else ends[::-1]] = figures
-    return [(a, b, gbps, us) for (a, b), (gbps, us) in found.items()]
+        cables[ends if reverse is None else ends[::-1]] = figures
+    return [(a, b, gbps, us) for (a, b), (gbps, us) in cables.items()]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .collectives import Phase, plan
-from .distances import FAR
+from .distances import UNREACHABLE
 from .routing import Router
 from .topology import Topology, TopologyError
 
-ALGORITHMS = ("nvls", "collnet")
+SWITCH_ALGORITHMS = ("nvls", "collnet")
 
 
 class Tree(NamedTuple):
@@ -31,7 +31,7 @@ class Tree(NamedTuple):
     inside: bool
 
 
-def reduction(
+def plan_reduction(
     topology: Topology, algorithm: str, group: tuple[int, ...], per_node: int, multicast: bool = True
 ) -> tuple[list[Tree], Phase]:
     """Trees inside servers and, between them, trees of switches (``collnet``) or of GPUs (``nvls``), all at once.
@@ -41,20 +41,20 @@ def reduction(
     TopologyError where there is no such switch.
     """
     ranks = np.asarray(group, dtype=np.int64)
-    together = per_node if per_node > 1 and len(ranks) % per_node == 0 else 1
-    servers = ranks.reshape(-1, min(together, len(ranks)))
+    per_server = per_node if per_node > 1 and len(ranks) % per_node == 0 else 1
+    servers = ranks.reshape(-1, min(per_server, len(ranks)))
     count = servers.shape[1]
     router = Router(topology, "shortest")
     trees: list[Tree] = []
     moves: Phase = []
     if count > 1 and (multicast or algorithm == "nvls"):
-        trees = [_tree(router, each, own_switch(topology, each), 1.0, True) for each in servers]
+        trees = [_tree(router, server, find_nvswitch(topology, server), 1.0, True) for server in servers]
     elif count > 1:
         moves = [
-            move for each in servers for phase in plan("all_reduce", "direct", each.tolist(), 1.0) for move in phase
+            move for server in servers for phase in plan("all_reduce", "direct", server.tolist(), 1.0) for move in phase
         ]
     if len(servers) > 1:
-        rails = [servers[:, place] for place in range(count)]
+        rails = [servers[:, position] for position in range(count)]
         if algorithm == "collnet":
             trees += [_tree(router, rail, _nearest_switch(router, rail), 1.0 / count, False) for rail in rails]
         else:
@@ -62,15 +62,15 @@ def reduction(
     return trees, moves
 
 
-def own_switch(topology: Topology, server: np.ndarray) -> int:
+def find_nvswitch(topology: Topology, server: np.ndarray) -> int:
     """The NVSwitch that all ranks of a server are on. TopologyError when there is none."""
     start, order = topology.outgoing
     shared: set[int] | None = None
     for rank in server.tolist():
         links = order[start[rank] : start[rank + 1]].tolist()
-        found = {int(topology.target[link]) for link in links if topology.kind[link] == "nvlink"}
-        found = {node for node in found if node >= topology.ranks}
-        shared = found if shared is None else shared & found
+        switches = {int(topology.target[link]) for link in links if topology.kind[link] == "nvlink"}
+        switches = {node for node in switches if node >= topology.ranks}
+        shared = switches if shared is None else shared & switches
     if not shared:
         raise TopologyError(f"{topology.nodes[server[0]]} and its neighbours share no NVSwitch that could reduce")
     return min(shared)
@@ -82,7 +82,7 @@ def _nearest_switch(router: Router, ranks: np.ndarray) -> int:
     nodes = np.arange(len(topology.nodes))
     costs = [router.distances.between(nodes, np.full(len(nodes), rank)) for rank in ranks.tolist()]
     farthest = np.max(costs, axis=0).astype(np.int64)
-    farthest[farthest >= FAR] = np.iinfo(np.int64).max
+    farthest[farthest >= UNREACHABLE] = np.iinfo(np.int64).max
     inside = np.zeros(len(topology.nodes), dtype=bool)
     inside[topology.target[topology.of_kind(("nvlink", "pcie", "nic"))]] = True
     farthest[: topology.ranks] = np.iinfo(np.int64).max

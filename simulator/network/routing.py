@@ -19,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .distances import Distances
-from .onward import INSIDE, Onward
+from .next_hops import SERVER_LINK_KINDS, NextHops
 from .topology import Topology, TopologyError
 
-CHUNK = 262_144  # flows stepped together
-DENSE = 8  # possible keys an entry up to which sums are taken over all of them
+FLOWS_PER_CHUNK = 262_144  # flows stepped together
+DENSE_KEYS_PER_ENTRY = 8  # possible keys an entry up to which sums are taken over all of them
 
 
 Entries = tuple[np.ndarray, np.ndarray]  # keys and values
@@ -73,19 +73,19 @@ class Router:
         self.topology, self.policy, self.seed = topology, policy, seed
 
     @cached_property
-    def _onward(self) -> Onward:
-        return _onward(self.topology)
+    def _next_hops(self) -> NextHops:
+        return _build_next_hops(self.topology)
 
     def on(self, topology: Topology) -> Router:
         """The same ways where links have other bandwidths."""
-        made = copy(self)
-        made.topology = topology
-        return made
+        router = copy(self)
+        router.topology = topology
+        return router
 
     @property
     def distances(self) -> Distances:
         """Costs of ways between nodes."""
-        return self._onward.distances
+        return self._next_hops.distances
 
     def paths(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray | None = None) -> Paths:
         """Paths from rank ``source[i]`` to ``target[i]``; ``flow`` [n] tells flows of one pair apart for ECMP.
@@ -99,19 +99,23 @@ class Router:
     def ways(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray | None = None) -> Paths:
         """Paths between nodes of any sort, switches too."""
         flow = np.zeros(len(source), dtype=np.int64) if flow is None else np.asarray(flow, dtype=np.int64)
-        parts = [
-            self._hops(source[at : at + CHUNK], target[at : at + CHUNK], flow[at : at + CHUNK])
-            for at in range(0, len(source), CHUNK)
+        chunks = [
+            self._hops(
+                source[first : first + FLOWS_PER_CHUNK],
+                target[first : first + FLOWS_PER_CHUNK],
+                flow[first : first + FLOWS_PER_CHUNK],
+            )
+            for first in range(0, len(source), FLOWS_PER_CHUNK)
         ]
-        links = np.concatenate([links for links, _ in parts]) if parts else np.zeros(0, dtype=np.int64)
-        lengths = np.concatenate([length for _, length in parts]) if parts else np.zeros(0, dtype=np.int64)
+        links = np.concatenate([links for links, _ in chunks]) if chunks else np.zeros(0, dtype=np.int64)
+        lengths = np.concatenate([length for _, length in chunks]) if chunks else np.zeros(0, dtype=np.int64)
         return Paths(np.concatenate([[0], np.cumsum(lengths)]), links)
 
     def crossings(self, source: np.ndarray, target: np.ndarray) -> Crossings:
         """What these flows load when all send alike."""
         return self.by_owner(source, target, np.zeros(len(source), dtype=np.int64), 1)[0]
 
-    def each(self, source: np.ndarray, target: np.ndarray) -> list[Crossings]:
+    def crossings_by_flow(self, source: np.ndarray, target: np.ndarray) -> list[Crossings]:
         """What every single flow loads."""
         return self.by_owner(source, target, np.arange(len(source)), len(source))
 
@@ -120,13 +124,19 @@ class Router:
         self._check(source, target)
         spread = self._evenly if self.policy == "adaptive" else self._by_hash
         longest, total = np.zeros(owners), np.zeros(owners)
-        parts = [
-            spread(source[at : at + CHUNK], target[at : at + CHUNK], owner[at : at + CHUNK], longest, total)
-            for at in range(0, len(source), CHUNK)
+        chunks = [
+            spread(
+                source[first : first + FLOWS_PER_CHUNK],
+                target[first : first + FLOWS_PER_CHUNK],
+                owner[first : first + FLOWS_PER_CHUNK],
+                longest,
+                total,
+            )
+            for first in range(0, len(source), FLOWS_PER_CHUNK)
         ]
-        key, flows = _summed(parts, owners * self.topology.links)
-        who, links = np.divmod(key, self.topology.links)
-        bounds = np.searchsorted(who, np.arange(owners + 1)).tolist()
+        key, flows = _sum_entries(chunks, owners * self.topology.links)
+        flow_owner, links = np.divmod(key, self.topology.links)
+        bounds = np.searchsorted(flow_owner, np.arange(owners + 1)).tolist()
         mean = total / np.maximum(np.bincount(owner, minlength=owners), 1)
         return [
             Crossings(links[begin:end], flows[begin:end], *latency)
@@ -142,7 +152,7 @@ class Router:
         np.maximum.at(longest, owner, latency)
         total += np.bincount(owner, latency, minlength=len(total))
         key = owner[paths.owner] * self.topology.links + paths.links
-        return _summed([(key, np.ones(len(key)))], len(total) * self.topology.links)
+        return _sum_entries([(key, np.ones(len(key)))], len(total) * self.topology.links)
 
     def _evenly(
         self, source: np.ndarray, target: np.ndarray, owner: np.ndarray, longest: np.ndarray, total: np.ndarray
@@ -155,43 +165,48 @@ class Router:
         entries: list[Entries] = []
         while len(state):
             aim, here = np.divmod(state, size)
-            asked, link = self._onward.links(here, aim % size)
-            aim, part = aim[asked], amount[asked] * self._shares(asked, link, (aim % size)[asked])
-            who, later = aim // size, latency[asked] + topology.latency_us[link]
-            entries.append(_summed([(who * topology.links + link, part)], space))
-            total += np.bincount(who, part * topology.latency_us[link], minlength=len(total))
+            state_index, link = self._next_hops.links(here, aim % size)
+            aim, carried = (
+                aim[state_index],
+                amount[state_index] * self._shares(state_index, link, (aim % size)[state_index]),
+            )
+            flow_owner, latency_after = aim // size, latency[state_index] + topology.latency_us[link]
+            entries.append(_sum_entries([(flow_owner * topology.links + link, carried)], space))
+            total += np.bincount(flow_owner, carried * topology.latency_us[link], minlength=len(total))
             head = topology.target[link]
             arrived = head == aim % size
-            np.maximum.at(longest, who[arrived], later[arrived])
-            on = ~arrived
-            state, which = np.unique((aim * size + head)[on], return_inverse=True)
-            amount = np.bincount(which, part[on], minlength=len(state)).astype(np.float64)
+            np.maximum.at(longest, flow_owner[arrived], latency_after[arrived])
+            onward = ~arrived
+            state, which = np.unique((aim * size + head)[onward], return_inverse=True)
+            amount = np.bincount(which, carried[onward], minlength=len(state)).astype(np.float64)
             latency = np.zeros(len(state))
-            np.maximum.at(latency, which, later[on])
-        return _summed(entries, space)
+            np.maximum.at(latency, which, latency_after[onward])
+        return _sum_entries(entries, space)
 
-    def _shares(self, asked: np.ndarray, link: np.ndarray, target: np.ndarray) -> np.ndarray:
+    def _shares(self, query: np.ndarray, link: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Share of its flow that each of the links that lead on takes: even, or by what is left of the ways [links]."""
-        count = np.bincount(asked)[asked]
-        chosen = np.flatnonzero(count > 1)
-        if self.topology.health is None or not len(chosen):
+        count = np.bincount(query)[query]
+        divided = np.flatnonzero(count > 1)
+        if self.topology.health is None or not len(divided):
             return 1.0 / count
-        left = np.ones(len(link))
-        left[chosen] = self._left(link[chosen], target[chosen])
-        return left / np.bincount(asked, left)[asked]
+        healthy = np.ones(len(link))
+        healthy[divided] = self._healthy_share(link[divided], target[divided])
+        return healthy / np.bincount(query, healthy)[query]
 
-    def _left(self, link: np.ndarray, target: np.ndarray) -> np.ndarray:
+    def _healthy_share(self, link: np.ndarray, target: np.ndarray) -> np.ndarray:
         """Share of bandwidth that is left over links and from their ends to targets: on average of equal ways [n]."""
         size, head = len(self.topology.nodes), self.topology.target[link]
         assert self.topology.health is not None
-        left, on = self.topology.health[link], head != target
-        if on.any():
-            pairs, which = np.unique(target[on] * size + head[on], return_inverse=True)
+        healthy, onward_links = self.topology.health[link], head != target
+        if onward_links.any():
+            pairs, which = np.unique(target[onward_links] * size + head[onward_links], return_inverse=True)
             aim, here = np.divmod(pairs, size)
-            asked, onward = self._onward.links(here, aim)
-            ways = self._left(onward, aim[asked])
-            left[on] = np.minimum(left[on], (np.bincount(asked, ways) / np.bincount(asked))[which])
-        return left
+            query, onward = self._next_hops.links(here, aim)
+            ways = self._healthy_share(onward, aim[query])
+            healthy[onward_links] = np.minimum(
+                healthy[onward_links], (np.bincount(query, ways) / np.bincount(query))[which]
+            )
+        return healthy
 
     def _check(self, source: np.ndarray, target: np.ndarray) -> None:
         for rank in (source, target):
@@ -199,13 +214,13 @@ class Router:
                 raise TopologyError(f"rank {rank.max()} exceeds {self.topology.name} with {self.topology.ranks} ranks")
 
     def _hops(self, source: np.ndarray, target: np.ndarray, flow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        hash_of = _mixed(source * 1_000_003 + target * 7919 + flow * 104_729 + self.seed)
+        flow_hash = _mix_words(source * 1_000_003 + target * 7919 + flow * 104_729 + self.seed)
         here, walking = source.copy(), np.flatnonzero(source != target)
         steps: list[tuple[np.ndarray, np.ndarray]] = []
         while len(walking):
             if len(steps) > len(self.topology.nodes):
                 raise TopologyError(f"{self.topology.name} routes in a circle")
-            link = POLICIES[self.policy](self, here[walking], target[walking], hash_of[walking] + len(steps))
+            link = POLICIES[self.policy](self, here[walking], target[walking], flow_hash[walking] + len(steps))
             steps.append((walking, link))
             here[walking] = self.topology.target[link]
             walking = walking[here[walking] != target[walking]]
@@ -216,29 +231,29 @@ class Router:
 
 
 @lru_cache(maxsize=4)
-def _onward(topology: Topology) -> Onward:
+def _build_next_hops(topology: Topology) -> NextHops:
     """What leads on in a topology, which all routers on it share."""
-    near = topology.of_kind(INSIDE)
+    near = topology.of_kind(SERVER_LINK_KINDS)
     cost = np.where(near, 1, 2) if near.any() else np.ones(topology.links, dtype=np.int64)
-    return Onward(topology, Distances(topology, cost, near | topology.of_kind(("nic",))))
+    return NextHops(topology, Distances(topology, cost, near | topology.of_kind(("nic",))))
 
 
-def _equal_cost(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
+def _equal_cost_link(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
     """One of the links on a cheapest way, the ``choice``-th modulo their number."""
     # flows at one node to one target share their links
     pairs, which = np.unique(target * len(router.topology.nodes) + here, return_inverse=True)
-    aim, at = np.divmod(pairs, len(router.topology.nodes))
-    owner, link = router._onward.links(at, aim)
+    aim, here = np.divmod(pairs, len(router.topology.nodes))
+    owner, link = router._next_hops.links(here, aim)
     link, count = link[np.lexsort((link, owner))], np.bincount(owner, minlength=len(pairs))
     first = np.cumsum(count) - count
     return np.asarray(link[first[which] + choice % count[which]])
 
 
-def _first(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
-    return _equal_cost(router, here, target, np.zeros_like(choice))
+def _first_link(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
+    return _equal_cost_link(router, here, target, np.zeros_like(choice))
 
 
-def _dimension_order(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
+def _dimension_order_link(router: Router, here: np.ndarray, target: np.ndarray, choice: np.ndarray) -> np.ndarray:
     """Correct the first differing coordinate first (Dally and Seitz, 1987), by the shortest way along that line."""
     coordinates = router.topology.coordinates
     assert coordinates is not None
@@ -246,34 +261,34 @@ def _dimension_order(router: Router, here: np.ndarray, target: np.ndarray, choic
     corner = target.copy()  # where the line of the first differing dimension meets the target's coordinate
     differs = coordinates[here[inside]] != coordinates[target[inside]]
     axis = differs.argmax(axis=1)
-    wanted = coordinates[here[inside]].copy()
+    corner_coordinates = coordinates[here[inside]].copy()
     rows = np.arange(len(axis))
-    wanted[rows, axis] = coordinates[target[inside], axis]
-    corner[inside] = np.ravel_multi_index(tuple(wanted.T), tuple(coordinates.max(axis=0) + 1), order="F")
-    return _equal_cost(router, here, corner, np.zeros_like(choice))
+    corner_coordinates[rows, axis] = coordinates[target[inside], axis]
+    corner[inside] = np.ravel_multi_index(tuple(corner_coordinates.T), tuple(coordinates.max(axis=0) + 1), order="F")
+    return _equal_cost_link(router, here, corner, np.zeros_like(choice))
 
 
 POLICIES: dict[str, Callable[[Router, np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
-    "adaptive": _equal_cost,
-    "ecmp": _equal_cost,
-    "shortest": _first,
-    "dimension_order": _dimension_order,
+    "adaptive": _equal_cost_link,
+    "ecmp": _equal_cost_link,
+    "shortest": _first_link,
+    "dimension_order": _dimension_order_link,
 }
 
 
-def _summed(parts: list[Entries], space: int) -> Entries:
+def _sum_entries(entries: list[Entries], space: int) -> Entries:
     """Entries in the order of their keys (below ``space``), values of equal ones added up."""
-    key = np.concatenate([np.zeros(0, dtype=np.int64), *(part[0] for part in parts)])
-    values = np.concatenate([np.zeros(0), *(part[1] for part in parts)])
-    if space <= DENSE * len(key):
-        every = np.bincount(key, values, minlength=space)
-        found = np.flatnonzero(every)
-        return found, every[found]
+    key = np.concatenate([np.zeros(0, dtype=np.int64), *(entry[0] for entry in entries)])
+    values = np.concatenate([np.zeros(0), *(entry[1] for entry in entries)])
+    if space <= DENSE_KEYS_PER_ENTRY * len(key):
+        sums = np.bincount(key, values, minlength=space)
+        used = np.flatnonzero(sums)
+        return used, sums[used]
     unique, which = np.unique(key, return_inverse=True)
     return unique, np.bincount(which, values, minlength=len(unique)).astype(np.float64)
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
+def _mix_words(values: np.ndarray) -> np.ndarray:
     """Well-spread non-negative numbers from neighbouring ones (the finaliser of splitmix64)."""
     with np.errstate(over="ignore"):
         x = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)

@@ -13,9 +13,9 @@ from itertools import combinations
 
 import numpy as np
 
-from .topology import Topology, TopologyError, connect
+from .topology import Topology, TopologyError, build_topology
 
-MOST_RANKS, MOST_LINKS = 1_000_000, 20_000_000
+MAX_RANKS, MAX_LINKS = 1_000_000, 20_000_000
 
 
 @dataclass(frozen=True)
@@ -34,54 +34,56 @@ def product(dimensions: Sequence[Dimension], name: str = "") -> Topology:
 
     TopologyError for an unknown shape or a size it cannot have.
     """
-    sizes = [each.size for each in dimensions]
+    sizes = [dimension.size for dimension in dimensions]
     if not sizes or min(sizes) < 1:
         raise TopologyError(f"a product needs sizes of at least 1, got {sizes}")
     count = math.prod(sizes)
-    if count > MOST_RANKS:
+    if count > MAX_RANKS:
         raise TopologyError(
-            f"a product of {' x '.join(map(str, sizes))} ranks is too large; up to {MOST_RANKS:,} will do"
+            f"a product of {' x '.join(map(str, sizes))} ranks is too large; up to {MAX_RANKS:,} will do"
         )
-    for each in dimensions:
-        if each.shape not in (*PAIRS, "switch"):
-            raise TopologyError(f"unknown shape {each.shape!r}; known: {', '.join(sorted([*PAIRS, 'switch']))}")
-        if each.shape == "fully_connected" and count * each.size > MOST_LINKS:
-            raise TopologyError(f"fully_connected of {each.size} in {count} ranks has too many links; take a switch")
+    for dimension in dimensions:
+        if dimension.shape not in (*PAIRS, "switch"):
+            raise TopologyError(f"unknown shape {dimension.shape!r}; known: {', '.join(sorted([*PAIRS, 'switch']))}")
+        if dimension.shape == "fully_connected" and count * dimension.size > MAX_LINKS:
+            raise TopologyError(
+                f"fully_connected of {dimension.size} in {count} ranks has too many links; take a switch"
+            )
     grid = np.stack(np.unravel_index(np.arange(count), sizes, order="F"), axis=1)
     stride = np.concatenate([[1], np.cumprod(sizes)])
     nodes = [f"gpu{rank}" for rank in range(count)]
     cables = []
-    for axis, each in enumerate(dimensions):
+    for axis, dimension in enumerate(dimensions):
         lines = np.flatnonzero(grid[:, axis] == 0)  # the first rank of every line along this dimension
-        if each.size == 1:
+        if dimension.size == 1:
             continue
-        if each.shape == "switch":
+        if dimension.shape == "switch":
             switches = len(nodes) + np.arange(len(lines))
             nodes += [f"switch{axis}.{line}" for line in range(len(lines))]
-            members = lines[:, None] + stride[axis] * np.arange(each.size)
-            ends = members.ravel(), np.repeat(switches, each.size)
-            cables.append((*ends, each.bandwidth_gbps, each.latency_us, each.kind))
+            members = lines[:, None] + stride[axis] * np.arange(dimension.size)
+            ends = members.ravel(), np.repeat(switches, dimension.size)
+            cables.append((*ends, dimension.bandwidth_gbps, dimension.latency_us, dimension.kind))
             continue
-        pairs = _pairs(each)
+        pairs = _pairs(dimension)
         ends = tuple((lines[:, None] + stride[axis] * pairs[:, side]).ravel() for side in (0, 1))
-        cables.append((*ends, each.bandwidth_gbps, each.latency_us, each.kind))
-    axes = [axis for at, each in enumerate(dimensions) for axis in _axes(each, grid[:, at])]
-    title = name or " x ".join(f"{each.shape}({each.size})" for each in dimensions)
-    return connect(title, count, nodes, cables, np.stack(axes, axis=1))
+        cables.append((*ends, dimension.bandwidth_gbps, dimension.latency_us, dimension.kind))
+    axes = [axis for column, dimension in enumerate(dimensions) for axis in _dimension_axes(dimension, grid[:, column])]
+    title = name or " x ".join(f"{dimension.shape}({dimension.size})" for dimension in dimensions)
+    return build_topology(title, count, nodes, cables, np.stack(axes, axis=1))
 
 
-def _axes(each: Dimension, place: np.ndarray) -> list[np.ndarray]:
+def _dimension_axes(dimension: Dimension, position: np.ndarray) -> list[np.ndarray]:
     """Coordinates of ranks along one dimension, the fastest first: two of a square, a bit each of a hypercube."""
-    if each.shape in ("mesh", "torus"):
-        side = _side(each.shape, each.size)
-        return [place % side, place // side]
-    if each.shape == "hypercube" and each.size > 1:
-        return [place >> bit & 1 for bit in range(each.size.bit_length() - 1)]
-    return [place]
+    if dimension.shape in ("mesh", "torus"):
+        side = _side(dimension.shape, dimension.size)
+        return [position % side, position // side]
+    if dimension.shape == "hypercube" and dimension.size > 1:
+        return [position >> bit & 1 for bit in range(dimension.size.bit_length() - 1)]
+    return [position]
 
 
-def _pairs(each: Dimension) -> np.ndarray:
-    pairs = sorted({tuple(sorted(pair)) for pair in PAIRS[each.shape](each.size)})
+def _pairs(dimension: Dimension) -> np.ndarray:
+    pairs = sorted({tuple(sorted(pair)) for pair in PAIRS[dimension.shape](dimension.size)})
     return np.array([pair for pair in pairs if pair[0] != pair[1]], dtype=np.int64).reshape(-1, 2)
 
 
@@ -107,11 +109,11 @@ def _grid(shape: str, n: int, wraps: bool, diagonals: bool) -> Iterator[tuple[in
     for row in range(side):
         for column in range(side):
             for down, right in moves:
-                to = row + down, column + right
+                neighbour = row + down, column + right
                 if wraps:
-                    to = to[0] % side, to[1] % side
-                if 0 <= to[0] < side and 0 <= to[1] < side:
-                    yield row * side + column, to[0] * side + to[1]
+                    neighbour = neighbour[0] % side, neighbour[1] % side
+                if 0 <= neighbour[0] < side and 0 <= neighbour[1] < side:
+                    yield row * side + column, neighbour[0] * side + neighbour[1]
 
 
 def _hypercube(n: int) -> Iterator[tuple[int, int]]:
@@ -176,7 +178,7 @@ class Servers:
 Cables = list[tuple[np.ndarray, np.ndarray, float, float, str]]
 
 
-def _servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
+def _lay_servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
     """Nodes and cables of all servers up to their NICs, and nodes from which cables leave: ports [count x ports]."""
     nodes = [f"gpu{rank}" for rank in range(servers.ranks)]
     cables: Cables = []
@@ -196,10 +198,10 @@ def _servers(servers: Servers) -> tuple[list[str], Cables, np.ndarray]:
         raise TopologyError(
             f"{servers.gpus} GPUs do not share {servers.ports} NICs in equal parts; take one a GPU, or a part of that"
         )
-    first, shared = len(nodes), servers.gpus // servers.ports
+    first, gpus_per_nic = len(nodes), servers.gpus // servers.ports
     nodes += [f"nic{nic}" for nic in range(servers.count * servers.ports)]
     lanes = servers.lanes or Port(servers.nic.bandwidth_gbps, 0.0, "nic")
-    cables.append((ranks, first + ranks // shared, lanes.bandwidth_gbps, lanes.latency_us, lanes.kind))
+    cables.append((ranks, first + ranks // gpus_per_nic, lanes.bandwidth_gbps, lanes.latency_us, lanes.kind))
     return nodes, cables, first + np.arange(servers.count * servers.ports)
 
 
@@ -210,22 +212,20 @@ def fat_tree(servers: Servers, radix: int = 64, oversubscription: float = 1.0, r
     rail i, so that equal GPUs of a pod of servers are one switch apart (rail-optimized, as in NVIDIA's SuperPOD
     reference architecture); otherwise a leaf takes whole servers. TopologyError when three levels do not suffice.
     """
-    nodes, cables, ports = _servers(servers)
-    down = _down(radix, oversubscription)
-    above = _leaves_and_above(
-        nodes, cables, ports, _leaf_of(servers, down, rails), servers.nic, radix, oversubscription
-    )
-    return connect(f"{'rails' if rails else 'fat tree'}, {above}", servers.ranks, nodes, cables)
+    nodes, cables, ports = _lay_servers(servers)
+    down = _down_ports(radix, oversubscription)
+    above = _lay_switches(nodes, cables, ports, _leaf_of(servers, down, rails), servers.nic, radix, oversubscription)
+    return build_topology(f"{'rails' if rails else 'fat tree'}, {above}", servers.ranks, nodes, cables)
 
 
-def _down(radix: int, oversubscription: float) -> int:
+def _down_ports(radix: int, oversubscription: float) -> int:
     """Ports of a leaf that go down."""
     if radix < 4 or oversubscription < 1.0:
         raise TopologyError(f"a fat tree needs radix >= 4 and oversubscription >= 1, got {radix}, {oversubscription:g}")
     return max(1, int(radix * oversubscription / (1.0 + oversubscription)))
 
 
-def _leaves_and_above(
+def _lay_switches(
     nodes: list[str],
     cables: Cables,
     ports: np.ndarray,
@@ -235,7 +235,7 @@ def _leaves_and_above(
     oversubscription: float,
 ) -> str:
     """Append the leaves of ``ports`` (``leaf`` numbers them) and the levels above; returns how many levels that are."""
-    down, leaves, first = _down(radix, oversubscription), int(leaf.max()) + 1, len(nodes)
+    down, leaves, first = _down_ports(radix, oversubscription), int(leaf.max()) + 1, len(nodes)
     nodes += [f"leaf{i}" for i in range(leaves)]
     cables.append((ports, first + leaf, port.bandwidth_gbps, port.latency_us, port.kind))
     if leaves == 1:
@@ -243,7 +243,7 @@ def _leaves_and_above(
     up_gbps = down * port.bandwidth_gbps / oversubscription
     if leaves <= radix:
         count = max(1, min(radix - down, int(np.ceil(leaves * (radix - down) / radix))))
-        _join(nodes, cables, np.arange(first, first + leaves), "spine", count, up_gbps, port)
+        _join_switches(nodes, cables, np.arange(first, first + leaves), "spine", count, up_gbps, port)
         return "two levels"
     half = radix // 2
     pods = int(np.ceil(leaves / half))
@@ -251,8 +251,8 @@ def _leaves_and_above(
         raise TopologyError(f"{len(ports)} ports need more than three levels of radix {radix}; raise the radix")
     spines = []
     for pod in range(pods):
-        own = first + np.arange(pod * half, min((pod + 1) * half, leaves))
-        spines.append(_join(nodes, cables, own, f"spine{pod}.", half, up_gbps, port))
+        pod_leaves = first + np.arange(pod * half, min((pod + 1) * half, leaves))
+        spines.append(_join_switches(nodes, cables, pod_leaves, f"spine{pod}.", half, up_gbps, port))
     cores = len(nodes)
     nodes += [f"core{i}" for i in range(half)]  # core i stands for the plane that joins spine i of every pod
     for pod_spines in spines:
@@ -262,17 +262,17 @@ def _leaves_and_above(
 
 def _leaf_of(servers: Servers, down: int, rails: bool) -> np.ndarray:
     """Leaf of each port."""
-    port, each = np.arange(servers.count * servers.ports), servers.ports
+    port, ports = np.arange(servers.count * servers.ports), servers.ports
     if rails:
         groups = int(np.ceil(servers.count / down))
-        return port % each * groups + port // each // down
-    if each <= down:
-        return port // each // (down // each)  # whole servers a leaf
-    parts = -(-each // down)  # leaves a server
-    return port // each * parts + port % each * parts // each
+        return port % ports * groups + port // ports // down
+    if ports <= down:
+        return port // ports // (down // ports)  # whole servers a leaf
+    leaves_per_server = -(-ports // down)  # leaves a server
+    return port // ports * leaves_per_server + port % ports * leaves_per_server // ports
 
 
-def _join(
+def _join_switches(
     nodes: list[str], cables: Cables, lower: np.ndarray, name: str, count: int, total_gbps: float, port: Port
 ) -> np.ndarray:
     """``count`` new switches, each joined to all ``lower`` ones, which send ``total_gbps`` up in all."""
@@ -285,12 +285,12 @@ def _join(
 
 def dual_tor(servers: Servers, radix: int = 64, oversubscription: float = 1.0, rails: bool = False) -> Topology:
     """Each NIC's two ports, at half the rate, on two leaves under the same spines: losing one cuts nobody off."""
-    nodes, cables, ports = _servers(servers)
+    nodes, cables, ports = _lay_servers(servers)
     half = replace(servers.nic, bandwidth_gbps=servers.nic.bandwidth_gbps / 2.0)
-    leaf = _leaf_of(servers, _down(radix, oversubscription), rails)
-    both = np.concatenate([leaf, leaf + leaf.max() + 1])
-    above = _leaves_and_above(nodes, cables, np.tile(ports, 2), both, half, radix, oversubscription)
-    return connect(f"dual ToR, {above}", servers.ranks, nodes, cables)
+    leaf = _leaf_of(servers, _down_ports(radix, oversubscription), rails)
+    leaves = np.concatenate([leaf, leaf + leaf.max() + 1])
+    above = _lay_switches(nodes, cables, np.tile(ports, 2), leaves, half, radix, oversubscription)
+    return build_topology(f"dual ToR, {above}", servers.ranks, nodes, cables)
 
 
 def dual_plane(servers: Servers, radix: int = 64, oversubscription: float = 1.0, rails: bool = False) -> Topology:
@@ -298,21 +298,21 @@ def dual_plane(servers: Servers, radix: int = 64, oversubscription: float = 1.0,
 
     Losing one leaf halves a server's bandwidth and cuts nobody off.
     """
-    nodes, cables, ports = _servers(servers)
+    nodes, cables, ports = _lay_servers(servers)
     half = replace(servers.nic, bandwidth_gbps=servers.nic.bandwidth_gbps / 2.0)
-    leaf = _leaf_of(servers, _down(radix, oversubscription), rails)
+    leaf = _leaf_of(servers, _down_ports(radix, oversubscription), rails)
     for plane in "ab":
         first = len(nodes)
-        above = _leaves_and_above(nodes, cables, ports, leaf, half, radix, oversubscription)
+        above = _lay_switches(nodes, cables, ports, leaf, half, radix, oversubscription)
         nodes[first:] = [f"{name}.{plane}" for name in nodes[first:]]
-    return connect(f"dual plane, {above}", servers.ranks, nodes, cables)
+    return build_topology(f"dual plane, {above}", servers.ranks, nodes, cables)
 
 
 def dragonfly(servers: Servers, groups: int, routers: int, global_gbps: float, local_gbps: float) -> Topology:
     """``groups`` of ``routers``, each to each inside, one cable between every two groups (Kim et al., ISCA 2008)."""
     if groups < 1 or routers < 1 or servers.count % (groups * routers):
         raise TopologyError(f"{servers.count} servers do not divide over {groups} groups x {routers} routers")
-    nodes, cables, ports = _servers(servers)
+    nodes, cables, ports = _lay_servers(servers)
     first, port = len(nodes), servers.nic
     nodes += [f"router{g}.{r}" for g in range(groups) for r in range(routers)]
     home = first + np.arange(len(ports)) // (len(ports) // (groups * routers))
@@ -324,7 +324,7 @@ def dragonfly(servers: Servers, groups: int, routers: int, global_gbps: float, l
         cables.append((*ends, local_gbps, port.latency_us, port.kind))
     if groups > 1:
         far = np.array(list(combinations(range(groups), 2)))
-        one = first + far[:, 0] * routers + (far[:, 1] - 1) % routers
-        other = first + far[:, 1] * routers + far[:, 0] % routers
-        cables.append((one, other, global_gbps, port.latency_us, port.kind))
-    return connect("dragonfly", servers.ranks, nodes, cables)
+        first_router = first + far[:, 0] * routers + (far[:, 1] - 1) % routers
+        second_router = first + far[:, 1] * routers + far[:, 0] % routers
+        cables.append((first_router, second_router, global_gbps, port.latency_us, port.kind))
+    return build_topology("dragonfly", servers.ranks, nodes, cables)

@@ -20,8 +20,8 @@ import numpy as np
 
 from . import filling
 
-TOLERANCE = 1e-3  # of an activity's own time
-PLAIN_UP_TO = 1_000_000  # activities times their links: about a second of plain Python
+END_TOLERANCE = 1e-3  # of an activity's own time
+MAX_PLAIN_WORK = 1_000_000  # activities times their links: about a second of plain Python
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,31 +64,31 @@ def max_min(activities: Activities, capacity: np.ndarray, active: np.ndarray | N
     An activity that uses no link has an infinite rate.
     """
     count = len(activities)
-    chosen = np.arange(count) if active is None else np.flatnonzero(active)
+    raised = np.arange(count) if active is None else np.flatnonzero(active)
     rate = np.zeros(count)
     by_link = _by_link(activities, len(capacity))
-    left = np.asarray(capacity, dtype=np.float64).copy()
+    free = np.asarray(capacity, dtype=np.float64).copy()
     level = np.full(len(capacity), np.inf)
-    _loop("fill", activities)(
-        activities.start, activities.links, activities.weights, *by_link, chosen, left, rate, level
+    _pick_loop("fill", activities)(
+        activities.start, activities.links, activities.weights, *by_link, raised, free, rate, level
     )
     return rate
 
 
-def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = TOLERANCE) -> SharedTimes:
+def run_activities(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = END_TOLERANCE) -> SharedTimes:
     """Let all activities run on links of ``bandwidth_gbps`` [links]. ValueError for a circle of waiting.
 
     An activity may end early by ``tolerance`` of its own time, so that near ends share one event; 0 is exact.
     """
     capacity = np.asarray(bandwidth_gbps, dtype=np.float64) * 1e3  # bytes a microsecond
-    merged, on, of = _merged(activities, capacity)
+    merged, sample_link, sort_of_link = _merge_links(activities, capacity)
     followers = _followers(activities)
-    start, end, carried = _loop("simulate", merged)(
+    start, end, carried = _pick_loop("simulate", merged)(
         merged.start,
         merged.links,
         merged.weights,
-        *_by_link(merged, len(on)),
-        capacity[on],
+        *_by_link(merged, len(sample_link)),
+        capacity[sample_link],
         activities.size_bytes.astype(np.float64),
         activities.latency_us.astype(np.float64),
         activities.release_us.astype(np.float64),
@@ -98,29 +98,34 @@ def run(activities: Activities, bandwidth_gbps: np.ndarray, tolerance: float = T
     )
     if np.isnan(end).any():
         raise ValueError(f"{int(np.isnan(end).sum())} activities wait for each other in a circle")
-    return SharedTimes(start, end, carried[of])
+    return SharedTimes(start, end, carried[sort_of_link])
 
 
-def _merged(activities: Activities, capacity: np.ndarray) -> tuple[Activities, np.ndarray, np.ndarray]:
+def _merge_links(activities: Activities, capacity: np.ndarray) -> tuple[Activities, np.ndarray, np.ndarray]:
     """The activities on one link of each sort that they use alike; those links, and the sort of each link [links]."""
     owner = np.repeat(np.arange(len(activities)), np.diff(activities.start))
     random = np.random.default_rng(0)
     words, word = random.random(len(activities)), float(random.random())
     mark = np.bincount(activities.links, words[owner] * activities.weights, len(capacity)) + word * capacity
-    _, on, of = np.unique(mark, return_index=True, return_inverse=True)
-    kept = on[of[activities.links]] == activities.links
-    if kept.all():
+    _, sample_link, sort_of_link = np.unique(mark, return_index=True, return_inverse=True)
+    representative = sample_link[sort_of_link[activities.links]] == activities.links
+    if representative.all():
         return activities, np.arange(len(capacity)), np.arange(len(capacity))
-    start = np.concatenate([[0], np.cumsum(kept)])[activities.start]
-    merged = replace(activities, start=start, links=of[activities.links[kept]], weights=activities.weights[kept])
-    return merged, on, of
+    start = np.concatenate([[0], np.cumsum(representative)])[activities.start]
+    merged = replace(
+        activities,
+        start=start,
+        links=sort_of_link[activities.links[representative]],
+        weights=activities.weights[representative],
+    )
+    return merged, sample_link, sort_of_link
 
 
-def _loop(name: str, activities: Activities) -> Callable[..., Any]:
+def _pick_loop(name: str, activities: Activities) -> Callable[..., Any]:
     """A loop of :mod:`.filling`: compiled once there is so much to do that loading numba pays, and from then on."""
-    loaded = filling.compiled.cache_info().currsize > 0
-    if loaded or len(activities) * len(activities.links) > PLAIN_UP_TO:
-        return filling.compiled(name)
+    loaded = filling.compile_loop.cache_info().currsize > 0
+    if loaded or len(activities) * len(activities.links) > MAX_PLAIN_WORK:
+        return filling.compile_loop(name)
     return filling.simulate if name == "simulate" else filling.fill
 
 

@@ -82,8 +82,8 @@ class Topology:
         size = len(self.nodes)
         forth, back = self.source * size + self.target, self.target * size + self.source
         order = np.argsort(forth, kind="stable")
-        at = np.minimum(np.searchsorted(forth[order], back), max(self.links - 1, 0))
-        return np.where(forth[order][at] == back, order[at], -1)
+        position = np.minimum(np.searchsorted(forth[order], back), max(self.links - 1, 0))
+        return np.where(forth[order][position] == back, order[position], -1)
 
     def link_name(self, link: int) -> str:
         return f"{self.nodes[self.source[link]]}->{self.nodes[self.target[link]]}"
@@ -92,26 +92,30 @@ class Topology:
         """Links called ``a->b``, or both directions of ``a-b``. TopologyError names what is missing."""
         ends = name.split("->") if "->" in name else name.split("-") if name not in self.index else []
         if len(ends) == 1:
-            raise TopologyError(f"{self.name} has no node {name!r}; it has {_few(self.nodes)}; a link is a->b or a-b")
+            raise TopologyError(
+                f"{self.name} has no node {name!r}; it has {_list_some(self.nodes)}; a link is a->b or a-b"
+            )
         if len(ends) != 2:
             raise TopologyError(f"link {name!r} must be written as a->b, or a-b for both directions")
         for end in ends:
             if end not in self.index:
-                raise TopologyError(f"{self.name} has no node {end!r}; it has {_few(self.nodes)}")
+                raise TopologyError(f"{self.name} has no node {end!r}; it has {_list_some(self.nodes)}")
         first, second = (self.index[end] for end in ends)
-        found = (self.source == first) & (self.target == second)
+        matches = (self.source == first) & (self.target == second)
         if "->" not in name:
-            found |= (self.source == second) & (self.target == first)
-        if not found.any():
-            raise TopologyError(f"{self.name} has no link {name}; {ends[0]} reaches {_few(self._neighbours(first))}")
-        return np.flatnonzero(found)
+            matches |= (self.source == second) & (self.target == first)
+        if not matches.any():
+            raise TopologyError(
+                f"{self.name} has no link {name}; {ends[0]} reaches {_list_some(self._neighbours(first))}"
+            )
+        return np.flatnonzero(matches)
 
-    def touching(self, node: str) -> np.ndarray:
+    def links_of_node(self, node: str) -> np.ndarray:
         """Links into and out of a node."""
         if node not in self.index:
-            raise TopologyError(f"{self.name} has no node {node!r}; it has {_few(self.nodes)}")
-        at = self.index[node]
-        return np.flatnonzero((self.source == at) | (self.target == at))
+            raise TopologyError(f"{self.name} has no node {node!r}; it has {_list_some(self.nodes)}")
+        index = self.index[node]
+        return np.flatnonzero((self.source == index) | (self.target == index))
 
     def replace(self, **changes: Any) -> Topology:
         """This fabric with some figures changed; not checked again."""
@@ -119,20 +123,20 @@ class Topology:
 
     def keep(self, links: np.ndarray) -> Topology:
         """This fabric with only some of its links (bool [links])."""
-        chosen = np.flatnonzero(links)
+        kept = np.flatnonzero(links)
         return self.replace(
-            source=self.source[chosen],
-            target=self.target[chosen],
-            bandwidth_gbps=self.bandwidth_gbps[chosen],
-            latency_us=self.latency_us[chosen],
-            kind=tuple(self.kind[link] for link in chosen),
-            health=None if self.health is None else self.health[chosen],
+            source=self.source[kept],
+            target=self.target[kept],
+            bandwidth_gbps=self.bandwidth_gbps[kept],
+            latency_us=self.latency_us[kept],
+            kind=tuple(self.kind[link] for link in kept),
+            health=None if self.health is None else self.health[kept],
         )
 
     def parts(self) -> list[list[str]]:
         """Ranks by what can reach each other, the largest part first: more than one entry is a partition."""
-        label = components(self.source, self.target, len(self.nodes), directed=True)[: self.ranks]
-        groups = [[self.nodes[rank] for rank in np.flatnonzero(label == part)] for part in np.unique(label)]
+        label = connected_labels(self.source, self.target, len(self.nodes), directed=True)[: self.ranks]
+        groups = [[self.nodes[rank] for rank in np.flatnonzero(label == number)] for number in np.unique(label)]
         return sorted(groups, key=len, reverse=True)
 
     def check(self) -> Topology:
@@ -142,33 +146,37 @@ class Topology:
                 f"{self.name} has {self.ranks} ranks among {len(self.nodes)} nodes; give ranks rank: true"
             )
         if len(self.index) != len(self.nodes):
-            doubled = next(name for position, name in enumerate(self.nodes) if self.index[name] != position)
-            raise TopologyError(f"{self.name} has two nodes called {doubled!r}")
+            duplicate = next(name for position, name in enumerate(self.nodes) if self.index[name] != position)
+            raise TopologyError(f"{self.name} has two nodes called {duplicate!r}")
         figures = ("bandwidth_gbps", self.bandwidth_gbps, GBPS), ("latency_us", self.latency_us, LATENCY_US)
-        for what, values, (least, most) in figures:
-            wrong = ~((values >= least) & (values <= most))
+        for what, values, (minimum, maximum) in figures:
+            wrong = ~((values >= minimum) & (values <= maximum))
             if wrong.any():
                 link = int(np.flatnonzero(wrong)[0])
                 raise TopologyError(
                     f"link {self.link_name(link)} of {self.name} has {what}={values[link]:g}; "
-                    f"it must lie between {least:.9g} and {most:.9g}"
+                    f"it must lie between {minimum:.9g} and {maximum:.9g}"
                 )
         loops = self.source == self.target
         if loops.any():
             raise TopologyError(f"{self.name} links {self.nodes[self.source[loops][0]]} to itself")
-        loose = np.setdiff1d(np.arange(self.ranks, len(self.nodes)), np.concatenate([self.source, self.target]))
-        if len(loose):
-            raise TopologyError(f"{self.name} has no link to {self.nodes[loose[0]]!r}: add one, or take the node out")
-        parts = self.parts()
-        if len(parts) > 1:
-            raise TopologyError(f"{self.name} is not connected: {_few(parts[-1])} cannot reach {_few(parts[0])}")
+        unlinked = np.setdiff1d(np.arange(self.ranks, len(self.nodes)), np.concatenate([self.source, self.target]))
+        if len(unlinked):
+            raise TopologyError(
+                f"{self.name} has no link to {self.nodes[unlinked[0]]!r}: add one, or take the node out"
+            )
+        partitions = self.parts()
+        if len(partitions) > 1:
+            raise TopologyError(
+                f"{self.name} is not connected: {_list_some(partitions[-1])} cannot reach {_list_some(partitions[0])}"
+            )
         return self
 
     def _neighbours(self, node: int) -> list[str]:
-        return [self.nodes[each] for each in self.target[self.source == node]]
+        return [self.nodes[node_index] for node_index in self.target[self.source == node]]
 
 
-def connect(
+def build_topology(
     name: str,
     ranks: int,
     nodes: Sequence[str],
@@ -176,14 +184,14 @@ def connect(
     coordinates: np.ndarray | None = None,
 ) -> Topology:
     """A fabric from full-duplex cables: (ends a [n], ends b [n], GB/s each way, latency us, kind) of each sort."""
-    parts = list(cables)
-    sizes = [len(a) for a, *_ in parts]
-    whole = np.zeros(0, dtype=np.int64)
-    first = np.concatenate([whole, *(np.asarray(a, dtype=np.int64) for a, *_ in parts)])
-    second = np.concatenate([whole, *(np.asarray(b, dtype=np.int64) for _, b, *_ in parts)])
-    bandwidth = np.repeat([part[2] for part in parts], sizes)
-    latency = np.repeat([part[3] for part in parts], sizes)
-    kinds = [part[4] for part, size in zip(parts, sizes, strict=True) for _ in range(size)]
+    cable_groups = list(cables)
+    sizes = [len(a) for a, *_ in cable_groups]
+    none = np.zeros(0, dtype=np.int64)
+    first = np.concatenate([none, *(np.asarray(a, dtype=np.int64) for a, *_ in cable_groups)])
+    second = np.concatenate([none, *(np.asarray(b, dtype=np.int64) for _, b, *_ in cable_groups)])
+    bandwidth = np.repeat([group[2] for group in cable_groups], sizes)
+    latency = np.repeat([group[3] for group in cable_groups], sizes)
+    kinds = [group[4] for group, size in zip(cable_groups, sizes, strict=True) for _ in range(size)]
     return Topology(
         name,
         ranks,
@@ -197,33 +205,35 @@ def connect(
     ).check()
 
 
-def from_dict(values: Mapping[str, Any]) -> Topology:
+def read_fabric(values: Mapping[str, Any]) -> Topology:
     """User's fabric: ``{name, nodes: [{name, rank}], links: [{from, to, bandwidth_gbps, latency_us, kind, one_way}]}``.
 
     Nodes with ``rank: true`` are ranks, in their order. TopologyError names a missing or unknown key, an unknown node,
     a link given twice, or what :meth:`Topology.check` finds.
     """
-    keys("topology", values, {"nodes", "links"}, {"name"})
-    described = [keys(f"node {i}", node, {"name"}, {"rank"}) for i, node in enumerate(listed("nodes", values["nodes"]))]
-    ranked = [word(f"node {i}", node, "rank", bool, False) for i, node in enumerate(described)]
-    named = [str(word(f"node {i}", node, "name", (str, int), "")) for i, node in enumerate(described)]
-    names = [n for n, rank in zip(named, ranked, strict=True) if rank]
+    check_keys("topology", values, {"nodes", "links"}, {"name"})
+    entries = [
+        check_keys(f"node {i}", node, {"name"}, {"rank"}) for i, node in enumerate(check_list("nodes", values["nodes"]))
+    ]
+    is_rank = [read_word(f"node {i}", node, "rank", bool, False) for i, node in enumerate(entries)]
+    entry_names = [str(read_word(f"node {i}", node, "name", (str, int), "")) for i, node in enumerate(entries)]
+    names = [n for n, rank in zip(entry_names, is_rank, strict=True) if rank]
     ranks = len(names)
-    names += [n for n, rank in zip(named, ranked, strict=True) if not rank]
+    names += [n for n, rank in zip(entry_names, is_rank, strict=True) if not rank]
     index = {name: position for position, name in enumerate(names)}
     ends: dict[tuple[int, int], tuple[float, float, str]] = {}
-    for i, raw in enumerate(listed("links", values["links"])):
+    for i, raw in enumerate(check_list("links", values["links"])):
         what = f"link {i}"
-        link = keys(what, raw, {"from", "to", "bandwidth_gbps"}, {"latency_us", "kind", "one_way"})
+        link = check_keys(what, raw, {"from", "to", "bandwidth_gbps"}, {"latency_us", "kind", "one_way"})
         pair = _end(what, link["from"], index), _end(what, link["to"], index)
-        one_way = word(what, link, "one_way", bool, False)
-        figures = number(what, link, "bandwidth_gbps"), number(what, link, "latency_us", 0.0)
+        one_way = read_word(what, link, "one_way", bool, False)
+        figures = read_number(what, link, "bandwidth_gbps"), read_number(what, link, "latency_us", 0.0)
         for a, b in dict.fromkeys([pair] if one_way else [pair, pair[::-1]]):
             if (a, b) in ends:
                 raise TopologyError(f"{names[a]}->{names[b]} is given twice: add the bandwidths up instead")
-            ends[a, b] = (*figures, str(word(what, link, "kind", str, "fabric")))
+            ends[a, b] = (*figures, str(read_word(what, link, "kind", str, "fabric")))
     pairs = np.array(list(ends), dtype=np.int64).reshape(-1, 2)
-    rates = np.array([each[:2] for each in ends.values()], dtype=np.float64).reshape(-1, 2)
+    rates = np.array([figures[:2] for figures in ends.values()], dtype=np.float64).reshape(-1, 2)
     return Topology(
         str(values.get("name", "topology")),
         ranks,
@@ -232,37 +242,37 @@ def from_dict(values: Mapping[str, Any]) -> Topology:
         pairs[:, 1],
         rates[:, 0],
         rates[:, 1],
-        tuple(each[2] for each in ends.values()),
+        tuple(figures[2] for figures in ends.values()),
     ).check()
 
 
-def listed(what: str, values: Any) -> Sequence[Any]:
+def check_list(what: str, values: Any) -> Sequence[Any]:
     """A YAML value that must be a list, of ``links`` an empty one too; TopologyError otherwise."""
     if not isinstance(values, (list, tuple)) or (not values and what != "links"):
-        given = "empty" if values is None or values == [] else f"{_short(values)}, which is no list"
-        raise TopologyError(f"{what} is {given}; give one mapping a line, such as - {EXAMPLES[what]}")
+        problem = "empty" if values is None or values == [] else f"{_shorten(values)}, which is no list"
+        raise TopologyError(f"{what} is {problem}; give one mapping a line, such as - {EXAMPLES[what]}")
     return values
 
 
-def number(what: str, values: Mapping[str, Any], name: str, usual: float | None = None) -> float:
+def read_number(what: str, values: Mapping[str, Any], name: str, default: float | None = None) -> float:
     """A figure of a mapping as float; TopologyError when it is none."""
-    value = values.get(name, usual)
+    value = values.get(name, default)
     if isinstance(value, str):  # YAML 1.1 takes 1e3 for a word
         with contextlib.suppress(ValueError):
             value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TopologyError(f"{what} has {name}={_short(value)}, which is no number")
+        raise TopologyError(f"{what} has {name}={_shorten(value)}, which is no number")
     return float(value)
 
 
 def _end(what: str, node: Any, index: Mapping[str, int]) -> int:
     name = str(node)
     if isinstance(node, bool) or not isinstance(node, (str, int)) or name not in index:
-        raise TopologyError(f"{what} names the unknown node {_short(node)}; known: {_few(list(index))}")
+        raise TopologyError(f"{what} names the unknown node {_shorten(node)}; known: {_list_some(list(index))}")
     return index[name]
 
 
-def components(source: np.ndarray, target: np.ndarray, nodes: int, *, directed: bool) -> np.ndarray:
+def connected_labels(source: np.ndarray, target: np.ndarray, nodes: int, *, directed: bool) -> np.ndarray:
     """A number for each node [nodes]: equal for nodes that links join, there and back where ``directed``."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -272,31 +282,31 @@ def components(source: np.ndarray, target: np.ndarray, nodes: int, *, directed: 
     return np.asarray(connected_components(matrix, directed=directed, connection="strong")[1])
 
 
-def word(what: str, values: Mapping[str, Any], name: str, kind: type | tuple[type, ...], usual: Any) -> Any:
+def read_word(what: str, values: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any) -> Any:
     """A value of a mapping that must be of one kind; TopologyError otherwise."""
-    value = values.get(name, usual)
+    value = values.get(name, default)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        wanted = "true or false" if kind is bool else "a name"
-        raise TopologyError(f"{what} has {name}={_short(value)}, which must be {wanted}")
+        expected = "true or false" if kind is bool else "a name"
+        raise TopologyError(f"{what} has {name}={_shorten(value)}, which must be {expected}")
     return value
 
 
-def keys(what: str, values: Any, needed: set[str], optional: set[str]) -> Mapping[str, Any]:
+def check_keys(what: str, values: Any, needed: set[str], optional: set[str]) -> Mapping[str, Any]:
     """``values`` when they are a mapping with all ``needed`` keys and only known ones; TopologyError otherwise."""
     if not isinstance(values, Mapping):
-        raise TopologyError(f"{what} is {_short(values)}, but must be a mapping with {', '.join(sorted(needed))}")
+        raise TopologyError(f"{what} is {_shorten(values)}, but must be a mapping with {', '.join(sorted(needed))}")
     missing, unknown = needed - set(values), set(values) - needed - optional
     if missing or unknown:
-        word, names = ("lacks", missing) if missing else ("has an unknown key", unknown)
+        problem, names = ("lacks", missing) if missing else ("has an unknown key", unknown)
         hint = "" if missing else f"; known: {', '.join(sorted(needed | optional))}"
-        raise TopologyError(f"{what} {word} {', '.join(sorted(map(str, names)))}{hint}")
+        raise TopologyError(f"{what} {problem} {', '.join(sorted(map(str, names)))}{hint}")
     return values
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _few(names: Sequence[str]) -> str:
+def _list_some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f", ... ({len(names)} in all)" if len(names) > 4 else "")

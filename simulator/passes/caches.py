@@ -17,7 +17,7 @@ from .rewriting.draft import Draft, Item, Section
 WHOLE_NUMBERS = ("int64", "int32", "bool")
 
 
-def sized_caches(graph: Graph, plan: Plan) -> Graph:
+def size_caches(graph: Graph, plan: Plan) -> Graph:
     """The graph with the caches of an engine; itself where the model's own code keeps them.
 
     Under ``stack.windows`` ``alike`` layers with a window keep all tokens of ``plan.context`` too.
@@ -36,22 +36,22 @@ def _size(draft: Draft, section: Section, context: int) -> None:
 
     What the model's code keeps beside them is not there.
     """
-    own = [(item, _caches(draft, item)) for item in section.items if keeps(item.node.op)]
-    own = [(item, held) for item, held in own if held or not _encodes(item)]
-    for item, held in own:
+    kernels = [(item, _caches(draft, item)) for item in section.items if keeps(item.node.op)]
+    kernels = [(item, caches) for item, caches in kernels if caches or not _encodes(item)]
+    for item, caches in kernels:
         op = item.node.op
         assert op is not None
         size = cache_bytes(op, context if op.kind in TOKENWISE else 0)
-        if not held:
-            held.append(draft.local(section, size, op.dtype, "cache"))
-            item.change(reads=(*item.node.reads, *held))
-        for tensor in held:
-            draft.sizes[section.span(tensor)] = ceil(size / len(held))
-    known = {t for _, held in own for t in held}
-    for item in [i for i in section.items if own and not keeps(i.node.op)]:
-        for tensor in set(_caches(draft, item)) - known:
+        if not caches:
+            caches.append(draft.local(section, size, op.dtype, "cache"))
+            item.change(reads=(*item.node.reads, *caches))
+        for tensor in caches:
+            draft.sizes[section.span(tensor)] = ceil(size / len(caches))
+    kernel_caches = {t for _, caches in kernels for t in caches}
+    for item in [i for i in section.items if kernels and not keeps(i.node.op)]:
+        for tensor in set(_caches(draft, item)) - kernel_caches:
             draft.sizes[section.span(tensor)] = 0
-        item.change(writes=tuple(t for t in item.node.writes if t not in known))
+        item.change(writes=tuple(t for t in item.node.writes if t not in kernel_caches))
 
 
 def _encodes(item: Item) -> bool:

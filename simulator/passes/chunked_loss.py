@@ -24,8 +24,8 @@ from ..graph import Graph, Node, layer_of
 from ..question.options import LIGER, WHOLE
 from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
-from .rewriting.nodes import added, elementwise, kernel
+from .rewriting.lifetimes import free_after_last_use, freed_tensors
+from .rewriting.nodes import addition, elementwise, kernel
 from .rewriting.split import axes, share
 
 HELD = ("weight", "frozen", "buffer")  # roles of the output weights, before and after they are gathered
@@ -46,7 +46,7 @@ class Head:
 
     @property
     def items(self) -> list[Item]:
-        """All nodes between the first and the last product."""
+        """All nodes from the first product to the last, or to the sum of the bias's gradient behind it."""
         return self.section.items[self.first : self.last + 1]
 
 
@@ -55,7 +55,7 @@ def chunk_loss(graph: Graph, plan: Plan) -> Graph:
 
     Unchanged where no loss follows a product with its backward pass.
     """
-    way = str(plan.options.get("loss") or plan.stack.loss)
+    way = plan.settings.loss or plan.stack.loss
     if way == WHOLE:
         return graph
     draft = Draft(graph)
@@ -67,7 +67,7 @@ def chunk_loss(graph: Graph, plan: Plan) -> Graph:
             f"loss=liger needs the whole vocabulary on each rank, but parallel.tp={plan.parallel.tp}; "
             "take loss=chunks:8"
         )
-    released = freed(draft)
+    released = freed_tensors(draft)
     _loop(draft, head, way, plan.stack.fused_gradients)
     free_after_last_use(draft, released)
     return draft.graph()
@@ -91,9 +91,10 @@ def _head(draft: Draft) -> Head | None:
             back = [
                 at
                 for at, item in enumerate(section.items)
-                if _product(item.node, "backward", "nn", "tn") and item.node.path == node.path
+                if item.node.phase == "backward" and item.node.path == node.path
             ]
-            if back and layer_of(node.path) is None and any(draft.role(t) in HELD for t in node.reads):
+            products = any(_product(section.items[at].node, "backward", "nn", "tn") for at in back)
+            if products and layer_of(node.path) is None and any(draft.role(t) in HELD for t in node.reads):
                 heads.append(Head(section, first, back[-1]))
     return max(heads, key=lambda head: head.product.op.n, default=None)  # type: ignore[union-attr]
 
@@ -114,7 +115,7 @@ def _loop(draft: Draft, head: Head, way: str, fused_gradients: bool) -> None:
     assert op is not None
     tokens = chunk_tokens(way, op.m, op.n, op.k)
     parts, loop = Fraction(op.m, tokens), Section([], -(-op.m // tokens), {}, "", 0)
-    before, inside, after = _parted(head)
+    before, inside, after = _split_at_head(head)
     if way == LIGER:
         inside = _one_kernel(head, inside)
     begin, loop.items = _adding(draft, inside, fused=fused_gradients or way == LIGER)
@@ -124,8 +125,8 @@ def _loop(draft: Draft, head: Head, way: str, fused_gradients: bool) -> None:
         loop,
         Section([*after, *behind], 1, dict(section.steps), section.stack, section.stride),
     ]
-    place = next(index for index, other in enumerate(draft.sections) if other is section)
-    draft.sections[place : place + 1] = [piece for piece in pieces if piece.items]
+    position = next(index for index, other in enumerate(draft.sections) if other is section)
+    draft.sections[position : position + 1] = [piece for piece in pieces if piece.items]
     _shrink(draft, loop, op.m, parts)
 
 
@@ -148,10 +149,10 @@ def _shrink(draft: Draft, loop: Section, tokens: int, parts: Fraction) -> None:
         item.change(phase="forward")
 
 
-def _parted(head: Head) -> tuple[list[Item], list[Item], list[Item]]:
+def _split_at_head(head: Head) -> tuple[list[Item], list[Item], list[Item]]:
     """Nodes between the products: what does not need logits, what does, and what needs gradients made of them."""
     chunked: set[int] = set(head.product.writes)
-    made: set[int] = set()
+    gradients: set[int] = set()
     before: list[Item] = []
     inside: list[Item] = []
     after: list[Item] = []
@@ -159,10 +160,10 @@ def _parted(head: Head) -> tuple[list[Item], list[Item], list[Item]]:
         node = item.node
         if node is head.product or not chunked.isdisjoint(node.reads):
             inside.append(item)
-            (made if _product(node, "backward", "nn", "tn") else chunked).update(node.writes)
-        elif not made.isdisjoint((*node.reads, *node.writes)):
+            (gradients if _product(node, "backward", "nn", "tn") else chunked).update(node.writes)
+        elif not gradients.isdisjoint((*node.reads, *node.writes)):
             after.append(item)
-            made.update(node.writes)
+            gradients.update(node.writes)
         else:
             before.append(item)
     return before, inside, after
@@ -176,10 +177,10 @@ def _one_kernel(head: Head, inside: Sequence[Item]) -> list[Item]:
     products = [item for item in inside if item.node.op is not None and item.node.op.kind == "gemm"]
     losses = [item.node for item in inside if not any(item is other for other in products)]
     outside = dict.fromkeys(t for node in losses for t in node.reads)
-    made = dict.fromkeys(t for node in losses for t in node.writes)
-    gradient = next(t for t in products[-1].node.reads if t in made)
-    reads = (logits, *(t for t in outside if t not in made and t != logits))
-    scalars = tuple(t for t in made if t != gradient)
+    written = dict.fromkeys(t for node in losses for t in node.writes)
+    gradient = next(t for t in products[-1].node.reads if t in written)
+    reads = (logits, *(t for t in outside if t not in written and t != logits))
+    scalars = tuple(t for t in written if t != gradient)
     loss = make_op("cross_entropy", tokens=op.m, vocab=op.n, dtype=op.out_dtype)
     node = kernel(loss, "liger.cross_entropy", losses[0].path, "forward", reads, (logits, *scalars))
     for item in products:
@@ -220,7 +221,7 @@ def _adding(draft: Draft, inside: list[Item], fused: bool) -> tuple[list[Item], 
         if fused:
             item.change(reads=tuple(dict.fromkeys((*node.reads, gradient))))
         else:
-            part = draft.new(draft.sizes[gradient], dtype)
-            item.change(writes=(part, *node.writes[1:]))
-            chunk.append(Item(added(gradient, part, numel, dtype, node)))
+            share = draft.new(draft.sizes[gradient], dtype)
+            item.change(writes=(share, *node.writes[1:]))
+            chunk.append(Item(addition(gradient, share, numel, dtype, node)))
     return begin, chunk

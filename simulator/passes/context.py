@@ -13,9 +13,9 @@ Whatever works on tokens does 1/cp of it; only attention needs what others hold 
 - ``dynamic``: every sequence of the batch is shared by as many ranks as suit its length, in a ring
   (:mod:`.dynamic_context`); the busiest rank stands for all.
 
-``options["sequence_lengths"]`` are those of the sequences that a micro-batch is packed of; each attends to itself.
+``options.sequence_lengths`` are those of the sequences that a micro-batch is packed of; each attends to itself.
 
-Under a causal mask the first tokens see little and the last ones much. With ``options["zigzag"]`` (the default) every
+Under a causal mask the first tokens see little and the last ones much. With ``options.zigzag`` (the default) every
 rank holds an early and a late part, which makes all equal: rank r of cp has parts r and 2 cp - 1 - r. Without it the
 last rank decides. Weights' gradients are partial sums over the ``dp_cp`` group, which data parallelism adds up.
 
@@ -43,7 +43,7 @@ from .sharding.attention import (
     SCANS,
     Attention,
     attention_of,
-    gathered,
+    gather_attention,
     gathered_ring,
     partial,
     ring,
@@ -53,7 +53,7 @@ from .sharding.attention import (
 
 CACHE = ROLES.index("cache")
 STATEFUL = ("linear_attention_decode", "causal_conv1d")
-STYLES = {"ring": ring, "ring_allgather": gathered_ring, "allgather": gathered, "ulysses": scattered_heads}
+STYLES = {"ring": ring, "ring_allgather": gathered_ring, "allgather": gather_attention, "ulysses": scattered_heads}
 
 
 def context_parallel(graph: Graph, plan: Plan) -> Graph:
@@ -61,7 +61,7 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
 
     Unchanged for a single rank. PlanError where tokens or heads do not divide.
     """
-    cp, lengths = plan.parallel.cp, plan.options.get("sequence_lengths")
+    cp, lengths = plan.parallel.cp, plan.settings.sequence_lengths
     if cp == 1 and not lengths:
         return graph
     _refuse_sparse(graph, cp)
@@ -79,7 +79,7 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
     draft = Draft(graph)
     share_tokens(draft, length, cp)
     for section in draft.sections:
-        section.items = [made for item in section.items for made in _rewritten(draft, section, item, plan)]
+        section.items = [new for item in section.items for new in _rewrite_attention(draft, section, item, plan)]
     return draft.graph()
 
 
@@ -92,34 +92,34 @@ def _refuse_sparse(graph: Graph, cp: int) -> None:
 def _by_sequence(graph: Graph, plan: Plan, calls: list[Attention], length: int) -> Graph:
     """What the busiest rank does of a batch of unequal sequences. PlanError for lengths that do not fill the batch."""
     style, call = plan.parallel.cp_style, calls[0]
-    lengths = [int(each) for each in plan.options.get("sequence_lengths") or [length] * call.batch]
+    lengths = [int(sequence) for sequence in plan.settings.sequence_lengths or [length] * call.batch]
     total = call.batch * length
     if sum(lengths) != total:
         raise PlanError(
             f"options.sequence_lengths add up to {sum(lengths)} tokens, and a micro-batch has {total} = {call.batch} x "
             f"{length}; let them add up to that"
         )
-    if any(each.seq_q != each.seq_kv or each.window for each in calls):
+    if any(call.seq_q != call.seq_kv or call.window for call in calls):
         raise PlanError("options.sequence_lengths and cp_style=dynamic are for attention to whole sequences")
     if style not in ("ring", "dynamic"):
         raise PlanError(f"options.sequence_lengths goes with cp_style=ring or dynamic, not with {style}")
-    placed = _placed(graph, plan, call, lengths)
+    placed = _place_sequences(graph, plan, call, lengths)
     rank = int(np.argmax(placed.load))
-    mine = [each for each in placed.placements if rank in each.ranks]
-    own = sum(each.length // each.degree for each in mine)
+    mine = [sequence for sequence in placed.placements if rank in sequence.ranks]
+    tokens = sum(sequence.length // sequence.degree for sequence in mine)
     draft = Draft(graph)
-    share_tokens(draft, length, Fraction(total, own))
+    share_tokens(draft, length, Fraction(total, tokens))
     for section in draft.sections:
-        section.items = [made for item in section.items for made in _sequences(draft, section, item, plan, mine)]
+        section.items = [new for item in section.items for new in _sequences(draft, section, item, plan, mine)]
     runs = sum(times for node, times in graph.weighted() if node.phase == "forward" and attention_of(node) is not None)
-    before = float(next(each for each in calls if not each.backward).op.cost.flops)
-    after = sum(float(_alone(call, each).op.cost.flops) for each in lengths)
-    training = any(each.backward for each in calls)
+    before = float(next(call for call in calls if not call.backward).op.cost.flops)
+    after = sum(float(_alone(call, sequence).op.cost.flops) for sequence in lengths)
+    training = any(call.backward for call in calls)
     flops = graph.model_flops - (before - after) * runs * (3 if training else 1)
     return draft.graph(model_flops=flops)
 
 
-def _placed(graph: Graph, plan: Plan, call: Attention, lengths: list[int]) -> Assignment:
+def _place_sequences(graph: Graph, plan: Plan, call: Attention, lengths: list[int]) -> Assignment:
     """Which ranks share each sequence: all of them in a ring, those that suit its length where that is dynamic."""
     cp = plan.parallel.cp
     if plan.parallel.cp_style == "dynamic":
@@ -135,12 +135,15 @@ def _placed(graph: Graph, plan: Plan, call: Attention, lengths: list[int]) -> As
         rate = device.tensor_rate(plan.precision) * 1e12 / ((device.link_gbps or device.pcie_gbps) * 1e9)
         sent = call.kv_bytes(1) / call.batch * rate  # what could be computed while a token's keys and values are sent
         return dynamic_context(lengths, cp, attention_work(hidden, others / runs / sum(lengths), sent))
-    for each in lengths:
-        if each % cp:
-            raise PlanError(f"a sequence of {each} tokens cannot be cut into {cp} equal parts; take cp_style=dynamic")
+    for sequence in lengths:
+        if sequence % cp:
+            raise PlanError(
+                f"a sequence of {sequence} tokens cannot be cut into {cp} equal parts; take cp_style=dynamic"
+            )
     ranks = tuple(range(cp))
     placements = [
-        Placement(index, each, ranks, zigzag(plan) and each % (2 * cp) == 0) for index, each in enumerate(lengths)
+        Placement(index, sequence, ranks, zigzag(plan) and sequence % (2 * cp) == 0)
+        for index, sequence in enumerate(lengths)
     ]
     return Assignment(tuple(placements), (1.0,) * cp)
 
@@ -157,12 +160,12 @@ def _sequences(draft: Draft, section: Section, item: Item, plan: Plan, mine: lis
     if call is None:
         return [item]
     made: list[Node] = []
-    for each in mine:
-        one = _alone(call, each.length)
-        if each.degree == 1:
+    for sequence in mine:
+        one = _alone(call, sequence.length)
+        if sequence.degree == 1:
             made.append(replace(item.node, op=one.op, bytes_moved=int(one.op.cost.bytes), frees=()))
             continue
-        nodes, buffers = ring(draft, section, item.node, one, plan.group("cp", each.degree), each.zigzag)
+        nodes, buffers = ring(draft, section, item.node, one, plan.group("cp", sequence.degree), sequence.zigzag)
         made += [*nodes[:-1], replace(nodes[-1], frees=buffers)]
     return _in_place(item, made, ())
 
@@ -184,7 +187,7 @@ def _check(calls: list[Attention], length: int, plan: Plan) -> None:
 
 def zigzag(plan: Plan) -> bool:
     """Whether each rank holds an early and a late part of a sequence; pointless where heads are shared out."""
-    return bool(plan.options.get("zigzag", True)) and plan.parallel.cp_style != "ulysses"
+    return plan.settings.zigzag and plan.parallel.cp_style != "ulysses"
 
 
 def _generation(graph: Graph, plan: Plan) -> Graph:
@@ -224,15 +227,15 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
 
 def _in_place(item: Item, nodes: list[Node], buffers: tuple[int, ...]) -> list[Item]:
     """Items for nodes that take the place of one; the last of them lets go of what that did, and of buffers."""
-    made = [Item(node) for node in nodes]
-    made[0].change(host=item.node.host)
-    buffers = (*made[-1].node.frees, *buffers)
-    made[-1] = Item(replace(made[-1].node, frees=item.node.frees), item.first, item.last)
-    made[-1].free(*buffers)
-    return made
+    kernels = [Item(node) for node in nodes]
+    kernels[0].change(host=item.node.host)
+    buffers = (*kernels[-1].node.frees, *buffers)
+    kernels[-1] = Item(replace(kernels[-1].node, frees=item.node.frees), item.first, item.last)
+    kernels[-1].free(*buffers)
+    return kernels
 
 
-def _rewritten(draft: Draft, section: Section, item: Item, plan: Plan) -> list[Item]:
+def _rewrite_attention(draft: Draft, section: Section, item: Item, plan: Plan) -> list[Item]:
     """The items that take the place of one: attention with its communication, everything else as it is."""
     if item.node.op is not None and item.node.op.kind in SCANS:
         return _in_place(item, scattered_scan(item.node, plan.group("cp")), ())

@@ -14,6 +14,7 @@ from typing import Any
 from ...datasets.loading import nearest
 from ..graph import Graph
 from ..question.plan import Plan, PlanError
+from .verify import GraphError, verify
 
 
 def load(name: str, what: str) -> Callable[..., Any]:
@@ -42,6 +43,10 @@ def load_pass(name: str) -> Callable[[Graph, Plan], Graph]:
         result = called(lambda: function(graph, plan), f"pass {name!r}")
         if not isinstance(result, Graph):
             raise PlanError(f"pass {name!r} returned {type(result).__name__}, not a Graph")
+        try:
+            verify(result)
+        except GraphError as error:
+            raise PlanError(f"pass {name!r} made a graph that does not fit together: {error}") from None
         return result
 
     return checked

@@ -20,9 +20,9 @@ from ..graph import Graph, Node
 from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import added, collective
-from .zero.families import GRADIENT, WeightFamily, families, renamed, summing, units
-from .zero.sharded import buckets, gather_weights, reduces_every_micro_batch, scatter_gradients
+from .rewriting.nodes import addition, collective
+from .zero.families import GRADIENT, WeightFamily, families, rename_gradient, summing, units
+from .zero.sharded import buckets, gather_weights, scatter_gradients
 from .zero.update import insert_update
 
 __all__ = ["data_parallel", "micro_batch_variant"]
@@ -31,28 +31,37 @@ __all__ = ["data_parallel", "micro_batch_variant"]
 def data_parallel(graph: Graph, plan: Plan) -> Graph:
     """The graph of one data rank. Unchanged for a single rank that keeps every dtype, and without an optimizer."""
     draft = Draft(graph)
-    found = families(draft, plan)
-    if not any(node.op and node.op.kind == "adamw" for node, _ in graph.weighted()) or not _changes(found, plan):
+    weight_families = families(draft, plan)
+    if not any(node.op and node.op.kind == "adamw" for node, _ in graph.weighted()) or not _changes(
+        weight_families, plan
+    ):
         return graph
-    stage, overlap = plan.parallel.zero_stage, plan.stack.overlap
-    if stage < 2 or (plan.micro_batches > 1 and not reduces_every_micro_batch(plan)):
+    parallel, overlap = plan.parallel, plan.stack.overlap
+    if plan.sums_whole_gradients:
         _main_gradients(draft, plan.stack)
-    own = {f.name: gather_weights(draft, plan, f) if stage == 3 else f.weights for f in found}
-    found = [family for family in found if family.trained]
-    summed = {f.name: scatter_gradients(draft, plan, f) if stage >= 2 else f.gradients for f in found}
-    for family in found:
-        if stage < 2 and "dp" in overlap:
+    shards = {f.name: gather_weights(draft, plan, f) if parallel.shards_weights else f.weights for f in weight_families}
+    weight_families = [family for family in weight_families if family.trained]
+    summed = {
+        f.name: scatter_gradients(draft, plan, f) if parallel.shards_gradients else f.gradients for f in weight_families
+    }
+    for family in weight_families:
+        if not parallel.shards_gradients and "dp" in overlap:
             _sync_buckets(draft, plan, family)
-        if stage in (1, 2) and "dp_gather" in overlap:
+        if parallel.gathers_updated_weights and "dp_gather" in overlap:
             _refresh_weights(draft, family)
-    insert_update(draft, plan, found, own, summed)
+    insert_update(draft, plan, weight_families, shards, summed)
     return draft.graph()
 
 
-def _changes(found: Sequence[WeightFamily], plan: Plan) -> bool:
+def _changes(weight_families: Sequence[WeightFamily], plan: Plan) -> bool:
     stack = plan.stack
     mixed = stack.master_weights or {stack.gradient_dtype, stack.moment_dtype} != {"same"}
-    return mixed or stack.fused_gradients or stack.gradient_clipping or any(family.group.ranks > 1 for family in found)
+    return (
+        mixed
+        or stack.fused_gradients
+        or stack.gradient_clipping
+        or any(family.group.ranks > 1 for family in weight_families)
+    )
 
 
 def _main_gradients(draft: Draft, stack: Stack) -> None:
@@ -80,13 +89,13 @@ def _stand_ins(draft: Draft, fused: Iterable[tuple[Item, list[float]]]) -> None:
 
     This is what Transformer Engine does for Megatron-Core (``get_dummy_wgrad``).
     """
-    kept: dict[float, int] = {}
+    buffers: dict[float, int] = {}
     for item, sizes in fused:
         experts = getattr(item.node.op, "experts", 1) if item.node.op and item.node.op.kind == "grouped_gemm" else 1
         size = sum(sizes) / experts
-        if size not in kept:
-            kept[size] = draft.new(size, "bf16", "buffer")
-        item.change(reads=(*item.node.reads, kept[size]))
+        if size not in buffers:
+            buffers[size] = draft.new(size, "bf16", "buffer")
+        item.change(reads=(*item.node.reads, buffers[size]))
 
 
 def _widen(
@@ -104,8 +113,8 @@ def _widen(
     if stack.fused_gradients and len(places) == 1 and op is not None and op.kind in ("gemm", "grouped_gemm"):
         item.change(op=op.replace(out_dtype=dtype), reads=tuple(dict.fromkeys((*node.reads, gradient))))
         return True
-    made = renamed(draft, gradient, places, numel * itemsize(old), old)
-    insertions.after(section, position, [added(gradient, made, numel, dtype, node)])
+    wide = rename_gradient(draft, gradient, places, numel * itemsize(old), old)
+    insertions.after(section, position, [addition(gradient, wide, numel, dtype, node)])
     return False
 
 

@@ -58,11 +58,11 @@ def attention_work(hidden: int, layer_flops_per_token: float, exchange_flops_per
     """
 
     def work(length: int, degree: int, zigzag: bool) -> float:
-        own = length / degree
+        tokens = length / degree
         pairs = length * (length + 1) / 2 / degree
         if degree > 1 and not zigzag:
-            pairs = own * (length - own) + own * (own + 1) / 2
-        return 4.0 * hidden * pairs + layer_flops_per_token * own + exchange_flops_per_token * own * (degree - 1)
+            pairs = tokens * (length - tokens) + tokens * (tokens + 1) / 2
+        return 4.0 * hidden * pairs + layer_flops_per_token * tokens + exchange_flops_per_token * tokens * (degree - 1)
 
     return work
 
@@ -101,12 +101,12 @@ class _Option:
 
 def _options(length: int, ranks: int, work: Work) -> list[_Option]:
     """Every degree, at every place, with the better of zigzag and in a row."""
-    found = []
+    options = []
     for degree in (d for d in range(1, min(ranks, length) + 1) if ranks % d == 0 and length % d == 0):
         zigzags = [False, True] if degree > 1 and length % (2 * degree) == 0 else [False]
-        each, zigzag = min((work(length, degree, z), z) for z in zigzags)
-        found += [_Option(each * degree, degree, first, zigzag, each) for first in range(0, ranks, degree)]
-    return sorted(found)
+        least, zigzag = min((work(length, degree, z), z) for z in zigzags)
+        options += [_Option(least * degree, degree, first, zigzag, least) for first in range(0, ranks, degree)]
+    return sorted(options)
 
 
 def _loads(chosen: Sequence[_Option], ranks: int) -> list[float]:
@@ -125,8 +125,8 @@ def _after(loads: list[float], option: _Option) -> list[float]:
 def _remaining(queue: list[list[_Option]]) -> list[float]:
     """Work that is left before each sequence, however it is placed."""
     least = [0.0] * (len(queue) + 1)
-    for place in range(len(queue) - 1, -1, -1):
-        least[place] = least[place + 1] + queue[place][0].total
+    for position in range(len(queue) - 1, -1, -1):
+        least[position] = least[position + 1] + queue[position][0].total
     return least
 
 
@@ -134,13 +134,13 @@ def _longest_first(queue: list[list[_Option]], ranks: int) -> list[_Option]:
     """One option for each sequence in turn: the one that promises the lowest load, with least work, soonest done."""
     loads, together, least = np.zeros(ranks), 0.0, _remaining(queue)
     chosen: list[_Option] = []
-    for place, options in enumerate(queue):
+    for position, options in enumerate(queue):
         top, ways = float(loads.max()), []
         for option in (o for o in options if o.first == 0):
             tops = loads.reshape(-1, option.degree).max(axis=1)
             freest = int(tops.argmin())
             most, total = max(top, float(tops[freest]) + option.each), together + option.total
-            promise = max(most, (total + least[place + 1]) / ranks)
+            promise = max(most, (total + least[position + 1]) / ranks)
             ways.append((promise, total, most, replace(option, first=freest * option.degree)))
         best = min(ways)[3]
         loads[best.first : best.first + best.degree] += best.each
@@ -154,13 +154,13 @@ def _search(queue: list[list[_Option]], ranks: int, chosen: list[_Option]) -> li
     least, best = _remaining(queue), chosen
     bound, visits = max(_loads(chosen, ranks)), VISITS
 
-    def visit(place: int, loads: list[float], chosen: list[_Option]) -> None:
+    def visit(position: int, loads: list[float], chosen: list[_Option]) -> None:
         nonlocal best, bound, visits
-        if place == len(queue):
+        if position == len(queue):
             best, bound = list(chosen), max(loads)
             return
         tried: set[tuple[float, ...]] = set()
-        for at_least, _, _, option, after in sorted(_ways(queue[place], loads, least[place + 1])):
+        for at_least, _, _, option, after in sorted(_ways(queue[position], loads, least[position + 1])):
             alike = tuple(sorted(after))
             if visits <= 0:
                 return
@@ -168,14 +168,14 @@ def _search(queue: list[list[_Option]], ranks: int, chosen: list[_Option]) -> li
                 continue
             tried.add(alike)
             visits -= 1
-            visit(place + 1, after, [*chosen, option])
+            visit(position + 1, after, [*chosen, option])
 
     visit(0, [0.0] * ranks, [])
     return best
 
 
 def _ways(
-    options: list[_Option], loads: list[float], left: float
+    options: list[_Option], loads: list[float], remaining: float
 ) -> Iterator[tuple[float, float, float, _Option, list[float]]]:
     """Every option with what the busiest rank will have at least, all ranks together, and the busiest now.
 
@@ -184,4 +184,4 @@ def _ways(
     for option in options:
         after = _after(loads, option)
         together, most = sum(after), max(after)
-        yield max(most, (together + left) / len(after)), together, most, option, after
+        yield max(most, (together + remaining) / len(after)), together, most, option, after

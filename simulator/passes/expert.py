@@ -64,7 +64,7 @@ def is_expert(path: str) -> bool:
 
 def mode_of(plan: Plan) -> str:
     """How tokens are exchanged: as the plan says, else as the framework does."""
-    mode = str(plan.options.get("ep_mode") or plan.stack.ep_mode or EP_MODES[0])
+    mode = plan.settings.ep_mode or plan.stack.ep_mode or EP_MODES[0]
     return EP_MODES[0] if mode == REPLICATED and not _alike(plan) else mode
 
 
@@ -76,7 +76,7 @@ def _alike(plan: Plan) -> bool:
 
 def capacity_of(plan: Plan) -> float:
     """Rows that every expert takes, over the mean; 0 where nobody is dropped. Tokens are dropped to the mean."""
-    return float(plan.options.get("capacity") or 0) or float(bool(plan.options.get("token_drop")))
+    return float(plan.settings.capacity or plan.settings.token_drop)
 
 
 def expert_parallel(graph: Graph, plan: Plan) -> Graph:
@@ -145,12 +145,12 @@ class ExpertRegion:
 
 
 def _regions(draft: Draft, section: Section) -> Iterator[ExpertRegion]:
-    found: dict[tuple[str, str], list[Item]] = {}
+    regions: dict[tuple[str, str], list[Item]] = {}
     for item in section.items:
         match = MODULE.match(item.node.path)
         if match is not None and item.node.phase != "optimizer":
-            found.setdefault((match.group(), item.node.phase), []).append(item)
-    for items in found.values():
+            regions.setdefault((match.group(), item.node.phase), []).append(item)
+    for items in regions.values():
         products = [op for item in items if (op := _product(item.node)) is not None]
         if products:
             yield ExpertRegion(tuple(items), *_shape(draft, items, products[0]), products[0])
@@ -163,14 +163,14 @@ def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]
     """
     if product.kind == "fused_moe":
         return product.tokens, product.hidden, product.topk
-    found = [
+    shapes = [
         item.node.op
         for item in items
         if item.node.op is not None
         and item.node.op.kind == "moe_permute"
         and not any(draft.roles[t] in HELD for t in (*item.node.reads, *item.node.writes))
     ]
-    tokens = [op for op in found if op.tokens != product.experts] or found
+    tokens = [op for op in shapes if op.tokens != product.experts] or shapes
     if not tokens:
         return product.tokens, product.k, 1
     first = max(tokens, key=lambda op: op.topk)
@@ -182,15 +182,15 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
     p, parts = plan.parallel, _width_parts(plan)
     capacity = capacity_of(plan)
     copies = max(1, p.tp // p.etp) if p.ep > 1 and not p.sequence_parallel else 1
-    load = load_text(plan.options.get("expert_load") or "")
+    load = load_text(plan.settings.expert_load)
     load = traced_load(load) if load else ""
     busiest = capacity or _busiest(region, p.ep, load)
     skew = 1.0 if capacity or parse_load(load or "balanced")[0] == "balanced" else _more_sent(region, plan, busiest)
     for item in region.items:
         op = _product(item.node)
         if op is not None:
-            each = op.tokens / copies if mode_of(plan) == REPLICATED else ceil(op.tokens / copies)
-            shared = _fewer_experts(op, p.ep, parts, each, busiest, bool(capacity))
+            tokens = op.tokens / copies if mode_of(plan) == REPLICATED else ceil(op.tokens / copies)
+            shared = _fewer_experts(op, p.ep, parts, tokens, busiest, bool(capacity))
             item.compute(shared)
     received, last = _entry(draft, region), _exit(draft, region)
     if received is None or last is None:
@@ -243,12 +243,12 @@ def _busiest(region: ExpertRegion, ep: int, load: str) -> float:
 
 def _entry(draft: Draft, region: ExpertRegion) -> int | None:
     """What the region reads first with one row a token, made outside."""
-    made: set[int] = set()
+    written: set[int] = set()
     for item in region.items:
         for tensor in item.node.reads:
-            if tensor not in made and _rows(draft, tensor, region):
+            if tensor not in written and _rows(draft, tensor, region):
                 return tensor
-        made.update(item.node.writes)
+        written.update(item.node.writes)
     return None
 
 
@@ -271,9 +271,9 @@ def _dispatch(
 ) -> int:
     """Sends tokens to their experts' ranks before the region; returns what is received, which the region reads."""
     users = [item for item in region.items if entry in item.node.reads]
-    dtype = str(plan.options.get("dispatch_dtype") or draft.dtype(entry))
+    dtype = plan.settings.dispatch_dtype or draft.dtype(entry)
     group = plan.group("ep")
-    rows = _received(region, group, plan) * skew / copies
+    rows = _receive(region, group, plan) * skew / copies
     received = draft.local(section, rows * region.hidden * itemsize(draft.dtype(entry)), draft.dtype(entry))
     for item in users:
         item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
@@ -361,14 +361,14 @@ def _exchange(
     return Node(op, f"opcast.{kind}", near.path, near.phase, reads, writes, moved, group=group.name, stream=stream)
 
 
-def _received(region: ExpertRegion, group: Group, plan: Plan) -> float:
+def _receive(region: ExpertRegion, group: Group, plan: Plan) -> float:
     """Rows that a rank receives: one for each rank that a token reaches, or one for each of its experts."""
     if mode_of(plan) != "normal":
         return region.tokens * region.topk
-    return region.tokens * group.ranks * _reached(1.0 / group.ranks, region.topk)
+    return region.tokens * group.ranks * _reach(1.0 / group.ranks, region.topk)
 
 
-def _reached(share: float, topk: int) -> float:
+def _reach(share: float, topk: int) -> float:
     """Part of the tokens that reach a rank which has ``share`` of all choices."""
     return 1.0 - (1.0 - min(share, 1.0)) ** topk
 
@@ -378,7 +378,7 @@ def _more_sent(region: ExpertRegion, plan: Plan, busiest: float) -> float:
     if mode_of(plan) != "normal":
         return busiest
     ranks = plan.parallel.ep
-    return _reached(busiest / ranks, region.topk) / _reached(1.0 / ranks, region.topk)
+    return _reach(busiest / ranks, region.topk) / _reach(1.0 / ranks, region.topk)
 
 
 # --- sizes -----------------------------------------------------------------------------------------------
@@ -406,12 +406,12 @@ def _share_weights(draft: Draft, section: Section, mine: np.ndarray, ep: int) ->
         node, op = item.node, item.node.op
         if node.phase == "optimizer" or not is_expert(node.path):
             continue
-        held = [t for t in (*node.reads, *node.writes) if draft.roles[t] in HELD]
+        weights = [t for t in (*node.reads, *node.writes) if draft.roles[t] in HELD]
         gradient = op is not None and op.kind == "grouped_gemm" and op.layout == LAYOUT.choices.index("tn")
         only = bool(node.reads) and all(draft.roles[t] in HELD or mine[t] for t in node.reads)
-        for tensor in (*held, *(node.writes if gradient or only else ())):
+        for tensor in (*weights, *(node.writes if gradient or only else ())):
             mine[section.ids(tensor)] = True
-        if op is not None and op.kind in ("embedding", "embedding_backward") and held:
+        if op is not None and op.kind in ("embedding", "embedding_backward") and weights:
             item.change(op=op.replace(vocab=max(1, op.vocab // ep)))
         elif op is not None and only and op.kind not in PRODUCTS:
             shared = share(op, "elements", ep, uneven=True)
@@ -425,12 +425,12 @@ def _share_optimizer(draft: Draft, mine: np.ndarray, ep: int) -> None:
         if op is None or op.kind != "adamw":
             continue
         weights = [t for t in node.reads if ROLES[draft.roles[t]] == "weight"]
-        own = np.array([t for t in weights if mine[t]], dtype=np.int64)
-        if not len(own):
+        local = np.array([t for t in weights if mine[t]], dtype=np.int64)
+        if not len(local):
             continue
         states = np.array([t for t in node.reads if draft.roles[t] == STATE], dtype=np.int64)
         if len(states) % len(weights) == 0:
             mine[states] = np.tile(mine[weights], len(states) // len(weights))
-        numel = op.numel - round(float(draft.elements(own).sum()) * (1 - 1 / ep))
+        numel = op.numel - round(float(draft.elements(local).sum()) * (1 - 1 / ep))
         update = op.replace(numel=numel)
         item.compute(update)

@@ -25,7 +25,8 @@ from .fusion.patterns import Match, Pattern, Rule, matches_path, name_of
 from .fusion.remake import Fused, remake
 from .fusion.rules import rules_named
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed, read_counts
+from .rewriting.lifetimes import free_after_last_use, freed_tensors, read_counts
+from .rewriting.match import drop
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Fusing:
     fused: list[Fused] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.released = freed(self.draft)
+        self.released = freed_tensors(self.draft)
         self.cached = self.draft.roles == ROLES.index("cache")
         self.makers = {t: item.node.path for _, item in self.draft.walk() for t in item.node.writes}
         self.recount()
@@ -61,9 +62,9 @@ class Fusing:
     def only_within(self, section: Section, tensor: int, members: Sequence[Node], phase: str = "") -> bool:
         """Whether nobody but ``members`` reads a tensor of theirs (in a phase, or at all), and it dies."""
         ids = section.span(tensor)
-        own = sum(tensor in node.reads for node in members) * (1 if section.steps.get(tensor, 0) else section.repeat)
+        count = sum(tensor in node.reads for node in members) * (1 if section.steps.get(tensor, 0) else section.repeat)
         counts = self.ahead if phase == "forward" else self.reads
-        return bool(np.all(counts[ids] == own) and np.all(self.released[ids]))
+        return bool(np.all(counts[ids] == count) and np.all(self.released[ids]))
 
 
 def fuse(graph: Graph, plan: Plan) -> Graph:
@@ -95,11 +96,10 @@ def fuse(graph: Graph, plan: Plan) -> Graph:
 
 def _apply(state: Fusing, section: Section, rule: Rule, pattern: Pattern) -> bool:
     """Replace every match of a pattern in a section."""
-    found = False
-    for members in list(_groups(state, section, pattern)):
-        found |= _replace(state, section, rule, pattern, members)
-    section.items = [item for item in section.items if item.node.source]
-    return found
+    groups = list(_groups(state, section, pattern))
+    replaced = [_replace(state, section, rule, pattern, members) for members in groups]
+    drop(section, [item for item in section.items if not item.node.source])
+    return any(replaced)
 
 
 # --- finding -------------------------------------------------------------------------------------------
@@ -119,14 +119,14 @@ def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[
     names = {name_of(section.items[position].node) for position in accepted}
     if not names.issuperset(pattern.needs):
         return
-    for positions in (_grown if pattern.grow else _joined)(section, accepted, pattern):
-        own = positions if pattern.updates else _own(section, positions)
-        nodes = [section.items[position].node for position in own]
+    for positions in (_grow_groups if pattern.grow else _connected_groups)(state, section, accepted, pattern):
+        members = positions if pattern.updates else _without_updates(section, positions)
+        nodes = [section.items[position].node for position in members]
         if nodes and {name_of(n) for n in nodes}.issuperset(pattern.needs) and _source_fits(state, nodes, pattern):
-            yield own
+            yield members
 
 
-def _joined(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[list[int]]:
+def _connected_groups(_: Fusing, section: Section, accepted: Sequence[int], pattern: Pattern) -> list[list[int]]:
     """Accepted positions in connected components."""
     parent = {position: position for position in accepted}
 
@@ -150,18 +150,24 @@ def _joined(section: Section, accepted: Sequence[int], pattern: Pattern) -> list
     return list(groups.values())
 
 
-def _grown(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[list[int]]:
+def _grow_groups(state: Fusing, section: Section, accepted: Sequence[int], pattern: Pattern) -> list[list[int]]:
     """Accepted positions in groups that grow along the order of execution, as long as one kernel can stand for all."""
     groups: list[list[int]] = []
+    left_out: set[int] = set()
     meeting: dict[object, int] = {}  # by tensor: the group that last wrote it, or, between siblings, read it
     for position in accepted:
         node = section.items[position].node
         module = node.path if pattern.module else ""
+        if pattern.first is not None and not pattern.first(state.draft, node):
+            begun = any((t, module) in meeting for t in node.reads)
+            if not begun or not left_out.isdisjoint(node.reads):
+                left_out.update(node.writes)
+                continue
         near = {meeting[t, module] for t in (*node.reads, *node.writes) if (t, module) in meeting}
         newest = sorted(near, reverse=True)
         for choice in [newest, *([n] for n in newest), []]:
             together = sorted([*(p for n in choice for p in groups[n]), position])
-            if not choice or _place(section, together) is not None:
+            if not choice or _kernel_position(section, together) is not None:
                 break
         for n in choice:
             groups[n] = []
@@ -173,19 +179,19 @@ def _grown(section: Section, accepted: Sequence[int], pattern: Pattern) -> list[
     return [group for group in groups if group]
 
 
-def _own(section: Section, positions: list[int]) -> list[int]:
+def _without_updates(section: Section, positions: list[int]) -> list[int]:
     """Without nodes that update what somebody else made: they belong to whoever made it."""
     while True:
-        made: set[int] = set()
-        kept = []
+        written: set[int] = set()
+        members = []
         for position in positions:
             node = section.items[position].node
-            if made.issuperset(set(node.reads) & set(node.writes)):
-                kept.append(position)
-                made.update(node.writes)
-        if len(kept) == len(positions):
-            return kept
-        positions = kept
+            if written.issuperset(set(node.reads) & set(node.writes)):
+                members.append(position)
+                written.update(node.writes)
+        if len(members) == len(positions):
+            return members
+        positions = members
 
 
 def _source_fits(state: Fusing, nodes: Sequence[Node], pattern: Pattern) -> bool:
@@ -199,8 +205,8 @@ def _source_fits(state: Fusing, nodes: Sequence[Node], pattern: Pattern) -> bool
 
 def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, positions: list[int]) -> bool:
     """Put one kernel in the place of a group; False where that cannot be."""
-    place = _place(section, positions) if len(positions) > 1 else None
-    if place is None:
+    item_of_kernel = _kernel_position(section, positions) if len(positions) > 1 else None
+    if item_of_kernel is None:
         return False
     members = [section.items[position] for position in positions]
     nodes = tuple(item.node for item in members)
@@ -216,26 +222,26 @@ def _replace(state: Fusing, section: Section, rule: Rule, pattern: Pattern, posi
     for item in members:
         state.count(section, item.node, -1)
         item.change(source="")
-    place.node = node
+    item_of_kernel.node = node
     state.count(section, node, 1)
     state.fused = [kernel for kernel in state.fused if all(kernel.item is not item for item in members)]
-    state.fused.append(Fused(section, place, match, pattern, rule.remakes))
+    state.fused.append(Fused(section, item_of_kernel, match, pattern, rule.remakes))
     if rule.lets_go and pattern.phase == "forward":
-        _let_go(state, section, match)
+        _release_inputs(state, section, match)
     return True
 
 
 def _external(nodes: Sequence[Node]) -> list[int]:
     """Tensors that a node reads before one of them wrote it."""
-    made: set[int] = set()
+    written: set[int] = set()
     outside: dict[int, None] = {}
     for node in nodes:
-        outside.update((t, None) for t in node.reads if t not in made)
-        made.update(node.writes)
+        outside.update((t, None) for t in node.reads if t not in written)
+        written.update(node.writes)
     return list(outside)
 
 
-def _place(section: Section, positions: Sequence[int]) -> Item | None:
+def _kernel_position(section: Section, positions: Sequence[int]) -> Item | None:
     """The member where one kernel for all can stand: the last, or the first, whichever keeps every dependence."""
     items, inside = section.items, set(positions)
     late = early = True
@@ -279,7 +285,7 @@ def _kernel(op: Op, rule: Rule, match: Match) -> Node:
         nodes[0],
         op=op,
         source=f"fused.{rule.name}",
-        path=_common([node.path for node in nodes]),
+        path=_common_module([node.path for node in nodes]),
         reads=match.inputs,
         writes=match.outputs,
         bytes_moved=int(op.cost.bytes),
@@ -288,12 +294,12 @@ def _kernel(op: Op, rule: Rule, match: Match) -> Node:
     )
 
 
-def _common(paths: Sequence[str]) -> str:
+def _common_module(paths: Sequence[str]) -> str:
     """The innermost module that all paths lie in."""
     return os.path.commonpath([path.replace(".", "/") or "." for path in paths]).replace("/", ".").strip(".")
 
 
-def _let_go(state: Fusing, section: Section, match: Match) -> None:
+def _release_inputs(state: Fusing, section: Section, match: Match) -> None:
     """Free the kernel's largest input, and what in the section is as long (it in another dtype)."""
     elements = match.elements(match.largest(match.inputs))
     for tensor in {t for item in section.items for t in item.node.writes if match.elements(t) == elements}:
@@ -303,11 +309,11 @@ def _let_go(state: Fusing, section: Section, match: Match) -> None:
 def _overwrite(draft: Draft, released: np.ndarray, kernel: Fused) -> None:
     """Let a kernel's largest result take over the storage of an input of its size and dtype."""
     node, section = kernel.item.node, kernel.section
-    made = max(node.writes, key=lambda t: int(draft.sizes[t]))
-    alike = [t for t in node.reads if draft.sizes[t] == draft.sizes[made] and draft.dtype(t) == draft.dtype(made)]
-    if section.repeat > 1 or not alike or not released[made]:
+    result = max(node.writes, key=lambda t: int(draft.sizes[t]))
+    alike = [t for t in node.reads if draft.sizes[t] == draft.sizes[result] and draft.dtype(t) == draft.dtype(result)]
+    if section.repeat > 1 or not alike or not released[result]:
         return
     for item in section.items:
-        reads = tuple(alike[0] if t == made else t for t in item.node.reads)
-        writes = tuple(alike[0] if t == made else t for t in item.node.writes)
+        reads = tuple(alike[0] if t == result else t for t in item.node.reads)
+        writes = tuple(alike[0] if t == result else t for t in item.node.writes)
         item.change(reads=reads, writes=writes)

@@ -12,7 +12,7 @@ from ..graph import Graph, Node
 from ..question.plan import Plan
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Item
-from .rewriting.layers import Layer, covers, found_layers, mapping
+from .rewriting.layers import Layer, covers, layers_of, mapping
 from .rewriting.lifetimes import free_late, unfree
 
 
@@ -21,31 +21,31 @@ def keep_gathered(graph: Graph, plan: Plan) -> Graph:
     if not plan.stack.keep_gathered or not plan.parallel.sequence_parallel:
         return graph
     draft, stack = Draft(graph), layer_stack(graph)[0]
-    backward = list(found_layers(draft, ("backward",), stack))
+    backward = list(layers_of(draft, ("backward",), stack))
     moved: list[slice] = []
     late: list[slice] = []
     frees: list[tuple[Item, int]] = []
-    for layer in list(found_layers(draft, ("forward",), stack)):
+    for layer in list(layers_of(draft, ("forward",), stack)):
         gathers = {item.node.reads[0]: item for item in _items(layer) if _gathers(item.node)}
         partners = [b for b in backward if covers(layer, b)]
         if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
             continue
-        for part, item in gathers.items():
-            used = [_replace(layer, partner, part, item.node.writes[0]) for partner in partners]
+        for shard, item in gathers.items():
+            used = [_replace(layer, partner, shard, item.node.writes[0]) for partner in partners]
             if not all(used):
                 continue
-            whole = item.node.writes[0]
-            moved += [layer.section.span(whole), layer.section.span(part)]
-            late += [partner.section.span(mapping(layer, partner)(whole)) for partner in partners]
-            readers = [i for i in layer.section.items if part in (*i.node.reads, *i.node.writes)]
-            frees.append((readers[-1], part))
+            gathered = item.node.writes[0]
+            moved += [layer.section.span(gathered), layer.section.span(shard)]
+            late += [partner.section.span(mapping(layer, partner)(gathered)) for partner in partners]
+            readers = [i for i in layer.section.items if shard in (*i.node.reads, *i.node.writes)]
+            frees.append((readers[-1], shard))
     masks = np.zeros((2, len(draft.sizes)), dtype=bool)
     for mask, spans in zip(masks, (moved, late), strict=True):
         for ids in spans:
             mask[ids] = True
     unfree(draft, masks[0])
-    for item, part in frees:
-        item.free(part)
+    for item, shard in frees:
+        item.free(shard)
     free_late(draft, masks[1])
     return draft.graph()
 
@@ -58,13 +58,13 @@ def _gathers(node: Node) -> bool:
     return node.group == "tp" and node.op is not None and node.op.kind == "all_gather"
 
 
-def _replace(layer: Layer, partner: Layer, part: int, whole: int) -> bool:
+def _replace(layer: Layer, partner: Layer, shard: int, gathered: int) -> bool:
     """Takes the second gather of a part out of a backward layer; whether that was its only use there."""
     section, there = partner.section, mapping(layer, partner)
-    uses = [item for item in section.items if there(part) in item.node.reads]
+    uses = [item for item in section.items if there(shard) in item.node.reads]
     if len(uses) != 1 or not _gathers(uses[0].node):
         return False
     section.items.remove(uses[0])
     for item in section.items:
-        item.rename({uses[0].node.writes[0]: there(whole)})
+        item.rename({uses[0].node.writes[0]: there(gathered)})
     return True

@@ -23,7 +23,7 @@ from ..graph import Node
 from ..question.plan import Plan
 from .micro_batches import SYNC
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import copied, kernel, name_of, reduction
+from .rewriting.nodes import copy_kernel, kernel, name_of, reduction
 from .zero.families import GRADIENT, STATE, WEIGHT
 
 COPY, COPY_OUT = "copy", "copy_out"  # from the host and to it: PCIe carries both at once
@@ -37,14 +37,13 @@ def update_on_host(draft: Draft, plan: Plan) -> None:
     updates = [item for _, item in draft.walk() if item.node.op is not None and item.node.op.kind == "adamw"]
     if not updates:
         return
-    early = plan.parallel.zero_stage >= 2
-    resident = plan.parallel.zero_stage < 3 or plan.stack.half_shards
-    left = _gradients_out(draft, resident, [item.node for item in updates]) if early else {}
+    early, resident = plan.parallel.shards_gradients, not plan.masters_are_shards
+    offloaded = _gradients_out(draft, resident, [item.node for item in updates]) if early else {}
     for section in draft.sections:
         items: list[Item] = []
         for item in section.items:
             if any(item is update for update in updates):
-                items += map(Item, _update(draft, plan, item.node, left, resident))
+                items += map(Item, _update(draft, plan, item.node, offloaded, resident))
             elif not _done_on_host(item.node, early):
                 items.append(item)
         section.items = items
@@ -60,48 +59,48 @@ def _done_on_host(node: Node, early: bool) -> bool:
     return name_of(node) in ON_HOST or (early and name_of(node) == "_foreach_norm")
 
 
-def _update(draft: Draft, plan: Plan, node: Node, left: dict[int, int], resident: bool) -> list[Node]:
+def _update(draft: Draft, plan: Plan, node: Node, offloaded: dict[int, int], resident: bool) -> list[Node]:
     """What takes the place of an update: gradients that go out now, the host's work, weights that come in."""
     op = node.op
     assert op is not None
     gradients = tuple(t for t in node.reads if draft.roles[t] == GRADIENT)
     weights = tuple(t for t in node.reads if draft.roles[t] == WEIGHT)
-    outside = tuple(dict.fromkeys(left[t] for t in gradients if t in left))
-    staying = tuple(t for t in gradients if t not in left)
-    made: list[Node] = []
+    outside = tuple(dict.fromkeys(offloaded[t] for t in gradients if t in offloaded))
+    staying = tuple(t for t in gradients if t not in offloaded)
+    nodes: list[Node] = []
     if staying:
         here, size = draft.new(0, "int8", "buffer"), op.numel * itemsize(op.dtype)
-        made.append(_gone(size, (*weights, *staying), (here,), node))
+        nodes.append(_gone(size, (*weights, *staying), (here,), node))
         outside = (*outside, here)
     there = draft.new(0, "int8", "buffer")
     size = op.cost.bytes * plan.stack.host_bytes / ADAM_BYTES
     rate = plan.cluster.host_share_gbps(plan.stack.host_threads)
     work = make_op("host_pass", size_bytes=max(round(size), 1), host_mbps=max(round(rate * 1e3), 1))
-    made.append(kernel(work, "host.adamw", node.path, node.phase, (*weights, *outside), (there,)))
+    nodes.append(kernel(work, "host.adamw", node.path, node.phase, (*weights, *outside), (there,)))
     if resident:
         back = op.numel * itemsize(draft.dtype(weights[0]))
-        made.append(_come("copy.weights_in", back, (*weights, there), weights, node))
-    return made
+        nodes.append(_come("copy.weights_in", back, (*weights, there), weights, node))
+    return nodes
 
 
 def _gradients_out(draft: Draft, resident: bool, updates: Sequence[Node]) -> dict[int, int]:
     """Sends each gradient out behind its last writer; by gradient, the empty tensor that stands for it on the host."""
-    wanted = {t for node in updates for t in node.reads if draft.roles[t] == GRADIENT}
+    gradients = {t for node in updates for t in node.reads if draft.roles[t] == GRADIENT}
     last: dict[int, tuple[Section, Item, int]] = {}
     for section, item in draft.walk():
         for tensor in item.node.writes if item.node.phase != "optimizer" else ():
             ids = section.ids(tensor).tolist()
-            if len(ids) == section.repeat and wanted.issuperset(ids):  # else chunks of a loop add to it
+            if len(ids) == section.repeat and gradients.issuperset(ids):  # else chunks of a loop add to it
                 last.update((t, (section, item, tensor)) for t in ids)
     norm, insertions = _norm(draft) if resident else (), Insertions()
-    left: dict[int, int] = {}
+    offloaded: dict[int, int] = {}
     for section, item, tensor in {(id(i), t): (s, i, t) for s, i, t in last.values()}.values():
         outside = draft.local(section, 0, "int8", "buffer")
         leaving = _Leaving(tensor, outside, norm, updates[0].op.dtype, resident)  # type: ignore[union-attr]
         insertions.after(section, section.place(item), leaving.nodes(draft, section, item.node))
-        left.update(zip(section.ids(tensor).tolist(), section.ids(outside).tolist(), strict=True))
+        offloaded.update(zip(section.ids(tensor).tolist(), section.ids(outside).tolist(), strict=True))
     insertions.apply()
-    return left
+    return offloaded
 
 
 @dataclass(frozen=True)
@@ -127,21 +126,23 @@ class _Leaving:
                 "aten._foreach_norm", numel, mine, self.norm, phase=writer.phase, path=writer.path, dtype=dtype
             )
             last.append(replace(node, stream=stream))
-        made: list[Node] = []
+        kernels: list[Node] = []
         if self.summed_on_device and dtype != self.dtype:
             earlier = draft.local(section, size, dtype, "buffer")
-            made.append(_come("copy.gradients_in", size, mine, (earlier,), writer))
+            kernels.append(_come("copy.gradients_in", size, mine, (earlier,), writer))
             last.append(_gone(float(numel * itemsize(self.dtype)), (*mine, earlier), (self.outside,), writer))
             mine = (*mine, earlier)
-        made += [replace(node, source=SYNC + node.source) for node in last]
-        made.append(replace(_gone(size, mine, (self.outside,), writer), frees=mine))
+        kernels += [replace(node, source=SYNC + node.source) for node in last]
+        kernels.append(replace(_gone(size, mine, (self.outside,), writer), frees=mine))
         prefix = SYNC if writer.source.startswith(SYNC) else ""
-        return [node if node.source.startswith(SYNC) else replace(node, source=prefix + node.source) for node in made]
+        return [
+            node if node.source.startswith(SYNC) else replace(node, source=prefix + node.source) for node in kernels
+        ]
 
 
 def _gone(size: float, reads: Ids, writes: Ids, near: Node) -> Node:
     """A copy of gradients to the host."""
-    return copied(
+    return copy_kernel(
         "copy.gradients_out",
         size,
         reads,
@@ -155,7 +156,7 @@ def _gone(size: float, reads: Ids, writes: Ids, near: Node) -> Node:
 
 def _come(source: str, size: float, reads: Ids, writes: Ids, near: Node) -> Node:
     """A copy from the host."""
-    return copied(source, size, reads, writes, phase=near.phase, path=near.path, direction="h2d", stream=COPY)
+    return copy_kernel(source, size, reads, writes, phase=near.phase, path=near.path, direction="h2d", stream=COPY)
 
 
 def _norm(draft: Draft) -> Ids:

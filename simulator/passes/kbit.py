@@ -17,7 +17,7 @@ from ...datasets.dtypes import itemsize
 from ..graph import Node
 from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.lifetimes import free_after_last_use, freed_tensors
 from .rewriting.nodes import elementwise
 
 PRODUCTS = ("gemm", "grouped_gemm")
@@ -76,8 +76,8 @@ class KbitWeights:
 
     def run(self) -> None:
         """Rewrite every section, then settle lifetimes."""
-        released = freed(self.draft)
-        self.packed = self._found()
+        released = freed_tensors(self.draft)
+        self.packed = self._find_weights()
         for section in self.draft.sections:
             items: list[Item] = []
             for item in section.items:
@@ -89,20 +89,20 @@ class KbitWeights:
             self.draft.dtypes[tensor] = self.draft.code(packed.format.dtype)
         free_after_last_use(self.draft, released)
 
-    def _found(self) -> dict[int, Packed]:
+    def _find_weights(self) -> dict[int, Packed]:
         """Every frozen matrix that nothing but products in few bits reads."""
-        read: dict[int, Packed] = {}
+        weights: dict[int, Packed] = {}
         others: set[int] = set()
         for section, item in self.draft.walk():
-            for tensor in self._frozen(item.node):
-                ids, found = section.ids(tensor).tolist(), self._format(item.node, tensor)
-                if found is None:
+            for tensor in self._is_frozen(item.node):
+                ids, kbit_format = section.ids(tensor).tolist(), self._format(item.node, tensor)
+                if kbit_format is None:
                     others.update(ids)
                 else:
-                    read.update(dict.fromkeys(ids, Packed(self.draft.numel(tensor), found)))
-        return {tensor: packed for tensor, packed in read.items() if tensor not in others}
+                    weights.update(dict.fromkeys(ids, Packed(self.draft.numel(tensor), kbit_format)))
+        return {tensor: packed for tensor, packed in weights.items() if tensor not in others}
 
-    def _frozen(self, node: Node) -> list[int]:
+    def _is_frozen(self, node: Node) -> list[int]:
         draft = self.draft
         return [t for t in node.reads if draft.role(t) == "frozen" and draft.dtype(t) in SIXTEEN_BITS]
 
@@ -115,16 +115,16 @@ class KbitWeights:
     def _unpack(self, section: Section, item: Item) -> list[Item]:
         """The kernels that unpack what a product reads; the product reads the copies."""
         copies: dict[int, int] = {}
-        made: list[Item] = []
+        kernels: list[Item] = []
         for tensor in (t for t in item.node.reads if t in self.packed):
             numel, stored = self.packed[tensor].numel, self.packed[tensor].format
             copies[tensor] = self.draft.local(section, numel * itemsize("bf16"), "bf16")
             reads = (tensor, *self._scales(section, tensor))
-            made += self._scales_unpacked(section, item.node, self.packed[tensor]) if stored.packed_scales else []
-            made.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
+            kernels += self._scales_unpacked(section, item.node, self.packed[tensor]) if stored.packed_scales else []
+            kernels.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
         if copies:
             item.change(reads=tuple(copies.get(t, t) for t in item.node.reads))
-        return made
+        return kernels
 
     def _scales(self, section: Section, tensor: int) -> tuple[int, ...]:
         """The scales of a weight, made where it is first read; later readers find them in memory."""
@@ -143,14 +143,21 @@ class KbitWeights:
         return [first, self._kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]
 
     def _kernel(
-        self, name: str, numel: int, near: Node, reads: tuple[int, ...], made: int, dtype: str, out_dtype: str = "bf16"
+        self,
+        name: str,
+        numel: int,
+        near: Node,
+        reads: tuple[int, ...],
+        result: int,
+        dtype: str,
+        out_dtype: str = "bf16",
     ) -> Item:
         return Item(
             elementwise(
                 f"bitsandbytes.{name}",
                 numel,
                 reads,
-                (made,),
+                (result,),
                 phase=near.phase,
                 path=near.path,
                 dtype=dtype,

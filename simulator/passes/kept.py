@@ -83,11 +83,11 @@ def kept_bytes(graphs: Iterable[Graph], context: int) -> KeptBytes:
     """What the chunks of one rank keep, each cache once; fewer tokens than ``context`` are those of a window."""
     sums = [0.0, 0.0, 0.0]
     for graph in graphs:
-        seen = np.zeros(graph.tensor_count, dtype=bool)
+        counted = np.zeros(graph.tensor_count, dtype=bool)
         for block in graph.blocks:
             for node in block.nodes:
                 if keeps(node.op):
-                    sums[_class(node.op, context)] += _unseen(graph, block, node, seen)
+                    sums[_class(node.op, context)] += _uncounted_bytes(graph, block, node, counted)
     return KeptBytes(*sums)
 
 
@@ -96,7 +96,7 @@ def _class(op: Op | None, context: int) -> int:
     return 2 if op.kind not in TOKENWISE else int(op.seq_kv < context)
 
 
-def _unseen(graph: Graph, block: Block, node: Node, seen: np.ndarray) -> float:
+def _uncounted_bytes(graph: Graph, block: Block, node: Node, counted: np.ndarray) -> float:
     """Bytes of a node's caches, in all repetitions, that no node before had."""
     size = 0.0
     for tensor in dict.fromkeys((*node.reads, *node.writes)):
@@ -104,6 +104,6 @@ def _unseen(graph: Graph, block: Block, node: Node, seen: np.ndarray) -> float:
             continue
         step = block.steps.get(tensor, 0)
         ids = tensor + step * np.arange(block.repeat if step else 1)
-        size += float(graph.tensor_bytes[ids[~seen[ids]]].sum())
-        seen[ids] = True
+        size += float(graph.tensor_bytes[ids[~counted[ids]]].sum())
+        counted[ids] = True
     return size

@@ -11,6 +11,7 @@ from __future__ import annotations
 from ..graph import Graph, Node
 from ..question.plan import Plan
 from .rewriting.draft import Draft, Item
+from .rewriting.match import expand
 from .rewriting.nodes import elementwise
 from .sharding.attention import Attention, attention_of
 
@@ -18,18 +19,19 @@ NN = 0  # the layout of a product that makes the gradient of its input
 MERGED = "fused.gate_up"  # the source of a merged product
 
 
-def laid_out(graph: Graph, plan: Plan) -> Graph:
+def copy_layouts(graph: Graph, plan: Plan) -> Graph:
     """The graph with the copies that ``plan.stack.layouts`` names; the very same where it names none."""
     chosen = plan.stack.layouts
     if not chosen:
         return graph
+
+    def with_copies(item: Item) -> list[Item]:
+        ahead, behind = _copies(item.node, chosen)
+        return [*map(Item, ahead), item, *map(Item, behind)]
+
     draft = Draft(graph)
     for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            ahead, behind = _copies(item.node, chosen)
-            items += [*map(Item, ahead), item, *map(Item, behind)]
-        section.items = items
+        expand(section, with_copies)
     return draft.graph()
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..graph import Graph
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import added
-from .zero.families import GRADIENT, renamed
+from .rewriting.nodes import addition
+from .zero.families import GRADIENT, rename_gradient
 
 SYNC, REFRESH = "sync.", "refresh."
 KEPT = 64  # graphs made last, which times and memory both ask for
@@ -90,7 +90,7 @@ def _accumulate(draft: Draft) -> None:
         if gradient in leaving or gradient in section.items[position].node.reads:
             continue
         numel, dtype = float(draft.elements(np.array([gradient]))[0]), draft.dtype(gradient)
-        made = renamed(draft, gradient, places, float(draft.sizes[gradient]), dtype)
+        total = rename_gradient(draft, gradient, places, float(draft.sizes[gradient]), dtype)
         section, position = places[-1]
-        insertions.after(section, position, [added(gradient, made, numel, dtype, section.items[position].node)])
+        insertions.after(section, position, [addition(gradient, total, numel, dtype, section.items[position].node)])
     insertions.apply()

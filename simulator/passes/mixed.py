@@ -15,7 +15,7 @@ from ..graph import Graph, Node, shift_path
 from ..question.iteration import Iteration, attended
 from ..trace.entry import phase_flops
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.match import distinct, find, insert, rewrite, weights_of
 
 PROMPT = ("attention_prefill", "mla_prefill", "sparse_attention_prefill", "sparse_index_prefill")
 DECODE = ("attention_decode", "mla_decode", "sparse_attention_decode", "sparse_index_decode", "linear_attention_decode")
@@ -23,29 +23,25 @@ SCAN = "linear_attention_prefill"
 ABSORBED = ("fused.absorb_keys", "fused.absorb_values")
 
 
-def mixed(prompts: Graph, decodes: Graph | None, batch: Iteration) -> Graph:
+def mix(prompts: Graph, decodes: Graph | None, batch: Iteration) -> Graph:
     """The pass over ``batch``: ``prompts`` is that of one prompt of all tokens, ``decodes`` the decode step alone."""
-    draft = Draft(prompts)
-    released = freed(draft)
     decoding = _by_path(decodes) if decodes is not None else {}
-    for section in draft.sections:
-        for item in [i for i in section.items if i.node.op is not None and i.node.op.kind in (*PROMPT, SCAN)]:
-            own = decoding.get(item.node.path, [])
-            _chunked(item, batch)
-            _projected(section, item, batch)
+
+    def mix_section(draft: Draft, section: Section) -> None:
+        for item in find(section, (*PROMPT, SCAN)):
+            _chunk(item, batch)
+            _project(section, item, batch)
             if decodes is not None:
-                _insert(draft, section, item, own, decodes)
-    free_after_last_use(draft, released)
-    made = draft.graph()
-    share = phase_flops(made, "forward") / max(
-        phase_flops(prompts, "forward"), 1.0
-    )  # what ranks share out is shared alike
-    return replace(made, model_flops=prompts.model_flops * share)
+                _insert(draft, section, item, decoding.get(item.node.path, []), decodes)
+
+    graph = rewrite(prompts, mix_section)
+    share = phase_flops(graph, "forward") / max(phase_flops(prompts, "forward"), 1.0)  # ranks share all out alike
+    return replace(graph, model_flops=prompts.model_flops * share)
 
 
 def _by_path(graph: Graph) -> dict[str, list[Node]]:
     """What decoding runs in place of a prompt's attention, in order, by the attention's module."""
-    found: dict[str, list[Node]] = {}
+    nodes_by_path: dict[str, list[Node]] = {}
     for block in graph.blocks:
         kernels = [node for node in block.nodes if node.op is not None and node.op.kind in DECODE]
         for attention in kernels:
@@ -55,8 +51,8 @@ def _by_path(graph: Graph) -> dict[str, list[Node]]:
                 if node is attention or (node.source in ABSORBED and _around(attention, node))
             ]
             for index in range(block.repeat):
-                found[shift_path(attention.path, block.stack, index * block.stride)] = around
-    return found
+                nodes_by_path[shift_path(attention.path, block.stack, index * block.stride)] = around
+    return nodes_by_path
 
 
 def _around(attention: Node, node: Node) -> bool:
@@ -65,7 +61,7 @@ def _around(attention: Node, node: Node) -> bool:
     return dense and node.path.startswith(f"{attention.path}.")
 
 
-def _chunked(item: Item, batch: Iteration) -> None:
+def _chunk(item: Item, batch: Iteration) -> None:
     """The attention of the chunks in place of that of one prompt of all tokens."""
     assert item.node.op is not None
     count, new, keys = attended(batch.chunks)
@@ -73,51 +69,45 @@ def _chunked(item: Item, batch: Iteration) -> None:
     item.compute(item.node.op.replace(batch=count, **sizes))
 
 
-def _projected(section: Section, attention: Item, batch: Iteration) -> None:
+def _project(section: Section, attention: Item, batch: Iteration) -> None:
     """Keys and values of a latent cache are projected up for the chunks and what is cached of them, for no one else."""
     op = attention.node.op
     if op is None or op.kind != "mla_prefill":
         return
-    for item in section.items:
-        made = item.node.op
-        near = item.node.path.startswith(f"{attention.node.path}.")
-        if made is not None and near and made.kind == "gemm" and made.k == op.kv_lora_rank and made.batch == 1:
-            item.compute(made.replace(m=batch.prefill_tokens + batch.prefill_context))
+    for item in find(section, ("gemm",), below=attention.node.path):
+        gemm = item.node.op
+        if gemm is not None and gemm.k == op.kv_lora_rank and gemm.batch == 1:
+            item.compute(gemm.replace(m=batch.prefill_tokens + batch.prefill_context))
 
 
 def _insert(draft: Draft, section: Section, attention: Item, nodes: Sequence[Node], decodes: Graph) -> None:
     """Puts what decoding runs after the chunks' attention: each reads what the one before wrote."""
-    weights = {item.node.path: _weights(draft, item.node) for item in section.items if _weights(draft, item.node)}
+    weights = {item.node.path: weight_ids for item in section.items if (weight_ids := weights_of(draft, item.node))}
     beside = tuple(t for t in attention.node.reads if draft.role(t) != "cache")
-    reads, made = beside, []
+    reads, items = beside, []
     for node in nodes:
-        own = weights.get(node.path, ()) if node.source in ABSORBED else ()
+        absorbed_weights = weights.get(node.path, ()) if node.source in ABSORBED else ()
         size = sum(decodes.tensor(t).size_bytes for t in node.writes)
         last = node is nodes[-1]
         written = (
             attention.node.writes if last else (draft.local(section, size, draft.dtype(attention.node.writes[0])),)
         )
-        kept: tuple[int, ...] = ()
+        cached: tuple[int, ...] = ()
         if node.op is not None and node.op.kind in DECODE:
-            kept = (*beside, *_own_caches(draft, section, decodes, node))
+            cached = (*beside, *_own_caches(draft, section, decodes, node))
         new = replace(
             node,
             path=node.path if node.source in ABSORBED else attention.node.path,
-            reads=tuple(dict.fromkeys((*reads, *own, *kept))),
+            reads=distinct((*reads, *absorbed_weights, *cached)),
             writes=written,
             frees=(),
         )
-        made.append(Item(new))
+        items.append(Item(new))
         reads = written
-    at = section.place(attention) + 1
-    section.items[at:at] = made
+    insert(section, section.place(attention) + 1, items)
 
 
 def _own_caches(draft: Draft, section: Section, decodes: Graph, node: Node) -> tuple[int, ...]:
     """Caches of the decoding sequences: none but this kernel reads them, once a pass."""
     caches = [decodes.tensor(t) for t in node.reads if decodes.tensor(t).role == "cache"]
-    return tuple(draft.local(section, each.size_bytes, each.dtype, "cache") for each in caches)
-
-
-def _weights(draft: Draft, node: Node) -> tuple[int, ...]:
-    return tuple(t for t in node.reads if draft.role(t) in ("weight", "frozen"))
+    return tuple(draft.local(section, cache.size_bytes, cache.dtype, "cache") for cache in caches)

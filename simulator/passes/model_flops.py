@@ -12,11 +12,11 @@ from dataclasses import replace
 from ..graph import Graph
 from ..question.plan import Plan
 from ..trace.entry import phase_flops
-from .packing import packed
+from .packing import remove_padding
 from .serving import absorb_latents
 
 
 def count_model_flops(graph: Graph, plan: Plan) -> Graph:
     """A traced graph of an inference step whose ``model_flops`` leave out padding and what its code computes again."""
-    needed = packed(absorb_latents(graph), plan)
+    needed = remove_padding(absorb_latents(graph), plan)
     return replace(graph, model_flops=min(graph.model_flops, phase_flops(needed, "forward")))

@@ -5,9 +5,9 @@ from layer to layer beside what is added to it, so that each norm but the first 
 and SGLang, ``next_layer_layernorm`` of TensorRT-LLM). A layer that stands for many counts the first one's norm with an
 add, and the last norm of the model without.
 
-``reduced_norms``: an all-reduce of few bytes over tensor ranks adds the residual and normalises what it reduced, in the
-time of the all-reduce (FlashInfer's and TensorRT-LLM's fused kernels). Larger ones are reduced first. Engines do so on
-some devices and for some models alone (:class:`..question.plan.ReducedNorm`).
+``reduced_norms``: an all-reduce of few bytes over tensor ranks adds the residual and normalises what it reduced, in one
+kernel (FlashInfer's and TensorRT-LLM's): its op says ``norm=yes``. Each takes one norm. Larger ones are reduced first.
+Engines do so on some devices and for some models alone (:class:`..question.kernels.ReducedNorm`).
 
 ``reduce_once``: where two all-reduces of the same ranks are added, what is added is reduced once: shared experts and
 routed ones that tensor ranks share out (``final_hidden_states`` of all three engines).
@@ -17,75 +17,63 @@ All come after sharding, which puts the all-reduces there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from ...datasets.ops import Op
 from ..graph import Graph
-from ..question.plan import Plan, ReducedNorm
+from ..question.kernels import ReducedNorm
+from ..question.plan import Plan
 from .expert import PRODUCTS
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.match import distinct, drop, find, insert, kind_of, read_instead, rewrite, weights_of
 
 NEXT_NORM, REDUCE_ONCE = "next_norm", "reduce_once"
 RULES = (NEXT_NORM, REDUCE_ONCE)
 NORMS = ("rms_norm", "layer_norm")
-ADDED = "fused.add_norm"
+ADDED = ("fused.add_norm", "fused.residual_norm")
 SUMS = ("add", "add_", "pointwise")
 
 
-def carried(graph: Graph, plan: Plan) -> Graph:
+def fuse_next_norm(graph: Graph, plan: Plan) -> Graph:
     """The graph whose repeated layers leave their last add to the norm of the next."""
-    return _rewritten(graph, _carry) if NEXT_NORM in plan.stack.fusion else graph
+    return rewrite(graph, _carry) if NEXT_NORM in plan.stack.fusion else graph
 
 
-def reduced(graph: Graph, plan: Plan) -> Graph:
+def fuse_allreduce_norm(graph: Graph, plan: Plan) -> Graph:
     """The graph whose small all-reduces normalise too: what is a part of them is a kernel no more."""
     mixture = any(node.op is not None and node.op.kind in PRODUCTS for node in graph.nodes())
     choices = [choice for choice in plan.stack.reduced_norms if mixture or not choice.mixtures]
-    return _rewritten(graph, partial(_normalise, choices=choices)) if choices else graph
+    return rewrite(graph, partial(_normalise, choices=choices)) if choices else graph
 
 
-def summed(graph: Graph, plan: Plan) -> Graph:
+def reduce_once(graph: Graph, plan: Plan) -> Graph:
     """The graph that reduces the sum of two tensors, where it summed two that were reduced."""
-    return _rewritten(graph, _sum_first) if REDUCE_ONCE in plan.stack.fusion else graph
+    return rewrite(graph, _reduce_sum) if REDUCE_ONCE in plan.stack.fusion else graph
 
 
-def _rewritten(graph: Graph, change: Callable[[Draft, Section], bool]) -> Graph:
-    """The graph with each section changed; ``change`` says whether it did anything."""
-    draft = Draft(graph)
-    released = freed(draft)
-    changed = [change(draft, section) for section in draft.sections]
-    if not any(changed):
-        return graph
-    free_after_last_use(draft, released)
-    return draft.graph()
-
-
-def _sum_first(_: Draft, section: Section) -> bool:
+def _reduce_sum(_: Draft, section: Section) -> bool:
     """Adds what two all-reduces would reduce and reduces the sum, where nobody else reads either before."""
     changed = False
-    for item in [i for i in section.items if _kind(i) == "elementwise" and i.node.source.endswith(SUMS)]:
+    for item in [i for i in find(section, ("elementwise",)) if i.node.source.endswith(SUMS)]:
         before = section.items[: section.place(item)]
-        made = {t: each for t in item.node.reads if (each := _reduced_alone(before, t)) is not None}
-        if len(made) != 2 or len({each.node.op for each in made.values()}) != 1 or item.node.op is None:
+        reductions = {t: total for t in item.node.reads if (total := _reduced_alone(before, t)) is not None}
+        totals = list(reductions.values())
+        if len(totals) != 2 or totals[0].node.op != totals[1].node.op or item.node.op is None:
             continue
-        (one, other), whole = made, next(iter(made.values()))
-        gone = {id(each) for each in made.values()}
-        section.items = [each for each in section.items if id(each) not in gone]
+        one, other = reductions
+        drop(section, totals)
         add = Item(replace(item.node, source="aten.add_", reads=(one, other), writes=(one,), frees=()))
         add.compute(item.node.op.replace(inputs=2))
-        summed_once = Item(replace(whole.node, reads=(one,), writes=(one,), frees=()))
-        rest = tuple(t for t in item.node.reads if t != other)
-        if rest == (one,):
-            summed_once.rename({one: item.node.writes[0]})
+        total = Item(replace(totals[0].node, reads=(one,), writes=(one,), frees=()))
+        insert(section, section.place(item), (add, total))
+        addends = tuple(t for t in item.node.reads if t != other)
+        if addends == (one,):
+            total.rename({one: item.node.writes[0]})
             add.change(writes=item.node.writes)
-            section.items[section.place(item) : section.place(item) + 1] = [add, summed_once]
+            drop(section, [item])
         else:
-            item.compute(item.node.op.replace(inputs=len(rest)), reads=rest)
-            at = section.place(item)
-            section.items[at:at] = [add, summed_once]
+            item.compute(item.node.op.replace(inputs=len(addends)), reads=addends)
         changed = True
     return changed
 
@@ -93,29 +81,33 @@ def _sum_first(_: Draft, section: Section) -> bool:
 def _reduced_alone(before: Sequence[Item], tensor: int) -> Item | None:
     """The all-reduce that touched a tensor last."""
     touched = [item for item in before if tensor in (*item.node.reads, *item.node.writes)]
-    return touched[-1] if touched and _kind(touched[-1]) == "all_reduce" else None
+    return touched[-1] if touched and kind_of(touched[-1]) == "all_reduce" else None
 
 
 def _carry(draft: Draft, section: Section) -> bool:
-    """Moves the add that ends a layer into the norm that begins it, where both are there."""
+    """Moves the add that ends a layer into the norm that begins it, where both are there.
+
+    A norm before that add (Gemma's, which a compiler runs with it) goes along: the kernel is then like those within
+    the layers.
+    """
     ending = _ending(section)
     if ending is None:
         return False
     last, entered = ending
     size = _numel(last)
-    alike = next((i.node.op for i in section.items if _adds(i) and _numel(i) == size), None)
-    first = next((i for i in section.items if _kind(i) in NORMS and entered in i.node.reads), None)
-    made = last.node.writes[0]
-    added = [t for t in last.node.reads if _like(draft, section, t, made)]  # the layer's own output, residual first
+    alike = next((i for i in section.items if _adds(i) and _numel(i) == size and i is not last), None)
+    first = next((i for i in find(section, NORMS) if entered in i.node.reads), None)
+    written = last.node.writes[0]
+    added = [t for t in last.node.reads if _like(draft, section, t, written)]  # the layer's own output, residual first
     if alike is None or first is None or not added or _numel(first) != size:
         return False
-    first.compute(alike, source=ADDED)
-    section.items.remove(last)
+    first.compute(alike.node.op, source=ADDED[0], reads=(*weights_of(draft, last.node), *first.node.reads))  # type: ignore[arg-type]
+    drop(section, [last])
     latest = _latest(section, added)
     maker = next(item for item in section.items if latest in item.node.writes)
-    maker.change(reads=_distinct((*maker.node.reads, *(t for t in added if t != latest))))  # the residual lives so long
+    maker.change(reads=distinct((*maker.node.reads, *(t for t in added if t != latest))))  # the residual lives so long
     for item in section.items:
-        item.rename({latest: made})
+        item.rename({latest: written})
     return True
 
 
@@ -127,49 +119,48 @@ def _like(draft: Draft, section: Section, tensor: int, other: int) -> bool:
 
 def _latest(section: Section, tensors: Sequence[int]) -> int:
     """The one that a section writes last."""
-    place = {t: at for at, item in enumerate(section.items) for t in item.node.writes}
-    return max(tensors, key=lambda t: place.get(t, -1))
+    positions = {t: at for at, item in enumerate(section.items) for t in item.node.writes}
+    return max(tensors, key=lambda t: positions.get(t, -1))
 
 
 def _ending(section: Section) -> tuple[Item, int] | None:
     """The add that makes what the next repetition begins with, and that tensor as this one reads it."""
-    for item in reversed(section.items):
-        if _kind(item) == "elementwise" and len(item.node.writes) == 1 and not _adds(item):
-            made = item.node.writes[0]
-            step = section.steps.get(made, 0)
-            entered = made - step
-            if section.repeat > 1 and step and section.steps.get(entered, 0) == step:
-                return item, entered
+    for item in reversed(find(section, ("elementwise",))):
+        written, step = item.node.writes[0], section.steps.get(item.node.writes[0], 0)
+        if len(item.node.writes) == 1 and section.repeat > 1 and step and section.steps.get(written - step, 0) == step:
+            return item, written - step
     return None
 
 
 def _normalise(draft: Draft, section: Section, choices: Sequence[ReducedNorm]) -> bool:
     """Takes norms with an add out where a fitting all-reduce of this layer or the one before made what they read."""
     before = len(section.items)
-    made: dict[int, Op] = {}  # what all-reduces wrote, those reduced last at the end
+    totals: dict[int, Item] = {}  # the all-reduces that wrote tensors, those reduced last at the end
     for item in list(section.items):
         node = item.node
-        found = [t for t in made if t in node.reads and _joined(draft, item, made[t], choices)]
-        if found:
-            _without(draft, section, item, found[-1])
+        reduced = [t for t in totals if t in node.reads and _fits(draft, item, totals[t], choices)]
+        if reduced:
+            _normalise_in(draft, section, item, totals[reduced[-1]], reduced[-1])
             continue
-        made = {t: op for t, op in made.items() if t not in node.writes}
-        if node.op is not None and node.op.kind == "all_reduce":
-            made |= dict.fromkeys(node.writes, node.op)
+        totals = {t: total for t, total in totals.items() if t not in node.writes}
+        if kind_of(item) == "all_reduce":
+            totals |= dict.fromkeys(node.writes, item)
     for item in section.items if section.repeat > 1 else ():
-        ended = {t: t + section.steps[t] for t in item.node.reads if section.steps.get(t, 0)}
-        entered = [t for t, last in ended.items() if last in made and _joined(draft, item, made[last], choices)]
+        last = {t: t + section.steps[t] for t in item.node.reads if section.steps.get(t, 0)}
+        entered = [t for t in last if last[t] in totals and _fits(draft, item, totals[last[t]], choices)]
         if entered:
-            _without(draft, section, item, entered[0])
+            _normalise_in(draft, section, item, totals[last[entered[0]]], entered[0])
             break
     return len(section.items) < before
 
 
-def _joined(draft: Draft, norm: Item, op: Op, choices: Sequence[ReducedNorm]) -> bool:
-    """Whether a kernel is a norm with an add that one of the choices does with the all-reduce before it."""
-    if not _adds(norm):
-        return False
-    weights = [t for t in norm.node.reads if draft.role(t) in ("weight", "frozen")]
+def _fits(draft: Draft, norm: Item, total: Item, choices: Sequence[ReducedNorm]) -> bool:
+    """Whether a kernel is a norm with an add before it that one of the choices does with the all-reduce before it."""
+    op, node = total.node.op, norm.node
+    assert op is not None
+    weights = weights_of(draft, node)
+    if not _adds(norm) or op.norm or (weights and node.reads[-len(weights) :] != weights):
+        return False  # what was reduced is normalised before the add as well (Gemma)
     tokens = _numel(norm) / draft.numel(weights[0]) if weights else 0
 
     def fits(choice: ReducedNorm) -> bool:
@@ -179,29 +170,22 @@ def _joined(draft: Draft, norm: Item, op: Op, choices: Sequence[ReducedNorm]) ->
     return any(fits(choice) for choice in choices)
 
 
-def _without(draft: Draft, section: Section, norm: Item, reduced: int) -> None:
-    """Takes a norm out of a section: who read what it made reads what was reduced, and the norm's weight."""
-    made = set(norm.node.writes)
-    weights = tuple(t for t in norm.node.reads if draft.role(t) in ("weight", "frozen"))
-    section.items.remove(norm)
-    for item in section.items:
-        if made.intersection(item.node.reads):
-            reads = [t for each in item.node.reads for t in ((reduced, *weights) if each in made else (each,))]
-            item.change(reads=_distinct(reads))
-            weights = ()
-
-
-def _distinct(tensors: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(tensors))
-
-
-def _kind(item: Item) -> str:
-    return item.node.op.kind if item.node.op is not None else ""
+def _normalise_in(draft: Draft, section: Section, norm: Item, total: Item, reduced: int) -> None:
+    """Puts a norm into an all-reduce: who read what it made reads what was reduced, the first one the weight too."""
+    assert total.node.op is not None
+    total.compute(total.node.op.replace(norm="yes"))
+    weights, written = weights_of(draft, norm.node), set(norm.node.writes)
+    drop(section, [norm])
+    reader = next((item for item in section.items if written.intersection(item.node.reads)), None)
+    if reader is not None:
+        reads = reader.node.reads
+        reader.change(reads=distinct(new for t in reads for new in ((reduced, *weights) if t in written else (t,))))
+    read_instead(section, dict.fromkeys(written, (reduced,)))
 
 
 def _adds(item: Item) -> bool:
     """Whether a kernel is a norm that adds the residual first."""
-    return item.node.source == ADDED and _kind(item) == "elementwise"
+    return item.node.source in ADDED and kind_of(item) == "elementwise"
 
 
 def _numel(item: Item) -> int:

@@ -18,9 +18,9 @@ from ..question.plan import OFFLOAD, Plan, PlanError
 from .host_update import COPY, COPY_OUT, update_on_host
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids
+from .rewriting.layers import Layer, covers, layers_of, mapping, read_ids
 from .rewriting.lifetimes import free_late, unfree
-from .rewriting.nodes import copied
+from .rewriting.nodes import copy_kernel
 from .sharding.attention import attention_of
 
 ACTIVATION, CACHE = ROLES.index("activation"), ROLES.index("cache")
@@ -54,7 +54,7 @@ def _caches(draft: Draft) -> None:
         uses = _uses(draft, section, numbers)
         if not uses:
             continue
-        token = _begun(draft, section)
+        token = _begins(draft, section)
         moved = sum(float(draft.sizes[tensor]) for tensor, use in uses.items() if use.comes or use.new == 1)
         spare = (draft.new(moved, "int8", "buffer"),) if section.repeat > 1 else ()
         for tensor, use in uses.items():
@@ -66,19 +66,19 @@ def _caches(draft: Draft) -> None:
             phase, path = node.phase, node.path
             if use.comes:
                 reads = (tensor, *token, *spare)
-                come = copied(
+                come = copy_kernel(
                     "copy.cache_in", size, reads, (staging,), phase=phase, path=path, direction="h2d", stream=COPY
                 )
                 insertions.before(section, use.first, [come])
             elif tensor not in node.writes:  # an engine's kernel fills it and reads nothing of it
-                made = section.items[use.first]
-                others = tuple(t for t in made.node.reads if t != staging)
-                made.change(reads=others, writes=(*made.node.writes, staging))
+                first_use = section.items[use.first]
+                others = tuple(t for t in first_use.node.reads if t != staging)
+                first_use.change(reads=others, writes=(*first_use.node.writes, staging))
             if not use.new:
                 section.items[use.last].free(staging)
                 continue
             reads, frees = (staging, *spare), (staging,)
-            go = copied(
+            go = copy_kernel(
                 "copy.cache_out",
                 size * use.new,
                 reads,
@@ -108,20 +108,20 @@ def _uses(draft: Draft, section: Section, numbers: set[int]) -> dict[int, CacheU
 
     Attention over more keys than queries reads what earlier steps have left; it appends its own tokens.
     """
-    found: dict[int, CacheUse] = {}
+    uses: dict[int, CacheUse] = {}
     for position, item in enumerate(section.items):
         node, call = item.node, attention_of(item.node)
-        part = call.seq_q / call.seq_kv if call is not None else 0.0
+        share = call.seq_q / call.seq_kv if call is not None else 0.0
         for tensor in dict.fromkeys((*node.reads, *node.writes)):
             if draft.roles[tensor] != CACHE or draft.dtypes[tensor] in numbers or not draft.sizes[tensor]:
                 continue
-            comes = tensor in node.reads and (call is None or part < 1)
-            use = found.setdefault(tensor, CacheUse(position, position, comes, 0.0))
-            found[tensor] = use._replace(last=position, new=part or use.new)
-    return found
+            comes = tensor in node.reads and (call is None or share < 1)
+            use = uses.setdefault(tensor, CacheUse(position, position, comes, 0.0))
+            uses[tensor] = use._replace(last=position, new=share or use.new)
+    return uses
 
 
-def _begun(draft: Draft, section: Section) -> tuple[int, ...]:
+def _begins(draft: Draft, section: Section) -> tuple[int, ...]:
     """A tensor that the layer before makes as it begins; none where a section does not repeat."""
     if section.repeat == 1:
         return ()
@@ -139,44 +139,46 @@ def _activations(draft: Draft, stack: str) -> None:
     reads = {id(section): read_ids(draft, section) for section in draft.sections}
     moved: list[slice] = []
     late: list[slice] = []
-    backward = list(found_layers(draft, ("recompute", "backward"), stack))
+    backward = list(layers_of(draft, ("recompute", "backward"), stack))
     sent: list[tuple[Item, tuple[int, ...]]] = []
-    taken: set[int] = set()
-    for layer in reversed(list(found_layers(draft, ("forward",), stack))):
+    offloaded: set[int] = set()
+    for layer in reversed(list(layers_of(draft, ("forward",), stack))):
         partners = [b for b in backward if covers(layer, b)]
         if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
             continue
-        kept = tuple(t for t in _kept(draft, layer, partners, reads) if t not in taken)
-        if not kept:
+        activations = tuple(t for t in _saved_activations(draft, layer, partners, reads) if t not in offloaded)
+        if not activations:
             continue
-        taken.update(kept)
-        size = float(draft.sizes[list(kept)].sum())
-        moved += [layer.section.span(tensor) for tensor in kept]
-        item, outside = _send(draft, layer, kept, size)
-        sent.append((item, kept))
+        offloaded.update(activations)
+        size = float(draft.sizes[list(activations)].sum())
+        moved += [layer.section.span(tensor) for tensor in activations]
+        item, outside = _send(draft, layer, activations, size)
+        sent.append((item, activations))
         for partner in partners:
-            late += _fetch(draft, layer, partner, kept, size, outside)
+            late += _fetch(draft, layer, partner, activations, size, outside)
     masks = np.zeros((2, len(draft.sizes)), dtype=bool)
     for mask, spans in zip(masks, (moved, late), strict=True):
         for ids in spans:
             mask[ids] = True
     unfree(draft, masks[0])
-    for item, kept in sent:
-        item.free(*kept)
+    for item, activations in sent:
+        item.free(*activations)
     free_late(draft, masks[1])
 
 
-def _kept(draft: Draft, layer: Layer, partners: list[Layer], reads: dict[int, np.ndarray]) -> tuple[int, ...]:
+def _saved_activations(
+    draft: Draft, layer: Layer, partners: list[Layer], reads: dict[int, np.ndarray]
+) -> tuple[int, ...]:
     """Activations that only this layer and its backward pass use."""
     section = layer.section
-    own = {id(section), *(id(partner.section) for partner in partners)}
+    sections = {id(section), *(id(partner.section) for partner in partners)}
     others = np.zeros(len(draft.sizes), dtype=bool)
     for key, mask in reads.items():
-        if key not in own:
+        if key not in sections:
             others[: len(mask)] |= mask
     touched = dict.fromkeys(t for p in layer.positions for t in (*_node(section, p).reads, *_node(section, p).writes))
     freed = {t for item in section.items for t in item.node.frees}
-    kept = []
+    activations = []
     for tensor in touched:
         step = section.steps.get(tensor, 0)
         shared = section.repeat > 1 and not step
@@ -185,28 +187,32 @@ def _kept(draft: Draft, layer: Layer, partners: list[Layer], reads: dict[int, np
             continue
         used = all(reads[id(p.section)][mapping(layer, p)(tensor)] for p in partners)
         if used and not others[section.span(tensor)].any():
-            kept.append(tensor)
-    return tuple(kept)
+            activations.append(tensor)
+    return tuple(activations)
 
 
 def _node(section: Section, position: int) -> Node:
     return section.items[position].node
 
 
-def _send(draft: Draft, layer: Layer, kept: tuple[int, ...], size: float) -> tuple[Item, int]:
+def _send(draft: Draft, layer: Layer, activations: tuple[int, ...], size: float) -> tuple[Item, int]:
     """The copy out after a layer, and the empty tensor that stands for what is on the host."""
     section = layer.section
     outside = draft.local(section, 0, "int8", "buffer")
     last = section.items[layer.positions[-1]].node
-    copy = copied("copy.out", size, kept, (outside,), phase="forward", path=last.path, direction="d2h", stream=COPY)
+    copy = copy_kernel(
+        "copy.out", size, activations, (outside,), phase="forward", path=last.path, direction="d2h", stream=COPY
+    )
     section.items.insert(layer.positions[-1] + 1, Item(copy))
     return section.items[layer.positions[-1] + 1], outside
 
 
-def _fetch(draft: Draft, layer: Layer, partner: Layer, kept: tuple[int, ...], size: float, outside: int) -> list[slice]:
+def _fetch(
+    draft: Draft, layer: Layer, partner: Layer, activations: tuple[int, ...], size: float, outside: int
+) -> list[slice]:
     """The copy back before a backward layer, waiting for the layer before it to begin; what it brings."""
     section, there = partner.section, mapping(layer, partner)
-    names = {there(tensor): _local(draft, section, tensor) for tensor in kept}
+    names = {there(tensor): _local(draft, section, tensor) for tensor in activations}
     for item in section.items:
         item.rename(names)
     brought = set(names.values())
@@ -219,7 +225,7 @@ def _fetch(draft: Draft, layer: Layer, partner: Layer, kept: tuple[int, ...], si
         begins.change(writes=(*begins.node.writes, first + 1))
         token = (first,)
     node = section.items[position].node
-    copy = copied(
+    copy = copy_kernel(
         "copy.in",
         size,
         (there(outside), *token),
@@ -230,7 +236,7 @@ def _fetch(draft: Draft, layer: Layer, partner: Layer, kept: tuple[int, ...], si
         stream=COPY,
     )
     section.items.insert(position, Item(copy))
-    return [section.span(made) for made in names.values()]
+    return [section.span(copy_of) for copy_of in names.values()]
 
 
 def _local(draft: Draft, section: Section, tensor: int) -> int:

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...datasets.ops import LAYOUT, Op
-from ..graph import REST, Graph, Node
+from ..graph import REST_SUFFIX, Graph, Node
 from ..question.plan import Plan
 from .reorder import COMPUTE, reorder_section
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.lifetimes import free_after_last_use, freed_tensors
 
 GROUPS = ("tp", "etp", "ep", "cp")
 TENSOR = ("tp", "etp")
@@ -47,7 +47,7 @@ def overlap(graph: Graph, plan: Plan) -> Graph:
     if not any(beside(node) and node.op is not None for node, _ in graph.weighted()):
         return graph
     draft = Draft(graph)
-    released = freed(draft)
+    released = freed_tensors(draft)
     for section in draft.sections:
         if not any(beside(item.node) for item in section.items):
             continue
@@ -65,21 +65,23 @@ def _pipeline(draft: Draft, section: Section, chunks: bool, beside: Callable[[No
     """Cut gathers and scatters of tensor ranks, with the product next to them, in chunks; else only the product that
     reads a gather. Nothing is cut of what does not run ``beside`` compute."""
     items: list[Item] = []
-    taken: set[int] = set()
+    overlapped: set[int] = set()
     for position, item in enumerate(section.items):
         node = item.node
-        if id(item) in taken:
+        if id(item) in overlapped:
             continue
         if node.group == "tp" and node.op is not None and node.stream == COMPUTE and beside(node):
             if node.op.kind == "all_gather":
                 product = _reader(section, position)
                 if product is not None and len(node.writes) == 1:
-                    cut = _gathered(draft, section, node, product.node) if chunks else _own_rows(node, product.node)
+                    cut = (
+                        _overlap_gather(draft, section, node, product.node) if chunks else _own_rows(node, product.node)
+                    )
                     items += cut
-                    taken.add(id(product))
+                    overlapped.add(id(product))
                     continue
             if chunks and node.op.kind == "reduce_scatter" and items and _feeds(items[-1].node, node):
-                items += _scattered(draft, section, items.pop().node, node)
+                items += _overlap_scatter(draft, section, items.pop().node, node)
                 continue
         items.append(item)
     section.items = items
@@ -109,17 +111,17 @@ def _cuts(product: Node, node: Node) -> bool:
     return LAYOUT.choices[op.layout] != "tn" and op.m % node.op.ranks == 0
 
 
-def _gathered(draft: Draft, section: Section, gather: Node, product: Node) -> list[Item]:
+def _overlap_gather(draft: Draft, section: Section, gather: Node, product: Node) -> list[Item]:
     """Gather and product, cut in a first and a last piece each."""
     assert gather.op is not None
-    ranks, whole = gather.op.ranks, gather.writes[0]
-    head = draft.local(section, draft.sizes[whole] / ranks, draft.dtype(whole))
-    first, rest = _parts(gather, ranks, first=True)
+    ranks, gathered = gather.op.ranks, gather.writes[0]
+    head = draft.local(section, draft.sizes[gathered] / ranks, draft.dtype(gathered))
+    first, others = _parts(gather, ranks, first=True)
     begun, ended = _rows(product, ranks, first=False)
-    reads = tuple(head if t == whole else t for t in product.reads)
+    reads = tuple(head if t == gathered else t for t in product.reads)
     return [
         Item(replace(first, writes=(head,))),
-        Item(replace(rest, reads=(*gather.reads, head))),
+        Item(replace(others, reads=(*gather.reads, head))),
         Item(replace(begun, reads=reads)),
         Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
     ]
@@ -129,7 +131,7 @@ def _own_rows(gather: Node, product: Node) -> list[Item]:
     """A gather, beside it the product of the rank's own rows, then that of all others."""
     assert gather.op is not None
     begun, ended = _rows(product, gather.op.ranks, first=True)
-    reads = tuple(t for own in product.reads for t in (gather.reads if own == gather.writes[0] else (own,)))
+    reads = tuple(t for tensor in product.reads for t in (gather.reads if tensor == gather.writes[0] else (tensor,)))
     return [
         Item(gather),
         Item(replace(begun, reads=reads)),
@@ -137,19 +139,19 @@ def _own_rows(gather: Node, product: Node) -> list[Item]:
     ]
 
 
-def _scattered(draft: Draft, section: Section, product: Node, scatter: Node) -> list[Item]:
+def _overlap_scatter(draft: Draft, section: Section, product: Node, scatter: Node) -> list[Item]:
     """Product and scatter, cut in a first and a last piece each."""
     assert scatter.op is not None
-    ranks, whole, out = scatter.op.ranks, product.writes[0], scatter.writes[0]
-    head = draft.local(section, draft.sizes[whole] / ranks, draft.dtype(whole))
+    ranks, partial, out = scatter.op.ranks, product.writes[0], scatter.writes[0]
+    head = draft.local(section, draft.sizes[partial] / ranks, draft.dtype(partial))
     summed = draft.local(section, draft.sizes[out] / ranks, draft.dtype(out))
     begun, ended = _rows(product, ranks, first=True)
-    first, rest = _parts(scatter, ranks, first=False)
+    first, others = _parts(scatter, ranks, first=False)
     return [
         Item(replace(begun, writes=(head,))),
         Item(ended),
         Item(replace(first, reads=(head,), writes=(summed,))),
-        Item(replace(rest, reads=(*scatter.reads, summed))),
+        Item(replace(others, reads=(*scatter.reads, summed))),
     ]
 
 
@@ -158,11 +160,11 @@ def _parts(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
     assert node.op is not None
     one = node.op.size_bytes // ranks
     sizes = (one, node.op.size_bytes - one) if first else (node.op.size_bytes - one, one)
-    made = [
+    chunks = [
         replace(node, op=node.op.replace(size_bytes=s), bytes_moved=s, stream=f"comm:{node.group}", frees=())
         for s in sizes
     ]
-    return made[0], replace(made[1], source=f"{node.source}{REST}")
+    return chunks[0], replace(chunks[1], source=f"{node.source}{REST_SUFFIX}")
 
 
 def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
@@ -170,8 +172,8 @@ def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
     assert node.op is not None
     one = node.op.m // ranks
     rows = (one, node.op.m - one) if first else (node.op.m - one, one)
-    made = [_with(node, node.op.replace(m=m)) for m in rows]
-    return made[0], replace(made[1], source=f"{node.source}{REST}")
+    chunks = [_with(node, node.op.replace(m=m)) for m in rows]
+    return chunks[0], replace(chunks[1], source=f"{node.source}{REST_SUFFIX}")
 
 
 def _with(node: Node, op: Op) -> Node:

@@ -1,6 +1,6 @@
 """Padding left out: kernels between attentions run over the tokens that are real, as EffectiveTransformer has it.
 
-``plan.options["real_tokens"]`` is their share of the batch. A fused attention runs over each sequence's own length, for
+``options.real_tokens`` is their share of the batch. A fused attention runs over each sequence's own length, for
 which the mean stands; attention in parts wants rectangles, so that padding comes back for its products and its softmax
 (FasterTransformer, docs/bert_guide.md).
 """
@@ -17,9 +17,9 @@ from .rewriting.split import axes, share
 AXES = ("tokens", "keys")
 
 
-def packed(graph: Graph, plan: Plan) -> Graph:
+def remove_padding(graph: Graph, plan: Plan) -> Graph:
     """The graph of the real tokens alone."""
-    real = plan.options.get("real_tokens") or 1
+    real = plan.settings.real_tokens
     if real == 1:
         return graph
     parts = 1 / Fraction(real).limit_denominator(1 << 16)

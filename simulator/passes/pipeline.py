@@ -74,14 +74,15 @@ def layer_stack(graph: Graph) -> tuple[str, int]:
     return stack, depth[stack]
 
 
-def boundaries(depth: int, chunks: int, given: Sequence[int], what: str) -> list[int]:
+def boundaries(depth: int, chunks: int, layers: Sequence[int], what: str) -> list[int]:
     """First layer of every chunk and the end: as given, else as even as can be, the first and last chunk shortest."""
-    if given:
-        if len(given) != chunks or sum(given) != depth or min(given) < 0:
+    if layers:
+        if len(layers) != chunks or sum(layers) != depth or min(layers) < 0:
             raise PlanError(
-                f"parallel.stages={list(given)} must be {chunks} numbers of layers that add up to the {depth} of {what}"
+                f"parallel.stages={list(layers)} must be {chunks} numbers of layers that "
+                f"add up to the {depth} of {what}"
             )
-        return [0, *np.cumsum(given).tolist()]
+        return [0, *np.cumsum(layers).tolist()]
     if chunks > 1 and not depth:
         raise PlanError(f"{what} cannot be cut into pp x vpp = {chunks} chunks; take parallel.pp=1 parallel.vpp=1")
     if chunks > 1 and chunks > depth + 2 * (chunks > 2):  # the first may hold the embedding alone, the last the loss
@@ -106,7 +107,7 @@ class _Cutter:
     def graph(self, chunk: int) -> Graph:
         """The graph of one chunk; chunks cut alike share one."""
         cut = tuple(self._cut(chunk))
-        alike = tuple((block, count, kept, self._ends(block, first, count)) for block, first, count, kept in cut)
+        alike = tuple((block, count, inside, self._ends(block, first, count)) for block, first, count, inside in cut)
         if alike not in self.made:
             self.made[alike] = self._build(cut)
         return self.made[alike]
@@ -114,19 +115,21 @@ class _Cutter:
     def sent(self, layer: int) -> float:
         """Bytes that the forward of the layer before ``layer`` hands to it."""
         written: set[int] = set()
-        read: set[int] = set()
+        reads: set[int] = set()
         shared: set[int] = set()  # by all layers, such as tables of positions
         for block, row in zip(self.source.blocks, self._places, strict=True):
-            for node, place in zip(block.nodes, row, strict=True):
-                if node.phase != "forward" or place is None:
+            for node, position in zip(block.nodes, row, strict=True):
+                if node.phase != "forward" or position is None:
                     continue
-                for at, tensors, into in ((layer - 1, node.writes, written), (layer, node.reads, read)):
-                    for repetition in _within(place, block.stride, block.repeat, at, at + 1):
-                        into.update(_moved(tensors, block, repetition))
+                for at, tensors, into in ((layer - 1, node.writes, written), (layer, node.reads, reads)):
+                    for repetition in _repetitions_within(position, block.stride, block.repeat, at, at + 1):
+                        into.update(_move_tensors(tensors, block, repetition))
                 if block.repeat > 1:
                     shared.update(t for t in node.reads if not block.steps.get(t))
         activation = ROLES.index("activation")
-        return float(sum(self.whole[t] for t in (written & read) - shared if self.source.tensor_roles[t] == activation))
+        return float(
+            sum(self.whole[t] for t in (written & reads) - shared if self.source.tensor_roles[t] == activation)
+        )
 
     @cached_property
     def _places(self) -> list[list[int | None]]:
@@ -141,9 +144,9 @@ class _Cutter:
                     row.append(None)
                     continue
                 phase = "forward" if node.phase == "forward" else "backward"
-                found = layer_of(node.path)
-                if found is not None and found[0] == self.stack:
-                    last[phase] = found[1]
+                layer = layer_of(node.path)
+                if layer is not None and layer[0] == self.stack:
+                    last[phase] = layer[1]
                 elif block.repeat == 1 and not node.group:
                     last[phase] = self._end(phase, last[phase])
                 row.append(last[phase])
@@ -171,14 +174,16 @@ class _Cutter:
                 yield index, 0, block.repeat, None
                 continue
             fits = [
-                range(block.repeat) if place is None else _within(place, block.stride, block.repeat, low, high)
+                range(block.repeat)
+                if place is None
+                else _repetitions_within(place, block.stride, block.repeat, low, high)
                 for place in row
             ]
-            whole = range(max(r.start for r in fits), min(r.stop for r in fits))
+            common = range(max(r.start for r in fits), min(r.stop for r in fits))
             for repetition in range(min(r.start for r in fits), max(r.stop for r in fits)):
-                if repetition in whole:
-                    if repetition == whole.start:
-                        yield index, whole.start, len(whole), None
+                if repetition in common:
+                    if repetition == common.start:
+                        yield index, common.start, len(common), None
                     continue
                 kept = tuple(position for position, inside in enumerate(fits) if repetition in inside)
                 if kept:
@@ -188,9 +193,9 @@ class _Cutter:
         return first == 0, first + count == self.source.blocks[block].repeat
 
     def _build(self, cut: Cut) -> Graph:
-        blocks = [slice_block(self.source.blocks[index], first, count, kept) for index, first, count, kept in cut]
+        blocks = [slice_block(self.source.blocks[index], first, count, inside) for index, first, count, inside in cut]
         working = [b for b in blocks if b.nodes and b.nodes[0].phase != "optimizer"]
-        held = _held(working, self.source.tensor_roles)
+        resident = _resident_tensors(working, self.source.tensor_roles)
         tensors = list(self.source.tensors)
         count, finished = self.source.tensor_count, []
         shares = np.arange(count)  # what stands here for each tensor of the source
@@ -200,16 +205,18 @@ class _Cutter:
                 continue
             nodes = []
             for node in block.nodes:
-                made, own = _shared(node, self._named(node), held, self.whole, count, shares)
-                tensors += own
-                count += len(own)
-                nodes.append(made)
+                shared_node, weights = _share_update(
+                    node, self._named_tensors(node), resident, self.whole, count, shares
+                )
+                tensors += weights
+                count += len(weights)
+                nodes.append(shared_node)
             finished.append(replace(block, nodes=tuple(n for n in nodes if n is not None)))
-        kept = tuple(b for b in finished if b.nodes)
-        parameters = int(self._elements[held & (self.source.tensor_roles == WEIGHT)].sum())
-        return compact(replace(self.source, blocks=kept, tensors=tuple(tensors), parameters=parameters))
+        blocks_run = tuple(b for b in finished if b.nodes)
+        parameters = int(self._elements[resident & (self.source.tensor_roles == WEIGHT)].sum())
+        return compact(replace(self.source, blocks=blocks_run, tensors=tuple(tensors), parameters=parameters))
 
-    def _named(self, node: Node) -> _Named:
+    def _named_tensors(self, node: Node) -> _Named:
         """What an optimizer node names; of those that several chunks share a part of, once."""
         if id(node) not in self.named:  # the source keeps its nodes, and with them their identities
             self.named[id(node)] = _Named.of(node, self.source.tensor_roles, self.whole)
@@ -251,19 +258,19 @@ class _Named:
         return cls(reads, writes, weights, states, float(sizes[weights].sum()))
 
 
-def _within(place: int, stride: int, repeat: int, low: int, high: int) -> range:
+def _repetitions_within(position: int, stride: int, repeat: int, low: int, high: int) -> range:
     """The repetitions in which ``low <= place + repetition x stride < high``."""
     if not stride:
-        return range(repeat if low <= place < high else 0)
+        return range(repeat if low <= position < high else 0)
     if stride < 0:
-        place, stride, low, high = -place, -stride, 1 - high, 1 - low
-    first = max(-((place - low) // stride), 0)
-    return range(first, max(min(-((place - high) // stride), repeat), first))
+        position, stride, low, high = -position, -stride, 1 - high, 1 - low
+    first = max(-((position - low) // stride), 0)
+    return range(first, max(min(-((position - high) // stride), repeat), first))
 
 
-def slice_block(block: Block, first: int, count: int, kept: tuple[int, ...] | None) -> Block:
-    """Repetitions of a block, of which only the ``kept`` nodes."""
-    if first == 0 and count == block.repeat and kept is None:
+def slice_block(block: Block, first: int, count: int, positions: tuple[int, ...] | None) -> Block:
+    """Repetitions of a block, of which only the nodes at ``positions`` (None: all)."""
+    if first == 0 and count == block.repeat and positions is None:
         return block
     ends = {0: first == 0, -1: first + count == block.repeat}
     moved = {t: t + first * step for t, step in block.steps.items()} if first else {}
@@ -273,7 +280,7 @@ def slice_block(block: Block, first: int, count: int, kept: tuple[int, ...] | No
 
     nodes: list[Node] = []
     uneven = {}
-    for position in range(len(block.nodes)) if kept is None else kept:
+    for position in range(len(block.nodes)) if positions is None else positions:
         for which, there in ends.items():
             if there and (which, position) in block.uneven:
                 uneven[which, len(nodes)] = of(block.uneven[which, position])
@@ -287,41 +294,41 @@ def slice_block(block: Block, first: int, count: int, kept: tuple[int, ...] | No
     return Block(tuple(nodes), count, steps, block.stack, block.stride, uneven)
 
 
-def _moved(tensors: Sequence[int], block: Block, repetition: int) -> list[int]:
+def _move_tensors(tensors: Sequence[int], block: Block, repetition: int) -> list[int]:
     return [t + repetition * block.steps.get(t, 0) for t in tensors]
 
 
-def _held(blocks: Sequence[Block], roles: np.ndarray) -> np.ndarray:
+def _resident_tensors(blocks: Sequence[Block], roles: np.ndarray) -> np.ndarray:
     """Which tensors are a chunk's own: all but weights and gradients that no node of these blocks touches [tensors]."""
-    held: np.ndarray = ~np.isin(roles, (WEIGHT, FROZEN, GRADIENT))
+    resident: np.ndarray = ~np.isin(roles, (WEIGHT, FROZEN, GRADIENT))
     for block in blocks:
         for used in (block.read, block.written):
-            held[used.over(np.arange(block.repeat))[0]] = True
-    return held
+            resident[used.over(np.arange(block.repeat))[0]] = True
+    return resident
 
 
-def _shared(
-    node: Node, named: _Named, held: np.ndarray, sizes: np.ndarray, count: int, shares: np.ndarray
+def _share_update(
+    node: Node, named: _Named, resident: np.ndarray, sizes: np.ndarray, count: int, shares: np.ndarray
 ) -> tuple[Node | None, list[Tensor]]:
     """An optimizer node as far as it works on weights that are ``held``, with a share of the states that it touches.
 
     One that works on no weights at all, as the step's counter, stands in every chunk. ``shares`` has what stands here
-    for each tensor: for states that earlier nodes touch their share, and learns of this node's.
+    for each tensor: for states that earlier states touch their share, and learns of this node's.
     """
-    own = named.weights[held[named.weights]]
-    share = float(sizes[own].sum()) / named.total if named.total else 1.0
+    weights = named.weights[resident[named.weights]]
+    share = float(sizes[weights].sum()) / named.total if named.total else 1.0
     if share == 0.0:
         return None, []
-    made = []
+    states = []
     fresh = named.states[shares[named.states] == named.states]
     if len(fresh):
-        made.append(Tensor(count, round(float(sizes[fresh].sum()) * share), "fp32", "optimizer_state"))
+        states.append(Tensor(count, round(float(sizes[fresh].sum()) * share), "fp32", "optimizer_state"))
         shares[fresh] = count
     op = node.op
     if op is not None and len(named.weights):
-        op = _fraction(op, share, len(own) / len(named.weights))
-    reads, writes = (tuple(dict.fromkeys(shares[t[held[t]]].tolist())) for t in (named.reads, named.writes))
-    return replace(node, op=op, reads=reads, writes=writes, bytes_moved=round(node.bytes_moved * share)), made
+        op = _fraction(op, share, len(weights) / len(named.weights))
+    reads, writes = (tuple(dict.fromkeys(shares[t[resident[t]]].tolist())) for t in (named.reads, named.writes))
+    return replace(node, op=op, reads=reads, writes=writes, bytes_moved=round(node.bytes_moved * share)), states
 
 
 def _fraction(op: Op, share: float, of_tensors: float) -> Op:

@@ -2,7 +2,7 @@
 
 ``plan.quantization`` names a recipe (:data:`RECIPES`). Products with weights take its format: forward, input gradient
 and weight gradient alike, dense and grouped, and keep the dtype of their results. The head of the language model,
-routers and attention stay as they are, and so do modules that ``plan.options["quantize_skip"]`` (a regular expression)
+routers and attention stay as they are, and so do modules that ``options.quantize_skip`` (a regular expression)
 matches. Where a checkpoint says it of each module, ``plan.weight_rules`` decide (:mod:`.product_formats`).
 
 An operand is rounded once, by a ``quantize`` node, for all products that read it. In training the weight's gradient
@@ -12,7 +12,7 @@ backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose
 need no transposed copy where matrix units take operands either way (compute capability 10: ``transformer_engine``,
 ``nvte_is_non_tn_fp8_gemm_supported``). Weights are rounded once a step, in its first micro-batch; what their rounded
 copies weigh is not counted. Frozen ones are rounded before the first step, and their products need no transposed
-copies; adapters stay in 16 bits. With ``plan.options["fp8_scaling"]="current"`` the maximum is found in a pass of its
+copies; adapters stay in 16 bits. With ``options.fp8_scaling=current`` the maximum is found in a pass of its
 own; with ``rowwise`` each row is rounded by its own as it is read, along both dimensions. NVFP4 has a scale of the
 tensor above those of its blocks, whose maximum is always found first, and what is rounded along the columns is turned
 before (a Hadamard transform), by a kernel of its own (Transformer Engine, ``NVFP4Quantizer::quantize_impl``; torchao's
@@ -39,20 +39,20 @@ from ...datasets.loading import nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Block, Graph, Node, shift_path
 from ..question.plan import Plan, PlanError
-from ..trace.stored import WeightFormat
-from .fusion.remake import Use, renamed
+from ..trace.stored_formats import WeightFormat
+from .fusion.remake import Use, names_in_section
 from .kbit import KbitFormat, KbitWeights, check_kbit
 from .micro_batches import REFRESH
 from .pipeline import slice_block
 from .product_formats import ProductFormats
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.lifetimes import free_after_last_use, freed_tensors
 from .rewriting.nodes import kernel
 
 HIGH = ("bf16", "fp16")
 PRODUCTS = ("gemm", "grouped_gemm", "fused_moe")
 EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
-ROWWISE = "rowwise"  # of ``options["fp8_scaling"]``
+ROWWISE = "rowwise"  # of ``options.fp8_scaling``
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
     PlanError names a format that no recipe knows, or one that cannot train.
     """
     kv_dtype = plan.kv_dtype or "same"
-    attention = str(plan.options.get("attention_dtype") or "")
+    attention = plan.settings.attention_dtype
     if not plan.quantization and kv_dtype == "same" and not attention:
         return graph
     if plan.quantization == "tf32":
@@ -122,9 +122,9 @@ def quantize(graph: Graph, plan: Plan) -> Graph:
             _keep_packed(draft, plan, formats)
         else:
             _Rounding(draft, plan, formats, training).run()
-    made = draft.graph()
-    before, after = ([node.op for node, _ in each.weighted()] for each in (graph, made))
-    return graph if kv_dtype == "same" and not attention and before == after else made
+    quantized = draft.graph()
+    before, after = ([node.op for node, _ in version.weighted()] for version in (graph, quantized))
+    return graph if kv_dtype == "same" and not attention and before == after else quantized
 
 
 def _keep_packed(draft: Draft, plan: Plan, formats: ProductFormats) -> None:
@@ -135,8 +135,8 @@ def _keep_packed(draft: Draft, plan: Plan, formats: ProductFormats) -> None:
     check_kbit(plan, any(draft.role(t) == "frozen" for t in range(len(draft.roles))), able)
 
     def kbit(path: str, source: str) -> KbitFormat | None:
-        found = formats.of(path.removesuffix(".base"), source)  # what stands beside an adapter
-        recipe = None if found is None else recipe_of(found)
+        weight_format = formats.of(path.removesuffix(".base"), source)  # what stands beside an adapter
+        recipe = None if weight_format is None else recipe_of(weight_format)
         return None if recipe is None else KbitFormat(recipe.weight, recipe.weight_block, recipe.scale_bytes)
 
     KbitWeights(draft, kbit).run()
@@ -164,7 +164,7 @@ def _formats_of(block: Block, formats: ProductFormats) -> list[tuple[WeightForma
     ]
 
 
-def scaled(graph: Graph, plan: Plan) -> Graph:
+def shard_scales(graph: Graph, plan: Plan) -> Graph:
     """The graph with scales for as many elements as its weights have by now: what ranks hold a part of.
 
     Passes that share weights out know nothing of the scales beside them.
@@ -232,7 +232,7 @@ class _Rounding:
 
     def run(self) -> None:
         """Rewrite every section, then settle lifetimes."""
-        self.released = freed(self.draft)
+        self.released = freed_tensors(self.draft)
         weights: dict[int, tuple[Section, Recipe]] = {}
         others: set[int] = set()
         for section in self.draft.sections:
@@ -280,21 +280,23 @@ class _Rounding:
         """Give a product its format; the nodes that round what it reads."""
         node, op, recipe = item.node, item.node.op, recipe_of(weight_format)
         assert op is not None
-        own = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
-        trained = not own or any(self.draft.role(t) == "weight" for t in own)
+        weights_of_node = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
+        trained = not weights_of_node or any(self.draft.role(t) == "weight" for t in weights_of_node)
         operands = [t for t in node.reads if recipe.activation and self._operand(t, op)]
-        weights.update((t, (section, recipe)) for t in own)
+        weights.update((t, (section, recipe)) for t in weights_of_node)
         across = op.kind != "fused_moe" and op.layout == LAYOUT.choices.index("tn")
         names = {t: self._standing(section, item, (t, recipe.activation, across), rounded) for t in operands}
         fresh = [t for t, name in names.items() if name < 0]
-        made = self._operands(section, node, op, recipe, fresh, rounded, self.training and trained) if fresh else []
+        kernels = self._operands(section, node, op, recipe, fresh, rounded, self.training and trained) if fresh else []
         names.update((t, rounded[t, recipe.activation, across]) for t in fresh)
         if self.training and node.phase == "forward":
-            made += self._weights(section, node, op, recipe, [t for t in own if self.draft.role(t) == "weight"])
+            kernels += self._weights(
+                section, node, op, recipe, [t for t in weights_of_node if self.draft.role(t) == "weight"]
+            )
         changed = op.replace(dtype=recipe.product or weight_format.name, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
-        return made
+        return kernels
 
     def _matrix(self, tensor: int, op: Op) -> bool:
         """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""
@@ -311,7 +313,7 @@ class _Rounding:
         tensor = key[0]
         if item.node.phase == "backward" and tensor in self.kept:
             source, original, copy = self.kept[tensor]
-            names = renamed(source, original, [copy], Use(section, item, tensor))
+            names = names_in_section(source, original, [copy], Use(section, item, tensor))
             if names:
                 section.steps.update({name: step for name, step in names.items() if step})
                 return next(iter(names))
@@ -346,10 +348,10 @@ class _Rounding:
             return []
         rows = ceil(sum(map(self.draft.numel, tensors)) / op.k)
         copies = tuple(self._copy(section, t, recipe.weight) for t in tensors)
-        made = self._nodes(section, node, recipe, tuple(tensors), [copies], rows, op.k)
-        for item in made:
+        kernels = self._nodes(section, node, recipe, tuple(tensors), [copies], rows, op.k)
+        for item in kernels:
             item.change(source=f"{REFRESH}{item.node.source}")
-        return made
+        return kernels
 
     def _copy(self, section: Section, tensor: int, dtype: str) -> int:
         return self.draft.local(section, ceil(self.draft.numel(tensor) * itemsize(dtype)), dtype)
@@ -365,14 +367,14 @@ class _Rounding:
         cols: int,
     ) -> list[Item]:
         """Rounding of [rows, cols] elements into each of the copies."""
-        made: list[Item] = []
+        items: list[Item] = []
 
         def add(op: Op, name: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-            made.append(Item(kernel(op, f"fused.{name}", node.path, node.phase, reads, writes)))
+            items.append(Item(kernel(op, f"fused.{name}", node.path, node.phase, reads, writes)))
 
         dtype, out = self.draft.dtype(tensors[0]), self.draft.dtype(copies[0][0])
         whole = make_op("quantize", rows=rows, cols=cols, block=recipe.block, dtype=dtype, out_dtype=out)
-        scaling = "" if recipe.block else str(self.plan.options.get("fp8_scaling") or "")
+        scaling = "" if recipe.block else self.plan.settings.fp8_scaling
         reads = tensors
         if scaling == "current" or (recipe.of_tensor and self.training):
             scale = self.draft.local(section, 4, "fp32")
@@ -384,7 +386,7 @@ class _Rounding:
             either_way = recipe.copies == "copy" and self._takes_either_way
             both = whole if either_way else whole.replace(part="both")
             add(both, "quantize", reads, (*first, *others[0]))
-            return made
+            return items
         add(whole, "quantize", reads, first)
         for copy in others:
             if recipe.copies == "copy" and scaling != ROWWISE:
@@ -392,7 +394,7 @@ class _Rounding:
                 add(make_op("copy", size_bytes=size, dtype="uint8"), "transpose", first, copy)
             else:
                 add(whole, "quantize", reads, copy)
-        return made
+        return items
 
     def _at_once(self, recipe: Recipe, scaling: str) -> bool:
         """Whether one kernel writes what is rounded along both dimensions."""
@@ -411,10 +413,10 @@ class _Rounding:
         numel = draft.numel(tensor)
         draft.sizes[ids] = ceil(numel * itemsize(recipe.weight))
         draft.dtypes[ids] = draft.code(recipe.weight)
-        held = draft.local(section, _scale_bytes(recipe, numel), "uint8", "buffer")
+        scales = draft.local(section, _scale_bytes(recipe, numel), "uint8", "buffer")
         for item in section.items:
             if tensor in item.node.reads:
-                item.change(reads=(*item.node.reads, held))
+                item.change(reads=(*item.node.reads, scales))
 
 
 def _tokens(op: Op) -> int:
@@ -435,9 +437,9 @@ def _attend(draft: Draft, dtype: str) -> None:
                 cols = queries + op.heads_kv * both if op.kind == "attention_prefill" else op.heads_q * op.v_head_dim
                 rows = op.batch * op.seq_q
                 rounded = draft.local(section, rows * cols * itemsize(dtype), dtype)
-                made = make_op("quantize", rows=rows, cols=cols, dtype=op.dtype, out_dtype=dtype)
-                read, path, phase = item.node.reads[:1], item.node.path, item.node.phase
-                items.append(Item(kernel(made, "fused.quantize", path, phase, read, (rounded,))))
+                cast = make_op("quantize", rows=rows, cols=cols, dtype=op.dtype, out_dtype=dtype)
+                inputs, path, phase = item.node.reads[:1], item.node.path, item.node.phase
+                items.append(Item(kernel(cast, "fused.quantize", path, phase, inputs, (rounded,))))
                 item.change(op=op.replace(dtype=dtype, out_dtype=op.dtype), reads=(*item.node.reads, rounded))
                 item.free(rounded)
             items.append(item)

@@ -28,7 +28,7 @@ from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
 from ..question.plan import Plan, PlanError
 from .pipeline import boundaries, layer_stack, slice_block
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.layers import Layer, covers, found_layers, mapping, read_ids
+from .rewriting.layers import Layer, covers, layers_of, mapping, read_ids
 from .rewriting.lifetimes import free_late, unfree
 
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
@@ -58,23 +58,23 @@ def recompute(graph: Graph, plan: Plan) -> Graph:
     if plan.recompute == "none" or not any(node.phase == "backward" for node, _ in graph.weighted()):
         return graph
     stack, depth = layer_stack(graph)
-    wanted = _layers(kind, detail, plan, depth)
+    layers = _layers(kind, detail, plan, depth)
     modules = tuple(detail.replace("+", ",").split(",")) if kind == "selective" and detail else ("core_attn",)
     for module in modules:
         if module not in (*MODULES, "none"):
             raise PlanError(f"recompute=selective:{module}: no such module; {nearest(module, MODULES, 'choose from')}")
-    graph = _cut(_passes_apart(graph, stack), stack, wanted)
+    graph = _cut(_passes_apart(graph, stack), stack, layers)
     rewriter = _Rewriter(Draft(graph), kind != "full" or early_stop(plan))
-    for layer in found_layers(rewriter.draft, ("forward",), stack):
-        if wanted[layer.first]:
+    for layer in layers_of(rewriter.draft, ("forward",), stack):
+        if layers[layer.first]:
             rewriter.apply(layer, regions(layer, "full" if kind == "layers" else kind, modules))
     return rewriter.finish()
 
 
 def early_stop(plan: Plan) -> bool:
     """Whether full recomputation ends with the last tensor that the backward pass reads: by option, else by stack."""
-    given = plan.options.get("recompute_early_stop")
-    return plan.stack.recompute_early_stop if given is None else bool(given)
+    choice = plan.settings.recompute_early_stop
+    return plan.stack.recompute_early_stop if choice is None else choice
 
 
 def _layers(kind: str, detail: str, plan: Plan, depth: int) -> np.ndarray:
@@ -95,8 +95,8 @@ def _layers(kind: str, detail: str, plan: Plan, depth: int) -> np.ndarray:
         return chosen
     if kind == "layers":
         chosen = np.zeros(depth, dtype=bool)
-        for part in detail.split(","):
-            first, last = _range(part, plan.recompute, depth)
+        for span in detail.split(","):
+            first, last = _range(span, plan.recompute, depth)
             chosen[first : last + 1] = True
         return chosen
     if kind not in ("full", "selective", "ops") or (detail and kind == "ops"):
@@ -106,12 +106,12 @@ def _layers(kind: str, detail: str, plan: Plan, depth: int) -> np.ndarray:
     return np.ones(depth, dtype=bool)
 
 
-def _range(part: str, policy: str, depth: int) -> tuple[int, int]:
+def _range(span: str, policy: str, depth: int) -> tuple[int, int]:
     """First and last layer of ``A-B`` or ``A``; PlanError where they are the wrong way round or not there."""
-    low, _, high = part.partition("-")
+    low, _, high = span.partition("-")
     first, last = _whole(low, policy), _whole(high or low, policy)
     if first > last:
-        raise PlanError(f"recompute={policy!r}: {part} ends before it starts; take layers:{last}-{first}")
+        raise PlanError(f"recompute={policy!r}: {span} ends before it starts; take layers:{last}-{first}")
     if last >= depth:
         near = f"{first}-{depth - 1}" if high and first < depth else str(depth - 1)
         raise PlanError(f"recompute={policy!r}: the last of {depth} layers is {depth - 1}; take layers:{near}")
@@ -140,15 +140,15 @@ def _passes_apart(graph: Graph, stack: str) -> Graph:
 
 def _cut(graph: Graph, stack: str, wanted: np.ndarray) -> Graph:
     """The graph with its folded layers split where the policy changes, and alike in forward and backward pass."""
-    found = [_withinof(block, stack) for block in graph.blocks]
+    ranges = [_withinof(block, stack) for block in graph.blocks]
     edges = set((np.flatnonzero(np.diff(wanted)) + 1).tolist())
-    for block, within in zip(graph.blocks, found, strict=True):
+    for block, within in zip(graph.blocks, ranges, strict=True):
         if block.repeat > 1 and within:
             ends = (within[0], within[0] + (block.repeat - 1) * block.stride)
             edges |= {min(ends), max(ends) + within[1] - within[0]}
     cuts = np.array(sorted(edges))
     blocks: list[Block] = []
-    for block, within in zip(graph.blocks, found, strict=True):
+    for block, within in zip(graph.blocks, ranges, strict=True):
         if block.repeat == 1 or not within:
             blocks.append(block)
             continue
@@ -161,7 +161,7 @@ def _cut(graph: Graph, stack: str, wanted: np.ndarray) -> Graph:
 
 def _withinof(block: Block, stack: str) -> tuple[int, int] | None:
     """The layers, to one beyond, of a block's first repetition."""
-    layers = {place[1] for place in map(layer_of, {n.path for n in block.nodes}) if place and place[0] == stack}
+    layers = {layer[1] for layer in map(layer_of, {n.path for n in block.nodes}) if layer and layer[0] == stack}
     return (min(layers), max(layers) + 1) if layers else None
 
 
@@ -174,18 +174,18 @@ def regions(layer: Layer, kind: str, modules: Sequence[str]) -> list[RecomputedR
     if kind == "full":
         return [RecomputedRegion(frozenset(nodes))]
     if kind == "ops":
-        return [RecomputedRegion(frozenset(nodes), saved=_saved(nodes))]
-    found = []
+        return [RecomputedRegion(frozenset(nodes), saved=_saved_positions(nodes))]
+    recomputed = []
     for module in modules:
         chosen = frozenset(position for position, node in nodes.items() if _belongs(node, module))
         if module == "mla_up_proj" and chosen:
             chosen |= _until_attention(nodes, min(chosen))
         if chosen:
-            found.append(RecomputedRegion(chosen, module in DISCARDED))
-    return found
+            recomputed.append(RecomputedRegion(chosen, module in DISCARDED))
+    return recomputed
 
 
-def _saved(nodes: dict[int, Node]) -> frozenset[int]:
+def _saved_positions(nodes: dict[int, Node]) -> frozenset[int]:
     """What torchtitan keeps: attention, reduce-scatters, and every second product."""
     kinds = {position: node.op.kind for position, node in nodes.items() if node.op is not None}
     products = [position for position, kind in kinds.items() if kind == "gemm"]
@@ -247,14 +247,14 @@ class _Rewriter:
 
     def apply(self, layer: Layer, chosen: Sequence[RecomputedRegion]) -> None:
         """Recompute regions of one layer, in every repetition."""
-        partners = [b for b in found_layers(self.draft, ("backward",), layer.stack) if covers(layer, b)]
+        partners = [b for b in layers_of(self.draft, ("backward",), layer.stack) if covers(layer, b)]
         if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
             return
         chosen = sorted(chosen, key=lambda region: min(region.positions, default=0))
         inside = {p: number for number, region in enumerate(chosen) for p in region.positions}
-        made = self._made(layer, chosen, inside, partners)
+        copies_of = self._copies_needed(layer, chosen, inside, partners)
         saved = {p for region in chosen for p in region.saved}
-        work = _Work(layer, {p: number for p, number in inside.items() if p not in saved}, made)
+        work = _Work(layer, {p: number for p, number in inside.items() if p not in saved}, copies_of)
         for partner in partners:
             self._insert(work, partner)
         section = layer.section
@@ -265,21 +265,21 @@ class _Rewriter:
                 uses = [i for i in section.items if tensor in i.node.reads or tensor in i.node.writes]
                 self.frees.append((uses[-1], tensor))
 
-    def _made(
+    def _copies_needed(
         self, layer: Layer, chosen: Sequence[RecomputedRegion], region_of: dict[int, int], partners: Sequence[Layer]
     ) -> dict[int, int]:
         """Tensors that regions make and that nobody else keeps, by region."""
         section = layer.section
-        own = {id(section), *(id(partner.section) for partner in partners)}
+        sections = {id(section), *(id(partner.section) for partner in partners)}
         readers: dict[int, list[int]] = {}
         for position, item in enumerate(section.items):
             for tensor in item.node.reads:
                 readers.setdefault(tensor, []).append(position)
         others = np.zeros(len(self.draft.sizes), dtype=bool)
         for key, mask in self.reads.items():
-            if key not in own:
+            if key not in sections:
                 others[: len(mask)] |= mask
-        made: dict[int, int] = {}
+        copies_of: dict[int, int] = {}
         for position, number in region_of.items():
             for tensor in section.items[position].node.writes if position not in chosen[number].saved else ():
                 step = section.steps.get(tensor, 0)
@@ -287,18 +287,18 @@ class _Rewriter:
                 elsewhere = bool(others[section.span(tensor)].any())
                 outside = any(p not in region_of for p in readers.get(tensor, ())) and not chosen[number].discards
                 if self.draft.roles[tensor] == ACTIVATION and not (carried or elsewhere or outside):
-                    made[tensor] = number
-        return made
+                    copies_of[tensor] = number
+        return copies_of
 
     def _insert(self, work: _Work, partner: Layer) -> None:
         """Puts copies of the nodes that make what a backward layer reads before the first node that reads it."""
         target = partner.section
         there = mapping(work.layer, partner)
-        known = {there(tensor): tensor for tensor in work.made}
+        originals = {there(tensor): tensor for tensor in work.made}
         first: dict[int, int] = {}
         needed: set[int] = set()
         for position, item in enumerate(target.items):
-            for tensor in (known[t] for t in item.node.reads if t in known):
+            for tensor in (originals[t] for t in item.node.reads if t in originals):
                 needed.add(tensor)
                 first.setdefault(work.made[tensor], position)
         again = self._closure(work, needed)
@@ -307,15 +307,15 @@ class _Rewriter:
             names[tensor] = self.draft.local(target, float(self.draft.sizes[tensor]), self.draft.dtype(tensor))
             self.late.append(target.span(names[tensor]))
         for item in target.items:
-            item.rename({t: names[original] for t, original in known.items() if original in names})
+            item.rename({t: names[original] for t, original in originals.items() if original in names})
         _feed(work, again, first)
         for number in sorted(first):
             copies = []
             positions = [p for p in again if work.region_of[p] == number]
-            own = {t for p in positions for t in work.node(p).writes}
+            written = {t for p in positions for t in work.node(p).writes}
             for position in positions:
                 node = work.node(position)
-                inner = {t for t in node.reads if t in names and (t in work.made or t in own)}
+                inner = {t for t in node.reads if t in names and (t in work.made or t in written)}
                 for tensor in node.reads:
                     if tensor not in inner and self.draft.roles[tensor] == ACTIVATION:
                         self.moved.append(target.span(there(tensor)))
@@ -337,12 +337,12 @@ class _Rewriter:
             touched = {work.made[t] for t in needed}
             return sorted(p for p, number in work.region_of.items() if number in touched)
         again: list[int] = []
-        wanted = set(needed)
+        closure = set(needed)
         for position in sorted(work.region_of, reverse=True):
             node = work.node(position)
-            if wanted & set(node.writes):
+            if closure & set(node.writes):
                 again.append(position)
-                wanted.update(t for t in node.reads if t in work.made)
+                closure.update(t for t in node.reads if t in work.made)
         return again[::-1]
 
     def finish(self) -> Graph:

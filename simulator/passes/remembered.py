@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import fields
+from inspect import isfunction
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ MADE = 32  # graphs that are kept of what one pass made of one graph: a search h
 Question = tuple[Any, ...]
 _FIELDS = {each.name for each in fields(Plan)} - {"parallel"}
 _DEGREES = {each.name for each in fields(Parallel)}
-_ANSWERS = ("group", "members", "stage_devices", "neighbours", "scales")  # asked as a whole, whatever they look at
+# Methods are asked as a whole, whatever they look at: all that a plan has.
+_ANSWERS = frozenset(name for name, member in vars(Plan).items() if isfunction(member) and not name.startswith("_"))
 _KNOWN: OrderedDict[tuple[int, Callable[[Graph, Plan], Graph]], _Entry] = OrderedDict()
 
 
@@ -39,9 +41,9 @@ class _Degrees(Parallel):
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
-        own = object.__getattribute__(self, "__dict__")
-        if name in _DEGREES and "noted" in own:  # a changed copy has nothing to note: all was read when it was made
-            own["noted"]["parallel", name] = value
+        attributes = object.__getattribute__(self, "__dict__")
+        if name in _DEGREES and "noted" in attributes:  # a changed copy has nothing to note: all was read before
+            attributes["noted"]["parallel", name] = value
         return value
 
 
@@ -49,33 +51,33 @@ class _Noting(Plan):
     """A plan that notes what is read of it and what it answers."""
 
     def __getattribute__(self, name: str) -> Any:
-        own = object.__getattribute__(self, "__dict__")
-        if name in _ANSWERS and "noted" in own:
-            return lambda *given: _asked(own["noted"], own["plan"], name, given)
+        attributes = object.__getattribute__(self, "__dict__")
+        if name in _ANSWERS and "noted" in attributes:
+            return lambda *arguments: _ask(attributes["noted"], attributes["plan"], name, arguments)
         value = object.__getattribute__(self, name)
-        if name in _FIELDS and "noted" in own:
-            own["noted"]["plan", name] = value
+        if name in _FIELDS and "noted" in attributes:
+            attributes["noted"]["plan", name] = value
         return value
 
 
-def _asked(noted: dict[Question, Any], plan: Plan, name: str, given: tuple[Any, ...]) -> Any:
-    found = getattr(plan, name)(*given)
-    noted[(name, *given)] = found
-    return found
+def _ask(noted: dict[Question, Any], plan: Plan, name: str, arguments: tuple[Any, ...]) -> Any:
+    answer = getattr(plan, name)(*arguments)
+    noted[(name, *arguments)] = answer
+    return answer
 
 
 def _noting(plan: Plan, noted: dict[Question, Any]) -> Plan:
-    degrees, made = object.__new__(_Degrees), object.__new__(_Noting)
+    degrees, noting = object.__new__(_Degrees), object.__new__(_Noting)
     degrees.__dict__.update(plan.parallel.__dict__, noted=noted)
-    made.__dict__.update(plan.__dict__, parallel=degrees, plan=plan, noted=noted)
-    return made
+    noting.__dict__.update(plan.__dict__, parallel=degrees, plan=plan, noted=noted)
+    return noting
 
 
 def _says(plan: Plan, question: Question) -> Any:
-    what, *given = question
+    what, *arguments = question
     if what == "parallel":
-        return getattr(plan.parallel, given[0])
-    return getattr(plan, given[0]) if what == "plan" else getattr(plan, what)(*given)
+        return getattr(plan.parallel, arguments[0])
+    return getattr(plan, arguments[0]) if what == "plan" else getattr(plan, what)(*arguments)
 
 
 def _same(plan: Plan, noted: dict[Question, Any]) -> bool:
@@ -92,19 +94,19 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def run(each: Callable[[Graph, Plan], Graph], graph: Graph, plan: Plan) -> Graph:
+def run(graph_pass: Callable[[Graph, Plan], Graph], graph: Graph, plan: Plan) -> Graph:
     """The graph after a pass, the one made before where the plan says the same."""
-    key = id(graph), each
+    key = id(graph), graph_pass
     entry = _KNOWN.get(key)
     if entry is None:
         entry = _KNOWN[key] = _Entry(graph)
         if len(_KNOWN) > KEPT:
             _KNOWN.popitem(last=False)
     _KNOWN.move_to_end(key)
-    for noted, made in entry.made:
+    for noted, result in entry.made:
         if _same(plan, noted):
-            return made
+            return result
     noted = {}
-    made = each(graph, _noting(plan, noted))
-    entry.made.append((noted, made))
-    return made
+    result = graph_pass(graph, _noting(plan, noted))
+    entry.made.append((noted, result))
+    return result

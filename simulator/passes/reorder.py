@@ -18,7 +18,7 @@ from __future__ import annotations
 from ..graph import Graph, Node
 from ..question.plan import Plan
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.lifetimes import free_after_last_use, freed_tensors
 
 COMPUTE = "compute"
 
@@ -32,7 +32,7 @@ def reorder(graph: Graph, plan: Plan) -> Graph:
     changed = [reorder_section(section) for section in draft.sections]
     if not any(changed):
         return graph
-    free_after_last_use(draft, freed(draft))
+    free_after_last_use(draft, freed_tensors(draft))
     return draft.graph()
 
 
@@ -114,8 +114,10 @@ def _urgent(node: Node) -> bool:
 
 def in_order(items: list[Item], original: list[Item]) -> bool:
     """Whether ``items`` are a permutation of ``original`` that keeps its dependences."""
-    place = {id(item): position for position, item in enumerate(items)}
-    if sorted(place) != sorted(id(item) for item in original):
+    positions = {id(item): position for position, item in enumerate(items)}
+    if sorted(positions) != sorted(id(item) for item in original):
         return False
     needs = dependences([item.node for item in original])
-    return all(place[id(original[b])] < place[id(original[a])] for a, before in enumerate(needs) for b in before)
+    return all(
+        positions[id(original[b])] < positions[id(original[a])] for a, before in enumerate(needs) for b in before
+    )

@@ -169,8 +169,8 @@ class _TensorWalk:
         group, size = self._scope(tensor, expert)
         dtype = self.draft.dtype(tensor)
         full = self.draft.local(self.section, size, dtype)
-        given: Any = {"phase": node.phase, "path": node.path, "dtype": dtype}
-        self.done.append(Item(collective("all_gather", size, group, (tensor,), (full,), **given)))
+        about: Any = {"phase": node.phase, "path": node.path, "dtype": dtype}
+        self.done.append(Item(collective("all_gather", size, group, (tensor,), (full,), **about)))
         return full
 
     def _scope(self, tensor: int, expert: bool) -> tuple[Group, int]:
@@ -197,30 +197,30 @@ class _TensorWalk:
         writers = [i for i, item in enumerate(self.done) if tensor in item.node.writes]
         last = writers[-1] if writers else len(self.done) - 1
         near, dtype = self.done[last].node, self.draft.dtype(tensor)
-        given: Any = {"phase": near.phase, "path": near.path, "dtype": dtype}
+        about: Any = {"phase": near.phase, "path": near.path, "dtype": dtype}
         group, size = self._scope(tensor, how == EXPERT_SUM)
         if not self.sharing.sequence or how == SCALAR_SUM:
-            node = collective("all_reduce", size, group, (tensor,), (tensor,), **given)
+            node = collective("all_reduce", size, group, (tensor,), (tensor,), **about)
         else:
             full = self.draft.local(self.section, size, dtype)
             for item in self.done[writers[0] : last + 1]:
                 item.rename({tensor: full})
-            node = collective("reduce_scatter", size, group, (full,), (tensor,), frees=(full,), **given)
+            node = collective("reduce_scatter", size, group, (full,), (tensor,), frees=(full,), **about)
         self.done.insert(last + 1, Item(node))
 
     def _statistics(self, item: Item, count: int) -> None:
         """Sums and maxima over what ranks share, a number a token each, which loss and norms need of all of them."""
         size = self.sharing.tokens * 4
-        known = [t for t in item.node.reads if t < len(self.shards.kind) and not self.shards.weight[t]]
-        table = max(known, key=lambda t: int(self.shards.kind[t]))
-        made = self.draft.local(self.section, size, "fp32")
+        features = [t for t in item.node.reads if t < len(self.shards.kind) and not self.shards.weight[t]]
+        table = max(features, key=lambda t: int(self.shards.kind[t]))
+        statistics = self.draft.local(self.section, size, "fp32")
         for number in range(count):
-            reads = (made,) if number else (table,)
-            given: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": "fp32"}
+            reads = (statistics,) if number else (table,)
+            about: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": "fp32"}
             group = self.sharing.plan.group("tp")
-            self.done.append(Item(collective("all_reduce", size, group, reads, (made,), **given)))
-        item.change(reads=(*item.node.reads, made))
-        item.free(made)
+            self.done.append(Item(collective("all_reduce", size, group, reads, (statistics,), **about)))
+        item.change(reads=(*item.node.reads, statistics))
+        item.free(statistics)
 
     def _leave(self) -> None:
         """Settle what a section leaves behind: sums that others read, and what was gathered in it."""
@@ -264,15 +264,15 @@ class _TensorWalk:
         """Inference gives out logits of the whole vocabulary."""
         last = None
         for section, item in self.draft.walk():
-            made = [t for t in item.node.writes if t < len(self.shards.kind) and self.shards.kind[t] == VOCAB]
-            last = (section, item, made[0]) if made else last
+            logits = [t for t in item.node.writes if t < len(self.shards.kind) and self.shards.kind[t] == VOCAB]
+            last = (section, item, logits[0]) if logits else last
         if last is None:
             return
         section, item, tensor = last
         size, dtype = int(self.sharing.full[tensor]), self.draft.dtype(tensor)
-        whole = self.draft.local(section, size, dtype)
-        given: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": dtype}
-        node = collective("all_gather", size, self.sharing.plan.group("tp"), (tensor,), (whole,), **given)
+        gathered = self.draft.local(section, size, dtype)
+        about: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": dtype}
+        node = collective("all_gather", size, self.sharing.plan.group("tp"), (tensor,), (gathered,), **about)
         section.items.insert(section.place(item) + 1, Item(node))
 
     def _shrink(self, item: Item) -> None:

@@ -12,14 +12,17 @@ UnfusedAttentionLayer.cc). Megatron's products read heads where they lie.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import Op, make_op
 from ..graph import NO_CALLS, Graph, Node
-from ..question.plan import FUSED, Plan
+from ..question.plan import Plan, PlanError
+from ..question.stack import FUSED
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.lifetimes import free_after_last_use, freed
+from .rewriting.lifetimes import free_after_last_use, freed_tensors
+from .rewriting.match import expand
 from .sharding.attention import Attention, attention_of
 
 SCORE_KERNELS = {"unfused": 0, "transposed": 0, "eager": 2}  # between a product and its softmax: the scale, the mask
@@ -42,33 +45,41 @@ class Kept(NamedTuple):
 
 
 def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
-    """The graph with every fused attention in parts, where ``plan.stack.attention`` is no fused kernel."""
+    """The graph with every fused attention in parts, where ``plan.stack.attention`` is no fused kernel.
+
+    PlanError where context ranks train in a ring: it merges statistics that fused kernels alone give.
+    """
     if plan.stack.attention in FUSED:
         return graph
     extra = Extra(SCORE_KERNELS[plan.stack.attention], GATHERS[plan.stack.attention])
     draft = Draft(graph)
-    released = freed(draft)
+    released = freed_tensors(draft)
     training = any(item.node.phase == "backward" for _, item in draft.walk())
-    kept: dict[int, Kept] = {}  # by the id of the statistics that the fused kernel writes, in every repetition
+    saved: dict[int, Kept] = {}  # by the id of the statistics that the fused kernel writes, in every repetition
+
+    def in_parts(section: Section, item: Item) -> list[Item]:
+        call = attention_of(item.node)
+        if call is None or call.op.kind not in ("attention_prefill", "attention_backward"):
+            return [item]
+        if call.backward and plan.parallel.cp > 1 and len(item.node.writes) == 1:
+            raise PlanError(
+                f"parallel.cp_style={plan.parallel.cp_style} merges what fused attention gives, and "
+                f"stack.attention={plan.stack.attention} is in parts; take parallel.cp_style=allgather or ulysses"
+            )
+        if call.backward:
+            nodes = _backward(draft, section, item.node, call, _recall(saved, section, item.node), extra)
+        else:
+            nodes = _forward(draft, section, item.node, call, saved if training else None, extra)
+        return [Item(node) for node in nodes]
+
     for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            call = attention_of(item.node)
-            if call is None or call.op.kind not in ("attention_prefill", "attention_backward"):
-                items.append(item)
-                continue
-            if call.backward:
-                nodes = _backward(draft, section, item.node, call, _recalled(kept, section, item.node), extra)
-            else:
-                nodes = _forward(draft, section, item.node, call, kept if training else None, extra)
-            items += [Item(node) for node in nodes]
-        section.items = items
+        expand(section, partial(in_parts, section))
     free_after_last_use(draft, released)
     return draft.graph()
 
 
 def _forward(
-    draft: Draft, section: Section, node: Node, call: Attention, kept: dict[int, Kept] | None, extra: Extra
+    draft: Draft, section: Section, node: Node, call: Attention, saved: dict[int, Kept] | None, extra: Extra
 ) -> list[Node]:
     pairs, dtype = _pairs(call), call.op.dtype
     rows = make_op("softmax", rows=pairs // call.seq_kv, cols=call.seq_kv, dtype=dtype)
@@ -76,12 +87,12 @@ def _forward(
     weighted = _product(call, call.seq_q, call.width_v, call.seq_kv, "nn")
     gathers, inputs = _by_head(draft, section, node, call, extra.gathers)
     put_back, writes = _put_back(draft, section, node, call) if extra.gathers else ([], node.writes)
-    if kept is None:  # nothing is dropped out, nothing kept
+    if saved is None:  # nothing is dropped out, nothing kept
         scores, softmax = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
         return [
             *gathers,
             _node(node, query_key, inputs, (scores,)),
-            *_changed(node, call, scores, extra.scores),
+            *_scale_or_mask(node, call, scores, extra.scores),
             _node(node, rows, (scores,), (softmax,)),
             _node(node, weighted, (softmax, *inputs), writes),
             *put_back,
@@ -89,11 +100,11 @@ def _forward(
     scores, softmax, dropped = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(3))
     mask = draft.local(section, pairs, "bool")
     for index, statistics in enumerate(section.ids(node.writes[-1]).tolist()):
-        kept[statistics] = Kept(softmax + index, mask + index, dropped + index)
+        saved[statistics] = Kept(softmax + index, mask + index, dropped + index)
     return [
         *gathers,
         _node(node, query_key, inputs, (scores,)),
-        *_changed(node, call, scores, extra.scores),
+        *_scale_or_mask(node, call, scores, extra.scores),
         _node(node, rows, (scores,), (softmax,)),
         _node(node, _elements(pairs, 1, dtype), (softmax,), (dropped, mask)),
         _node(node, weighted, (dropped, *inputs), writes),
@@ -101,7 +112,7 @@ def _forward(
     ]
 
 
-def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept: Kept, extra: Extra) -> list[Node]:
+def _backward(draft: Draft, section: Section, node: Node, call: Attention, saved: Kept, extra: Extra) -> list[Node]:
     grad, inputs = node.reads[0], node.reads[1:]
     pairs, dtype = _pairs(call), call.op.dtype
     coming, scores = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
@@ -115,16 +126,16 @@ def _backward(draft: Draft, section: Section, node: Node, call: Attention, kept:
     d_query, d_key, d_value = node.writes[0], node.writes[-2], node.writes[-1]  # fewer where one storage holds them
     numel = _inputs(call) // max(extra.gathers, 1)
     put_back = [
-        _node(node, _elements(numel, 1, dtype), (each,), (each,), "put_back")
-        for each in (d_query, d_key, d_value)[: extra.gathers]
+        _node(node, _elements(numel, 1, dtype), (gradient,), (gradient,), "put_back")
+        for gradient in (d_query, d_key, d_value)[: extra.gathers]
     ]
     return [
         *gathers,
-        _node(node, _product(call, call.seq_kv, call.width_v, call.seq_q, "tn"), (kept.dropped, grad), (d_value,)),
+        _node(node, _product(call, call.seq_kv, call.width_v, call.seq_q, "tn"), (saved.dropped, grad), (d_value,)),
         _node(node, _product(call, call.seq_q, call.seq_kv, call.width_v, "nt"), (grad, *inputs), (coming,)),
-        _node(node, _elements(pairs, 2, dtype), (coming, kept.mask), (coming,)),
-        _node(node, rows, (kept.softmax, coming), (scores,)),
-        *_changed(node, call, scores, extra.scores),
+        _node(node, _elements(pairs, 2, dtype), (coming, saved.mask), (coming,)),
+        _node(node, rows, (saved.softmax, coming), (scores,)),
+        *_scale_or_mask(node, call, scores, extra.scores),
         _node(node, _product(call, call.seq_q, call.width_k, call.seq_kv, "nn"), (scores, *inputs), (d_query,)),
         _node(node, _product(call, call.seq_kv, call.width_k, call.seq_q, "tn"), (scores, *inputs), (d_key,)),
         *put_back,
@@ -139,8 +150,8 @@ def _by_head(
         return [], node.reads
     dtype, numel = call.op.dtype, _inputs(call) // kernels
     pieces = [draft.local(section, numel * itemsize(dtype), dtype) for _ in range(kernels)]
-    made = [_node(node, _elements(numel, 1, dtype), node.reads, (each,), "by_head") for each in pieces]
-    return made, tuple(pieces)
+    gathers = [_node(node, _elements(numel, 1, dtype), node.reads, (piece,), "by_head") for piece in pieces]
+    return gathers, tuple(pieces)
 
 
 def _put_back(draft: Draft, section: Section, node: Node, call: Attention) -> tuple[list[Node], tuple[int, ...]]:
@@ -160,18 +171,18 @@ def _width(call: Attention) -> int:
     return call.batch * call.seq_q * call.heads_q * call.width_v
 
 
-def _changed(node: Node, call: Attention, scores: int, times: int) -> list[Node]:
+def _scale_or_mask(node: Node, call: Attention, scores: int, times: int) -> list[Node]:
     """Kernels that scale or mask scores, or their gradients."""
     return [_node(node, _elements(_pairs(call), 1, call.op.dtype), (scores,), (scores,)) for _ in range(times)]
 
 
-def _recalled(kept: dict[int, Kept], section: Section, node: Node) -> Kept:
+def _recall(saved: dict[int, Kept], section: Section, node: Node) -> Kept:
     """What the forward of this backward left, as ids of the section's first repetition, with their steps entered."""
-    statistics = next(tensor for tensor in node.reads[::-1] if tensor in kept)
+    statistics = next(tensor for tensor in node.reads[::-1] if tensor in saved)
     ids = section.ids(statistics).tolist()
-    first = kept[ids[0]]
+    first = saved[ids[0]]
     if len(ids) > 1:
-        step = kept[ids[1]].softmax - first.softmax
+        step = saved[ids[1]].softmax - first.softmax
         section.steps.update(dict.fromkeys(first, step))
     return first
 

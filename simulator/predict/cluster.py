@@ -10,7 +10,7 @@ from ...datasets.devices import Device
 from ...datasets.ops import KINDS, Op
 from ..engines import FusedEngine
 from ..engines.network import NetworkEngine
-from ..network.query import check_algorithm, group_of, whole
+from ..network.query import check_algorithm, check_integer, parse_group
 from ..question.canonical import RequestError
 from ..question.network import shown
 from ..question.predictions import PredictRequest
@@ -73,4 +73,4 @@ def members(op: Op, cluster: Cluster, request: PredictRequest) -> tuple[int, ...
     if stride is None:
         fewer = near != PER_NODE and near < min(op.ranks, cluster.devices_per_node)
         stride = cluster.devices_per_node // near if fewer else 1
-    return group_of(request.group, op.ranks, whole("stride", stride, 1), cluster.devices)
+    return parse_group(request.group, op.ranks, check_integer("stride", stride, 1), cluster.devices)

@@ -18,19 +18,19 @@ import numpy as np
 from ...datasets.ops import KINDS, Op, bus_factor
 from ..engines import Engine
 from ..engines.coverage import COVERAGE
-from ..engines.flow import NOTHING
+from ..engines.flow import MIN_STRETCH
 from ..engines.network import FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
-from ..network.build import fabric, open_fabric
+from ..network.build import build_fabric, build_nonblocking_fabric
 from ..network.fabric import Fabric, Transfer
-from ..network.faults import Fault, drawing
+from ..network.faults import Fault, read_drawing
 from ..network.fidelity import TransferOutcome, simulate
-from ..network.law import choice, collective_us
-from ..network.mapping import per_node
+from ..network.mapping import ranks_per_node
 from ..network.nccl import GroupShapes
+from ..network.nccl_times import collective_us, list_choices
 from ..network.packet import check_devices
-from ..network.query import bandwidths, beside, summary
-from ..network.reduction import ALGORITHMS as IN_SWITCH
-from ..network.study import trials, with_faults
+from ..network.query import bandwidths, parallel_groups, summarize_transfers
+from ..network.reduction import SWITCH_ALGORITHMS as IN_SWITCH
+from ..network.study import run_trials, with_faults
 from ..network.topology import Topology, TopologyError
 from ..report.answer import OpPrediction
 from .ops import predict_ops
@@ -56,7 +56,7 @@ class Links:
         cluster = self.formula.cluster
         if self.fidelity == "packet":
             check_devices(cluster.devices)
-        return fabric(cluster, self.formula.device)
+        return build_fabric(cluster, self.formula.device)
 
     @cached_property
     def fabric(self) -> Fabric:
@@ -66,7 +66,7 @@ class Links:
     @cached_property
     def open(self) -> Fabric:
         """The cluster's nodes on one switch that never blocks."""
-        return open_fabric(self.formula.cluster, self.formula.device)
+        return build_nonblocking_fabric(self.formula.cluster, self.formula.device)
 
     def chosen(self, on: Fabric, transfers: Sequence[Transfer]) -> list[Transfer]:
         """The transfers with the algorithm that NCCL takes for each that names none."""
@@ -74,7 +74,7 @@ class Links:
         made = []
         for each in transfers:
             if each.algorithm is None and each.collective != "send" and len(each.group) > 1:
-                together = on.together(each.group)
+                together = on.ranks_per_server(each.group)
                 key = each.collective, len(each.group), together, each.size_bytes
                 if key not in known:
                     known[key] = self._usual(on, each, together)
@@ -85,7 +85,7 @@ class Links:
     def _usual(self, on: Fabric, transfer: Transfer, together: int) -> str:
         able = on.algorithms(transfer.collective, transfer.group)
         groups = _group(self.formula, len(transfer.group), together)
-        found = choice(transfer.collective, np.array([transfer.size_bytes]), groups)[0].partition("/")[0]
+        found = list_choices(transfer.collective, np.array([transfer.size_bytes]), groups)[0].partition("/")[0]
         if found not in able or (found in IN_SWITCH and self.fidelity == "packet"):
             return able[0]
         return found if _reduces(on, transfer._replace(algorithm=found)) else able[0]
@@ -119,7 +119,7 @@ def predict_collective(
     answer = predict_ops([op], links.formula.device, engine, cache)[0]
     if len(group) < 2:
         return bounded(op, answer, links.formula, {"fidelity": links.fidelity})
-    every = beside(group, links.formula.cluster.devices)
+    every = parallel_groups(group, links.formula.cluster.devices)
     asked = [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in (every if all_groups else [group])]
     transfers = links.chosen(links.fabric, asked)
     taken = str(transfers[0].algorithm)
@@ -167,7 +167,7 @@ def _reduces(on: Fabric, transfer: Transfer) -> bool:
 def _stretched(answer: OpPrediction, stretch: float, links: Links) -> OpPrediction:
     """The answer so many times longer; where the links changed it, or a formula gave it, it is theirs."""
     us, low, high = (each * stretch for each in (answer.latency_us, answer.low_us, answer.high_us))
-    theirs = answer.engine == links.formula.name or abs(stretch - 1.0) > NOTHING
+    theirs = answer.engine == links.formula.name or abs(stretch - 1.0) > MIN_STRETCH
     engine = links.fidelity if theirs else answer.engine
     return replace(answer, latency_us=us, low_us=low, high_us=high, engine=engine)
 
@@ -186,7 +186,7 @@ def _group(formula: NetworkEngine, ranks: int, per_node: int) -> GroupShapes:
 def placed(op: Op, group: Sequence[int], formula: NetworkEngine) -> Op:
     """The op with the ranks, ranks in a node and slowest link of a group of devices."""
     cluster = formula.cluster
-    near = int(per_node(np.array([sorted(group)]), cluster.devices_per_node).min())
+    near = int(ranks_per_node(np.array([sorted(group)]), cluster.devices_per_node).min())
     link = cluster.link if near == len(group) else cluster.fabric
     return op.replace(ranks=len(group), ranks_per_node=near, link=link)
 
@@ -253,7 +253,7 @@ def predict_transfers(
 
 def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What faults at random places, or with ``everywhere`` at each cable in turn, do to the time of transfers."""
-    asked = drawing(settings, "faults_study")
+    asked = read_drawing(settings, "faults_study")
     if asked.straggler is not None:
         raise TopologyError("faults_study.straggler slows compute: ask a step for it, a collective has none")
     fidelity = "flow" if links.fidelity == "packet" else links.fidelity
@@ -263,7 +263,7 @@ def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, An
         able = [each if _reduces(on, each) else each._replace(algorithm=None) for each in transfers]
         return links.run(on, links.chosen(on, able), fidelity).total_us
 
-    return trials(asked.faults(links.fabric.topology), measure).to_dict()
+    return run_trials(asked.faults(links.fabric.topology), measure).to_dict()
 
 
 def _ideal(
@@ -317,7 +317,7 @@ def _spread(links: Links, groups: Sequence[tuple[int, ...]]) -> float:
 def _said(
     links: Links, transfers: Sequence[Transfer], names: Sequence[str], outcome: TransferOutcome
 ) -> dict[str, Any]:
-    found = summary(links.fabric, transfers, names, outcome)
+    found = summarize_transfers(links.fabric, transfers, names, outcome)
     if len(transfers) > SHOWN:
         found["transfers"] = sorted(found["transfers"], key=lambda each: -each["end_us"])[:SHOWN]
     if links.faults:
@@ -359,7 +359,7 @@ def _packets(on: Fabric, transfers: Sequence[Transfer], part: float) -> Transfer
 def _choice(formula: NetworkEngine, op: Op) -> str:
     """The algorithm that NCCL takes where it may choose."""
     groups = _group(formula, op.ranks, op.ranks_per_node)
-    return choice(op.kind, np.array([op.size_bytes]), groups)[0].partition("/")[0]
+    return list_choices(op.kind, np.array([op.size_bytes]), groups)[0].partition("/")[0]
 
 
 def predict_by_formula(
@@ -368,6 +368,6 @@ def predict_by_formula(
     """How long a collective takes in a group of devices where nothing is in its way; no link is simulated."""
     op = placed(op, group, formula)
     made = predict_ops([op], formula.device, engine, cache)[0]
-    taken = choice(op.kind, np.array([op.size_bytes]), _group(formula, op.ranks, op.ranks_per_node))[0]
+    taken = list_choices(op.kind, np.array([op.size_bytes]), _group(formula, op.ranks, op.ranks_per_node))[0]
     found = {"fidelity": "analytical", "algorithm": taken if op.ranks > 1 else "none"}
     return bounded(op, made, formula, {**found, **bandwidths(op.kind, op.ranks, op.size_bytes, made.latency_us)})

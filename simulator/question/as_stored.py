@@ -13,7 +13,7 @@ from typing import Any
 from ...datasets.devices import Device
 from ..trace.checkpoints import stored_format
 from ..trace.models import Source, resolve
-from ..trace.stored import EVERY, ModuleRule, StoredFormat, WeightFormat
+from ..trace.stored_formats import EVERY_MODULE, ModuleRule, StoredFormat, WeightFormat
 from ..trace.weight_formats import BLOCK, NVFP4_WEIGHTS, PER_CHANNEL
 from ..trace.workload import TraceError
 from .plan import Plan
@@ -113,7 +113,7 @@ def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Pla
     plan = replace(
         plan,
         quantization=main,
-        weight_rules=() if rules == (ModuleRule(WeightFormat(main), patterns=EVERY),) else rules,
+        weight_rules=() if rules == (ModuleRule(WeightFormat(main), patterns=EVERY_MODULE),) else rules,
         kv_dtype=plan.kv_dtype or stored.kv_dtype or "same",
     )
     notes = [_chosen(stored, main)] if main else []

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...datasets.clusters import Cluster, load_cluster
 from ...datasets.devices import Device
-from ...datasets.loading import nearest
+from ...datasets.loading import load
 from ...datasets.ops import Op, make_op
 from ...datasets.precisions import precision_of
 from ...models.power import Limits
@@ -20,7 +20,7 @@ from .sources import Sources
 
 OF_CLUSTER = (
     *("nodes", "devices_per_node", "link", "fabric", "nics_per_node", "nic_gbps", "nic_latency_us", "topology"),
-    *("host_gbps", "host_cores"),
+    *("host_gbps", "host_cores", "nccl"),
 )
 NETWORK = ("network", "faults", "fault_draw", "faults_study")
 OF_STEP = (
@@ -93,27 +93,22 @@ def simulate_request(
 ) -> Any:
     """The request about a step. ``keywords``: a cluster, and fields of :class:`.work.Work` and :class:`.plan.Parallel`.
 
-    With a ``plan`` its layout and cluster are taken; ``precision`` goes before its own. RequestError, with the nearest
-    name, for a keyword that is none.
+    With a ``plan`` its layout and cluster are taken; ``precision`` goes before its own. The errors of its parts.
     """
-    from .plan import Parallel
+    from .plan import Parallel, PlanError
     from .requests import SimulateRequest
     from .stragglers import stragglers
     from .work import Work
 
     works = [each.name for each in fields(Work) if each.name != "kind"]
     layouts = [each.name for each in fields(Parallel)]
-    own = ["cluster", "plan", "stack", "precision", "stragglers", *OF_STEP, *NETWORK]
-    for name in keywords:
-        if name not in (known := [*works, *layouts, *OF_CLUSTER, "nccl", *own]):
-            raise RequestError(f"simulate has no setting {name!r}; {nearest(name, known)}")
     given = {name: value for name, value in keywords.items() if value is not None}
     of_work = {name: given[name] for name in works if name in given}
     work = replace(workload, **of_work) if isinstance(workload, Work) else Work(kind=workload, **of_work)
     network = _network(given, given.get("plan") or given.get("cluster"))
     common = {"model": model, "work": work, "device": device, "network": network, "sources": sources}
     if "plan" in given:
-        return _planned(given, common, (*layouts, *OF_CLUSTER, "nccl", "cluster", "stack"))
+        return _planned(given, common, (*layouts, *OF_CLUSTER, "cluster", "stack"))
     if "precision" in given:
         dtype, quantization = precision_of(given["precision"])
         common |= {"precision": dtype, "quantization": quantization}
@@ -121,9 +116,9 @@ def simulate_request(
         **common
         | {name: given[name] for name in OF_STEP if name in given}
         | {
-            "cluster": clustered(given.get("cluster"), {n: given[n] for n in (*OF_CLUSTER, "nccl") if n in given}),
-            "parallel": Parallel(**{name: given[name] for name in layouts if name in given}),
-            "stack": _stack(given.get("stack")),
+            "cluster": clustered(given.get("cluster"), {n: given[n] for n in OF_CLUSTER if n in given}),
+            "parallel": load(Parallel, {n: given[n] for n in layouts if n in given}, PlanError, "parallel"),
+            "stack": framework(given.get("stack")),
             "stragglers": stragglers(given.get("stragglers", ())),
         }
     )
@@ -152,7 +147,8 @@ def _planned(given: Mapping[str, Any], common: dict[str, Any], of_plan: Sequence
     return SimulateRequest(**common, **layout, **own, stragglers=late)
 
 
-def _stack(stack: Any) -> Any:
+def framework(stack: Any) -> Any:
+    """A framework by name or as it is, or none. RequestError for what is neither."""
     from .plan import Stack, load_stack
 
     if not isinstance(stack, (str, Stack, type(None))):
@@ -182,9 +178,9 @@ def given_dims(dims: Mapping[str, Any], group: Sequence[int] | None) -> dict[str
     """The dims of an op; sizes may have units, and a group says how many ranks there are."""
     made = dict(dims)
     if isinstance(made.get("size_bytes"), str):
-        from ..network.query import size_of
+        from ..network.query import parse_size
 
-        made["size_bytes"] = size_of(made["size_bytes"])
+        made["size_bytes"] = parse_size(made["size_bytes"])
     if group is not None:
         if made.get("ranks") not in (None, len(group)):
             raise RequestError(
@@ -200,7 +196,7 @@ def _transfers(many: Sequence[Any], cluster: Cluster | None) -> tuple[tuple[Tran
             raise RequestError(f"transfers[{place}]={each!r} is no transfer: make one with opcast.Transfer")
     if cluster is None:
         raise RequestError("transfers need a cluster: name one with cluster=… (`opcast list clusters`)")
-    from ..network.query import from_dicts
+    from ..network.query import parse_transfers
 
-    made, names = from_dicts(list(many), cluster.devices)
+    made, names = parse_transfers(list(many), cluster.devices)
     return tuple(made), tuple(names)

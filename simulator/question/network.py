@@ -9,9 +9,10 @@ from typing import Any
 
 from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, load
-from ..network.faults import Drawing, Fault, draw, drawing, from_dicts
+from ..network.faults import Drawing, Fault, draw_faults, faults_from_dicts, read_drawing
 from ..network.topology import Topology, TopologyError
 from .canonical import RequestError, plain
+from .declaration import setting
 
 FIDELITIES = ("auto", "analytical", "flow", "packet")
 LINK_FAULTS = ("faults", "fault_draw", "faults_study")
@@ -25,10 +26,19 @@ class NetworkChoice:
     at random places, beside the others, do to the answer.
     """
 
-    fidelity: str = "auto"
-    faults: tuple[Fault, ...] = ()
-    fault_draw: Drawing | None = None
-    faults_study: Drawing | None = None
+    fidelity: str = setting(
+        "auto",
+        "links of a cluster: analytical | flow | packet; auto is flow where asked for",
+        name="network",
+        path="network",
+    )
+    faults: tuple[Fault, ...] = setting(
+        (), "of links: [{link: nic0-leaf0, bandwidth: 0.5}, {node: spine1, gone: true}]"
+    )
+    fault_draw: Drawing | None = setting(None, "or at random: {count: 2, seed: 0, bandwidth: 0.5}")
+    faults_study: Drawing | None = setting(
+        None, "how much random faults slow the step: {samples: 64, count: 1, seed: 0, bandwidth: 0.5}"
+    )
 
     def __post_init__(self) -> None:
         choice(RequestError, "network", self.fidelity, FIDELITIES)
@@ -43,7 +53,7 @@ class NetworkChoice:
         """From plain values as the command line has them. TopologyError and RequestError for what cannot be."""
         choice(RequestError, "network", fidelity, FIDELITIES)
         found = [each for each in faults if isinstance(each, Fault)] if isinstance(faults, (list, tuple)) else []
-        listed = found if found and len(found) == len(faults) else from_dicts(faults or [])
+        listed = found if found and len(found) == len(faults) else faults_from_dicts(faults or [])
         draws = [drawn(name, values) for name, values in (("fault_draw", fault_draw), ("faults_study", faults_study))]
         return cls(fidelity, tuple(listed), *draws)
 
@@ -73,16 +83,16 @@ class NetworkChoice:
         asked = self.fault_draw
         if asked is None:
             return self.faults
-        return (*self.faults, *draw(topology, asked.at_once, asked.like, asked.seed, asked.kinds))
+        return (*self.faults, *draw_faults(topology, asked.at_once, asked.like, asked.seed, asked.kinds))
 
 
 def own_figures(cluster: Cluster | None) -> str:
     """The setting of a cluster's topology that only simulated links can answer; empty without one."""
     if cluster is None or not cluster.topology:
         return ""
-    from ..network.build import own_links
+    from ..network.build import simulated_setting
 
-    return own_links(cluster.topology)
+    return simulated_setting(cluster.topology)
 
 
 def needs_cluster(said: str) -> RequestError:
@@ -110,4 +120,4 @@ def drawn(name: str, values: Any) -> Drawing | None:
         raise RequestError(f"{name}={values!r} must be a mapping, such as {EXAMPLES[name]}")
     if "like" in values:
         return load(Drawing, values, TopologyError, name)
-    return drawing(values, name)
+    return read_drawing(values, name)

@@ -1,13 +1,14 @@
-"""Settings of passes that few need, ``options={name: value}``: the one table of what there is and what each may be.
+"""Settings of passes that few need, ``options={name: value}``: each with its default, what it may be and what it means.
 
-docs/passes.md says what each means.
+docs/passes.md has them as a table (:func:`table`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ...datasets.dtypes import BITS
@@ -18,6 +19,11 @@ EP_MODES = ("normal", "low_latency", "alltoall", "replicated")
 KV_FORMATS = ("fp8", "int8")
 ATTENTION_FORMATS = ("fp8",)
 ALLOCATORS = ("native", "expandable")
+# What changes a kernel's time (:mod:`..timing.modifiers`), as `options.without` names it.
+TIME_MODIFIERS = (
+    *("cold_caches", "host_issue", "older_products", "power_limit", "older_attention", "ring_steps", "older_rings"),
+    *("top_p_sort", "calibration", "shard_copies", "collective_checks"),
+)
 WHOLE, LIGER = "whole", "liger"  # ways to compute a loss
 LONGEST_QUOTE = 200  # characters of a value in a message
 
@@ -47,6 +53,14 @@ def _one_of(*known: str) -> Callable[[Any], str]:
     )
 
 
+def _modifiers(value: Any) -> str:
+    names = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+    unknown = [each for each in value if each not in TIME_MODIFIERS] if names else []
+    if unknown:
+        return f"has {unknown[0]}, which is none of {', '.join(TIME_MODIFIERS)}{meant(unknown[0], TIME_MODIFIERS)}"
+    return "" if names else "must be a list of names, such as [power_limit]"
+
+
 def loss_wrong(value: Any) -> str:
     """What is wrong with a way to compute the loss (:mod:`..passes.chunked_loss`), empty if nothing is."""
     chunks = re.fullmatch(r"chunks:([1-9]\d{0,4})", value) if isinstance(value, str) else None
@@ -61,38 +75,174 @@ def _load(value: Any) -> str:
     return ""
 
 
-CHECKS: dict[str, Callable[[Any], str]] = {
-    "allocator": _one_of(*ALLOCATORS),
-    "attention_dtype": _one_of(*ATTENTION_FORMATS),
-    "capacity": _number,
-    "cuda_graph": _flag,
-    "dispatch_dtype": _one_of(*BITS),
-    "ep_mode": _one_of(*EP_MODES),
-    "ep_overlap": _flag,
-    "expert_load": _load,
-    "flat_parameters": _flag,
-    "fp8_scaling": _one_of("delayed", "current", "rowwise"),
-    "gather_dtype": _one_of(*BITS),
-    "kv_dtype": _one_of("same", *KV_FORMATS),
-    "loss": loss_wrong,
-    "quantize_skip": no_pattern,
-    "real_tokens": _share,
-    "recompute_early_stop": _flag,
-    "reduce_every_micro_batch": _flag,
-    "reshard_after_forward": _flag,
-    "sampling": _one_of("top_p"),
-    "sequence_lengths": _lengths,
-    "token_drop": _flag,
-    "zigzag": _flag,
-}
+def option(default: Any, check: Callable[[Any], str], means: str, of: str = "") -> Any:
+    """A field of :class:`PlanOptions`: what says what is wrong with a value, its help, the only work that has it."""
+    return field(default=default, metadata={"check": check, "help": means, "of": of})
 
-OF_TRAINING = frozenset(
-    {
-        *("attention_dtype", "ep_overlap", "flat_parameters", "fp8_scaling", "gather_dtype", "loss"),
-        *("recompute_early_stop", "reduce_every_micro_batch", "reshard_after_forward"),
-    }
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Every option with what it is when nobody gives it. None leaves it to the framework or the layout."""
+
+    allocator: str = option(
+        "",
+        _one_of(*ALLOCATORS),
+        "`native` or `expandable`: memory is replayed through torch's caching allocator, in place of the "
+        "stack's usual slack",
+    )
+    attention_dtype: str = option(
+        "",
+        _one_of(*ATTENTION_FORMATS),
+        "training: `fp8`, attention over queries, keys and values that are rounded for it (Transformer "
+        "Engine's `fp8_dpa`)",
+        of="training",
+    )
+    capacity: float = option(
+        0.0,
+        _number,
+        "every expert takes so many times the mean number of tokens, no more and no less",
+    )
+    cuda_graph: bool | None = option(
+        None,
+        _flag,
+        "true: no kernel waits for the host; false: each does. In place of the stack's own `cuda_graph`",
+    )
+    dispatch_dtype: str = option(
+        "",
+        _one_of(*BITS),
+        "what tokens are sent to experts in, such as `fp8`",
+    )
+    ep_mode: str = option(
+        "",
+        _one_of(*EP_MODES),
+        "how experts' tokens are exchanged: `normal`, `low_latency`, `alltoall`, `replicated` (tensor ranks"
+        " hold the same tokens: no exchange, one all-reduce)",
+    )
+    ep_overlap: bool = option(
+        False,
+        _flag,
+        "training: exchanges between experts run beside another micro-batch's computing",
+        of="training",
+    )
+    expert_load: str | Sequence[float] = option(
+        "",
+        _load,
+        "in place of `workload.expert_load`, for the passes alone",
+    )
+    flat_parameters: bool = option(
+        False,
+        _flag,
+        "training with ZeRO 3: FSDP1's flat parameters, used where they were gathered, without FSDP2's copies",
+        of="training",
+    )
+    fp8_scaling: str = option(
+        "",
+        _one_of("delayed", "current", "rowwise"),
+        "`delayed` (the usual), `current`: the maximum is found first, in a pass of its own, or `rowwise`: "
+        "a scale a row, found as the row is rounded; tensor ranks then gather 16 bits and round what they "
+        "have gathered",
+        of="training",
+    )
+    gather_dtype: str = option(
+        "",
+        _one_of(*BITS),
+        "training: what ZeRO 3 gathers weights in, and ZeRO 1 and 2 those that products read in few bits",
+        of="training",
+    )
+    kv_dtype: str = option(
+        "",
+        _one_of("same", *KV_FORMATS),
+        "inference: `same`, `fp8` or `int8` keys and values, as [`precision.kv_dtype`](clusters.md#keys-and-values)",
+        of="inference",
+    )
+    loss: str = option(
+        "",
+        loss_wrong,
+        "training: `whole`, `liger` or `chunks:8` (any number): [how much of the logits lives at a "
+        "time](#the-loss-in-chunks). In place of the stack's own",
+        of="training",
+    )
+    quantize_skip: str = option(
+        "",
+        no_pattern,
+        "a regular expression of modules, and layers, that stay in 16 bits",
+    )
+    real_tokens: float = option(
+        1.0,
+        _share,
+        "inference: share of the batch that is no padding, which packed kernels leave out",
+        of="inference",
+    )
+    recompute_early_stop: bool | None = option(
+        None,
+        _flag,
+        "training: whether full recomputation ends with the last tensor that is read (torch's), or runs "
+        "whole layers again (Megatron's). In place of the stack's own",
+        of="training",
+    )
+    reduce_every_micro_batch: bool | None = option(
+        None,
+        _flag,
+        "training with ZeRO 2 or 3: gradients are reduced after each micro-batch",
+        of="training",
+    )
+    reshard_after_forward: bool | None = option(
+        None,
+        _flag,
+        "training with ZeRO 3: gathered weights are let go of between forward and backward",
+        of="training",
+    )
+    sampling: str = option(
+        "",
+        _one_of("top_p"),
+        "inference: `top_p`, the next token is drawn from a sorted vocabulary, as FasterTransformer did",
+        of="inference",
+    )
+    sequence_lengths: Sequence[int] = option(
+        (),
+        _lengths,
+        "training and prompts: lengths of the sequences that a micro-batch is packed of, with "
+        "`parallel.cp_style` `ring` or `dynamic`",
+    )
+    token_drop: bool = option(
+        False,
+        _flag,
+        "tokens beyond a capacity of 1 are dropped",
+    )
+    without: Sequence[str] = option(
+        (),
+        _modifiers,
+        "a list of what is left out of the [times of kernels](how-it-works.md#what-changes-a-kernels-time),"
+        " such as `[power_limit,cold_caches]`",
+    )
+    zigzag: bool = option(
+        True,
+        _flag,
+        "false: context ranks hold tokens in a row, and the last one has the most to do",
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> PlanOptions:
+        """Those of a mapping that was checked; null is not given, and what a pass of one's own reads is left out."""
+        return cls(**{name: value for name, value in given.items() if name in CHECKS and value is not None})
+
+
+CHECKS: dict[str, Callable[[Any], str]] = {each.name: each.metadata["check"] for each in fields(PlanOptions)}
+OF_TRAINING, OF_INFERENCE = (
+    frozenset(each.name for each in fields(PlanOptions) if each.metadata["of"] == work)
+    for work in ("training", "inference")
 )
-OF_INFERENCE = frozenset({"kv_dtype", "real_tokens", "sampling"})
+
+
+def table() -> str:
+    """The options as the table of docs/passes.md."""
+    return "\n".join(
+        [
+            "| option | means |",
+            "| --- | --- |",
+            *(f"| `{e.name}` | {e.metadata['help']} |" for e in fields(PlanOptions)),
+        ]
+    )
 
 
 def complaint(name: str, value: Any) -> str:

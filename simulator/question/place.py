@@ -22,13 +22,15 @@ def shipped(device: Device | str) -> Device | str:
 def looked_up(values: Mapping[str, Any], names: Sequence[str] = ("cluster", "stack", "network")) -> dict[str, Any]:
     """The values of a request with shipped clusters and frameworks in place of their names, and faults written out."""
     from .network import NetworkChoice
-    from .plan import load_stack
+    from .stack import load_stack, stack_from_dict
 
     made = dict(values)
     if "cluster" in names and isinstance(made.get("cluster"), str):
         made["cluster"] = load_cluster(made["cluster"])
     if "stack" in names and isinstance(made.get("stack"), str):
         made["stack"] = load_stack(made["stack"])
+    elif "stack" in names and isinstance(made.get("stack"), Mapping):
+        made["stack"] = stack_from_dict(made["stack"])
     if "network" in names and isinstance(made.get("network"), (Mapping, str)):
         given = made["network"]
         made["network"] = NetworkChoice.from_plain({"fidelity": given} if isinstance(given, str) else given)

@@ -5,25 +5,21 @@ A :class:`Plan` is what every pass is given beside the graph. It is plain data: 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device, load_device
-from ...datasets.loading import choice, flag, load, nearest, number, whole
-from ...datasets.ops import KINDS
-from ...datasets.reading import read_yaml
-from ..trace.stored import ModuleRule
+from ...datasets.loading import choice, flag, whole
+from ..trace.stored_formats import ModuleRule
 from .calibration import NONE, StepCalibration, regime_of
+from .declaration import setting
 from .errors import DegreeError
 from .errors import PlanError as PlanError
-from .options import CHECKS, EP_MODES, KV_FORMATS, WHOLE, complaint, loss_wrong
+from .options import CHECKS, KV_FORMATS, PlanOptions, complaint
 from .orders import SCHEDULES
 from .ranks import (
     ORDER,
@@ -37,19 +33,14 @@ from .ranks import (
     stages,
     together,
 )
-
-STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
+from .stack import GROUPS as GROUPS
+from .stack import Stack as Stack
+from .stack import load_stack as load_stack
+from .stack import names
 
 CONTEXT_STYLES = ("ring", "ring_allgather", "allgather", "ulysses", "dynamic")
 OFFLOAD = ("optimizer", "activations", "kv")
-FUSED = ("fused", "flash2", "flash1", "flash1_triton")  # kernels that keep no scores
-ATTENTION = (*FUSED, "unfused", "transposed", "eager")
-LAYOUTS = ("qkv", "gate_up")
-WINDOWS = ("own", "alike")
-PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
-OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
 OPTIONS = tuple(CHECKS)  # what passes look up in ``Plan.options``; a pass of one's own may look up more
-GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 
 
 @dataclass(frozen=True)
@@ -63,21 +54,27 @@ class Parallel:
     ``shard`` is the number of ranks that share one copy in HSDP (0: all data ranks).
     """
 
-    tp: int = 1
-    pp: int = 1
-    vpp: int = 1
-    dp: int = 0
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    zero_stage: int = 0
-    shard: int = 0
-    sequence_parallel: bool = False
-    schedule: str = "1f1b"
-    cp_style: str = "ring"
-    stages: tuple[int, ...] = ()  # layers of each of pp x vpp chunks, first to last (empty: as even as can be)
-    order: str = ORDER
-    placement: str | tuple[int, ...] = PLACEMENTS[0]
+    tp: int = setting(1, "tensor parallel: heads and hidden widths are shared")
+    pp: int = setting(1, "pipeline stages")
+    vpp: int = setting(1, "virtual stages a device (interleaved 1F1B)")
+    dp: int = setting(0, "data parallel; 0 = whatever the cluster leaves")
+    cp: int = setting(1, "context parallel: tokens of a sequence are shared")
+    ep: int = setting(1, "expert parallel: experts are shared over the ranks of a pipeline stage")
+    etp: int = setting(1, "tensor parallel inside an expert")
+    zero_stage: int = setting(0, "1 shards optimizer state, 2 gradients too, 3 weights too (FSDP)")
+    shard: int = setting(0, "ranks that share one copy under ZeRO (HSDP); 0 = all data ranks")
+    sequence_parallel: bool = setting(False, "norms and residuals share tokens over the tensor ranks")
+    schedule: str = setting("1f1b", "gpipe | 1f1b | interleaved | zb-h1 | dualpipe")
+    cp_style: str = setting(
+        "ring", "ring | ring_allgather | allgather | ulysses | dynamic: by sequence (options.sequence_lengths)"
+    )
+    stages: tuple[int, ...] = setting((), "layers of each of pp x vpp chunks; empty = even")
+    order: str = setting(
+        ORDER, "how ranks are numbered, the first dimension fastest; tp-cp-pp-dp: --use-tp-pp-dp-mapping"
+    )
+    placement: str | tuple[int, ...] = setting(
+        PLACEMENTS[0], "rank i on device i | round_robin: ranks in a row on nodes in a row | [devices of the ranks]"
+    )
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "vpp", "cp", "ep", "etp"):
@@ -106,6 +103,26 @@ class Parallel:
             raise PlanError(f"parallel.schedule={self.schedule} has no virtual stages; take vpp=1 or interleaved")
 
     @property
+    def shards_optimizer(self) -> bool:
+        """ZeRO-1 and beyond: each data rank updates its part of the weights, and keeps its part of the states."""
+        return self.zero_stage >= 1
+
+    @property
+    def shards_gradients(self) -> bool:
+        """ZeRO-2 and beyond: a gradient is reduced and let go of as soon as it is there."""
+        return self.zero_stage >= 2
+
+    @property
+    def shards_weights(self) -> bool:
+        """ZeRO-3 (FSDP): a layer's weights are gathered before it runs."""
+        return self.zero_stage >= 3
+
+    @property
+    def gathers_updated_weights(self) -> bool:
+        """ZeRO-1 and 2: weights are gathered once a step from the ranks that updated them."""
+        return self.shards_optimizer and not self.shards_weights
+
+    @property
     def model_ranks(self) -> int:
         """Ranks that hold one copy of the model."""
         return self.tp * self.cp * self.pp
@@ -125,187 +142,6 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KernelChoice:
-    """Whose reading answers for ops of a ``kind`` and format where a framework's own table timed another kernel.
-
-    ``backend`` is ``framework:words``, words of the kernel's name. ``architecture`` empty: on all. ``least_tokens`` and
-    ``most_tokens`` are the rows that it is for (0: any), ``most_ep`` the expert ranks (0: any). ``without`` is
-    ``quantize`` where that table timed the rounding of the input too and the framework does not run it: the time of its
-    tables of that is taken off.
-    """
-
-    kind: str
-    dtype: str
-    backend: str
-    source: str
-    architecture: str = ""
-    without: str = ""
-    most_tokens: int = 0
-    least_tokens: int = 0
-    most_ep: int = 0
-
-    def __post_init__(self) -> None:
-        choice(PlanError, "stack.kernels.kind", self.kind, tuple(KINDS))
-        choice(PlanError, "stack.kernels.without", self.without, ("", "quantize"))
-        whole(PlanError, "stack.kernels.most_tokens", self.most_tokens)
-        whole(PlanError, "stack.kernels.least_tokens", self.least_tokens)
-        whole(PlanError, "stack.kernels.most_ep", self.most_ep)
-
-
-@dataclass(frozen=True)
-class ReducedNorm:
-    """All-reduces of tensor ranks in an inference engine that add the residual and normalise in the same kernel.
-
-    They are those of ``ranks`` ranks on devices of the compute capability ``sm``, of at most ``most_mib`` and
-    ``most_tokens`` tokens (0: any, each), and in models with experts alone where ``mixtures`` says so.
-    """
-
-    source: str
-    sm: float = 0.0
-    ranks: int = 0
-    most_mib: float = 0.0
-    most_tokens: int = 0
-    mixtures: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("sm", "most_mib"):
-            number(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
-        for name in ("ranks", "most_tokens"):
-            whole(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
-        flag(PlanError, "stack.reduced_norms.mixtures", self.mixtures)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """What a framework does with a plan. One YAML per framework in ``conf/stack``; figures are bytes and flags.
-
-    ``like`` is the framework whose known runs and errors speak for it (empty: its own).
-
-    ``fusion`` names rules of :mod:`..passes.fuse` and :mod:`..passes.serving`; ``attention`` is ``fused`` (the kernel
-    that opcast has times of), ``flash2``, ``flash1``, ``flash1_triton`` (older: :mod:`..timing.attention`),
-    ``unfused`` (two products and a softmax) or ``eager`` (scores scaled and masked by kernels of their own);
-    ``products`` is the library of matrix products: ``current`` (the tables') or an older one
-    (:mod:`..timing.products`); with ``all_logits`` a prompt gets logits of every position; ``loss`` is how training
-    computes it: ``whole``, or in chunks of tokens, ``liger`` or ``chunks:N`` (:mod:`..passes.chunked_loss`).
-    ``master_weights`` keeps fp32 copies beside 16-bit weights; ``gradient_dtype`` and ``moment_dtype`` are ``same``
-    (as the weights) or a dtype; with ``fused_gradients`` products add weight gradients straight into those of that
-    dtype. With ``half_shards`` ZeRO-3 keeps shards of the weights in their own dtype, beside fp32 masters among the
-    optimizer's states (DeepSpeed), else the masters are the shards (FSDP). ``host_bytes`` is what an optimizer that
-    runs on the host reads and writes there for each fp32 parameter, with ``host_threads`` threads a process (0: its
-    share of the node's cores; :mod:`..passes.host_update`). ``gradient_clipping`` scales by the norm,
-    ``keep_gathered`` keeps for the backward pass what sequence parallelism gathered; with ``repeats_keys`` keys and
-    values are repeated for all query heads before attention, so that context ranks exchange as many; with
-    ``rounds_both`` one kernel rounds what products read along both dimensions (Transformer Engine). ``layouts`` names
-    tensors that are laid out anew where a traced model has views: ``qkv``, ``gate_up`` (:mod:`..passes.layouts`).
-    ``overlap`` names the groups whose communication runs beside compute (``dp``, ``tp``, ``ep``, ``cp``, ``pp``;
-    ``dp_gather``: ZeRO-1 gathers weights beside the next forward; ``tp_forward``: in forward passes and what is
-    recomputed of them); with ``tensor_chunks`` those of tensor ranks are cut in chunks that pipeline with their
-    products (user buffers), else a gather runs beside the product of the rank's own rows alone, and a scatter beside
-    that of the weight's gradient (:mod:`..passes.overlap`). Gradients are summed in buckets of ``bucket_mib``; with
-    ``bucket_buffer`` those of ZeRO-2 and 3 wait in one buffer that is kept for good. ``compute_slowdown`` is how much
-    longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units), ``communication_slowdown``
-    the reverse. ``scale`` multiplies predicted times by device id and kind or family of ops (or ``*``): constants of
-    a user's own, in place of the calibration's factors (:mod:`.calibration`). ``issue_us`` is what the framework's
-    own Python takes before a kernel, by kind of op, family or ``*``, and once more for each ``expert`` of a grouped
-    product that is issued expert by expert (``expert_fp8``: of that format); with ``waits_for_routing`` the host
-    reads how many tokens each expert got before it issues their products. ``check_us`` is what every rank of a group
-    adds to the host's time before a collective, where each is checked before it is issued
-    (``TORCH_DISTRIBUTED_DEBUG=DETAIL``), ``check_inside_us`` that inside a node, if less. ``share_us`` is what the
-    host takes for each rank's share of each weight where ZeRO-1 cuts them one by one in Python
-    (:mod:`..timing.hosts`). ``ring_factor`` is how many times longer gathers and scatters inside a node take than the
-    tables' NCCL has them, ``step_us`` what each step of a ring between nodes takes longer than the network's law
-    says, by group (``*``: any), of ``all_reduce`` by its own name. ``send_us`` is what the host adds to a send
-    between pipeline stages, while both wait; ``ep_mode`` is how it exchanges them (:mod:`..passes.expert`). With
-    ``recompute_early_stop`` full recomputation ends with the last tensor that the backward pass reads (torch's
-    checkpoint), else it runs whole layers again (Megatron-LM's own). Of an inference engine, ``backend`` names whose
-    predictors answer and ``collectives`` whose for communication (empty: any); ``kernels`` are those that another
-    table timed (:class:`KernelChoice`), ``reduced_norms`` the all-reduces that normalise, too (:class:`ReducedNorm`),
-    ``gap_us`` passes between kernels that no CUDA graph holds; ``kv_dtype`` is the format of the cache by that of the
-    products; with ``windows`` ``alike`` layers that see a window have blocks for all tokens, else for its own alone.
-    """
-
-    id: str = "torch"
-    name: str = "PyTorch"
-    like: str = ""
-    fusion: tuple[str, ...] = ()
-    attention: str = "fused"
-    products: str = "current"
-    all_logits: bool = False
-    loss: str = WHOLE
-    master_weights: bool = False
-    gradient_dtype: str = "same"
-    moment_dtype: str = "same"
-    fused_gradients: bool = False
-    half_shards: bool = False
-    host_bytes: float = 28.0
-    host_threads: int = 0
-    gradient_clipping: bool = False
-    keep_gathered: bool = False
-    repeats_keys: bool = False
-    rounds_both: bool = False
-    layouts: tuple[str, ...] = ()
-    overlap: tuple[str, ...] = ()
-    tensor_chunks: bool = True
-    bucket_mib: float = 25.0
-    bucket_buffer: bool = False
-    compute_slowdown: float = 0.12
-    communication_slowdown: float = 0.1
-    cuda_graph: bool = False
-    recompute_early_stop: bool = True
-    gap_us: float = 0.0
-    issue_us: Mapping[str, float] = field(default_factory=dict)
-    waits_for_routing: bool = False
-    check_us: float = 0.0
-    check_inside_us: float = 0.0
-    share_us: float = 0.0
-    ring_factor: float = 1.0
-    step_us: Mapping[str, float] = field(default_factory=dict)
-    send_us: float = 0.0
-    ep_mode: str = ""
-    backend: str = ""
-    collectives: str = ""
-    kernels: tuple[KernelChoice, ...] = ()
-    reduced_norms: tuple[ReducedNorm, ...] = ()
-    kv_dtype: Mapping[str, str] = field(default_factory=dict)
-    windows: str = "own"
-    context_gib: float = 0.0
-    fragmentation: float = 0.0
-    step_overhead_us: float = 0.0
-    scale: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def framework(self) -> str:
-        """What known runs of it are called in calibrations and errors of memory."""
-        return self.like or self.id
-
-    def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            name, value = f"stack.{each.name}", getattr(self, each.name)
-            if isinstance(each.default, bool):
-                flag(PlanError, name, value)
-            elif isinstance(each.default, float):
-                number(PlanError, name, value)
-        whole(PlanError, "stack.host_threads", self.host_threads, 0)
-        for name, known in (("fusion", ()), ("overlap", OVERLAPS), ("layouts", LAYOUTS)):
-            object.__setattr__(self, name, _names(f"stack.{name}", getattr(self, name), known))
-        choice(PlanError, "stack.attention", self.attention, ATTENTION)
-        if wrong := loss_wrong(self.loss):
-            raise PlanError(f"stack.loss={self.loss!r} {wrong}")
-        choice(PlanError, "stack.products", self.products, PRODUCTS)
-        choice(PlanError, "stack.windows", self.windows, WINDOWS)
-        choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
-        for name in ("gradient_dtype", "moment_dtype"):
-            choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
-        for place, value in self.step_us.items() if isinstance(self.step_us, Mapping) else ():
-            choice(PlanError, "stack.step_us", place, (*GROUPS, "all_reduce", "*"))
-            number(PlanError, f"stack.step_us.{place}", value)
-        for device, factors in self.scale.items() if isinstance(self.scale, Mapping) else ():
-            for family, factor in factors.items() if isinstance(factors, Mapping) else ():
-                number(PlanError, f"stack.scale.{device}.{family}", factor)
-
-
-@dataclass(frozen=True)
 class Plan:
     """A checked way to run one step: layout, framework, cluster and how the batch is cut.
 
@@ -317,9 +153,11 @@ class Plan:
     (:mod:`..contention.fixed_point`). ``calibration`` names what known runs say of predicted times
     (:mod:`.calibration`), ``calibrated`` is that for this plan, by regime, ``device`` what the cluster's devices are
     (:func:`..step.checks.prepared`).
-    ``quantization`` is the format of linear layers; where a checkpoint has several, ``weight_rules`` say which modules
-    have which, and those that no rule names stay in ``precision``. ``notes`` say what was chosen for the user
-    (:mod:`.as_stored`).
+
+    ``options`` are settings that few need as they were given, ``settings`` all of them with their types and defaults
+    (:class:`.options.PlanOptions`). ``quantization`` is the format of linear layers; where a checkpoint has several,
+    ``weight_rules`` say which modules have which, and those that no rule names stay in ``precision``. ``notes`` say
+    what was chosen for the user (:mod:`.as_stored`).
     """
 
     parallel: Parallel
@@ -341,10 +179,11 @@ class Plan:
     calibrated: Mapping[str, StepCalibration] = field(default_factory=dict)
     device: Device | None = None
     notes: tuple[str, ...] = ()
+    settings: PlanOptions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, known in (("offload", OFFLOAD), ("passes", ())):
-            object.__setattr__(self, name, _names(name, getattr(self, name), known))
+            object.__setattr__(self, name, names(name, getattr(self, name), known))
         if not isinstance(self.options, Mapping):
             raise PlanError(f"options={self.options!r} must be a mapping, such as {{fp8_scaling: current}}")
         for name in self.options if not self.passes else ():
@@ -352,8 +191,40 @@ class Plan:
         for name, value in self.options.items():
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
-        object.__setattr__(self, "kv_dtype", self.kv_dtype or str(self.options.get("kv_dtype") or ""))
+        object.__setattr__(self, "settings", PlanOptions.of(self.options))
+        said = self.settings.kv_dtype
+        if said and self.kv_dtype not in ("", said):
+            raise PlanError(
+                f"options.kv_dtype={said} and precision.kv_dtype={self.kv_dtype} disagree: give one of them"
+            )
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or said)
         choice(PlanError, "kv_dtype", self.kv_dtype or "same", ("same", *KV_FORMATS))
+
+    @property
+    def reshards_after_forward(self) -> bool:
+        """ZeRO-3: gathered weights are let go of between forward and backward; without pipeline stages unless told."""
+        given = self.settings.reshard_after_forward
+        return self.parallel.pp == 1 if given is None else given
+
+    @property
+    def reduces_every_micro_batch(self) -> bool:
+        """ZeRO-2 and 3: each micro-batch's gradients are reduced; without pipeline stages unless told.
+
+        Else whole ones are summed in the stack's dtype, as FSDP2 does (``unsharded_accumulated_grad``).
+        """
+        given = self.settings.reduce_every_micro_batch
+        return self.parallel.pp == 1 if given is None else given
+
+    @property
+    def sums_whole_gradients(self) -> bool:
+        """Whole gradients are kept over the micro-batches of a step: DDP, ZeRO-1, and ZeRO-2 and 3 that reduce last."""
+        last = self.micro_batches > 1 and not self.reduces_every_micro_batch
+        return not self.parallel.shards_gradients or last
+
+    @property
+    def masters_are_shards(self) -> bool:
+        """ZeRO-3 as FSDP does it: the fp32 masters are the shards that weights are gathered from."""
+        return self.parallel.shards_weights and not self.stack.half_shards
 
     def scales(self, device_id: str, regime: str) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """What multiplies times by kind or family of ops: the stack's own constants, then the calibration's factors."""
@@ -455,25 +326,6 @@ def check_plan(plan: Plan) -> Plan:
     return plan
 
 
-def stack_from_dict(values: Mapping[str, Any]) -> Stack:
-    """A framework's description; PlanError names a field that does not exist."""
-    return load(Stack, values, PlanError, "stack")
-
-
-@lru_cache
-def known_stacks() -> list[str]:
-    """Ids of shipped frameworks."""
-    return sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
-
-
-def load_stack(stack_id: str) -> Stack:
-    """A shipped framework by id; PlanError names the known ones."""
-    path = STACK_DIRECTORY / f"{stack_id}.yaml"
-    if not path.is_file() or path.parent != STACK_DIRECTORY:
-        raise PlanError(f"unknown stack {stack_id!r}; {nearest(stack_id, known_stacks(), 'choose from')}")
-    return stack_from_dict(read_yaml(path, PlanError, f"stack={stack_id}"))
-
-
 def _nearest(name: str, value: int, whole: int) -> tuple[str, int, int]:
     """The degree, what it is, and the nearest value that divides."""
     valid = [d for d in range(1, max(whole, 1) + 1) if whole % d == 0]
@@ -489,12 +341,3 @@ def _nearest_degree(parallel: Parallel, devices: int) -> tuple[str, int, int]:
             return _nearest(name, value, left)
         left //= value
     return _nearest("tp", parallel.tp, devices)
-
-
-def _names(name: str, value: Any, known: tuple[str, ...] = ()) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-        hint = f"take {name}=[{value}]" if isinstance(value, str) else f"none is {name}=[]"
-        raise PlanError(f"{name}={value!r} must be a list of names; {hint}")
-    for each in value if known else ():
-        choice(PlanError, name, each, known)
-    return tuple(dict.fromkeys(value))

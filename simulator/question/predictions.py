@@ -13,11 +13,16 @@ from ...datasets.ops import Op, OpError, make_op
 from ...models.power import Limits
 from ..network.transfers import Transfer
 from .canonical import Request, RequestError
+from .declaration import setting
 from .network import NetworkChoice, needs_cluster, shown
 from .place import THIS_MACHINE, looked_up, shipped
 from .sources import Sources
 
 CACHES = ("warm", "cold")
+OF_LIMITS = {
+    "power_cap_w": "the watts a device may draw at most: latency, power and energy under that cap",
+    "sm_clock_mhz": "the clock that compute units sustain, where it lies below the device's",
+}
 OF_LINKS = ("group", "stride", "all_groups", "algorithm", "loads", "transfers")
 
 
@@ -30,20 +35,24 @@ class PredictRequest(Request):
     carry. ``transfers``, called ``names``, stand in place of ops.
     """
 
-    ops: tuple[Op, ...] = ()
-    device: Device | str = THIS_MACHINE
-    cluster: Cluster | None = None
-    cache: str = "warm"
-    limits: Limits = field(default_factory=Limits)
-    group: tuple[int, ...] | None = None
-    stride: int | None = None
-    all_groups: bool = False
-    algorithm: str | None = None
-    loads: bool = False
-    transfers: tuple[Transfer, ...] = ()
-    names: tuple[str, ...] = ()
-    network: NetworkChoice = field(default_factory=NetworkChoice)
-    sources: Sources = field(default_factory=Sources)
+    ops: tuple[Op, ...] = setting((), hidden=True)
+    device: Device | str = setting(THIS_MACHINE, "what runs it", chosen=True)
+    cluster: Cluster | None = setting(None, "the devices and their links, for collectives", chosen=True)
+    cache: str = setting("warm", "warm | cold: whether inputs lie in the last-level cache")
+    limits: Limits = field(default_factory=Limits, metadata={"hidden": True, "words": OF_LIMITS})
+    group: tuple[int, ...] | None = setting(
+        None, "the devices that run it, as a list: [0,8,16,24]; default: the first op.ranks"
+    )
+    stride: int | None = setting(None, "or op.ranks devices so far apart: stride=8 takes one of each node of eight")
+    all_groups: bool = setting(False, "while all groups of as many devices as far apart run it too")
+    algorithm: str | None = setting(
+        None, "ring | tree | nvls | collnet | direct | pairwise | halving_doubling | hierarchical; default: NCCL's"
+    )
+    loads: bool = setting(False, hidden=True)
+    transfers: tuple[Transfer, ...] = setting((), hidden=True)
+    names: tuple[str, ...] = setting((), hidden=True)
+    network: NetworkChoice = field(default_factory=NetworkChoice, metadata={"group": ""})
+    sources: Sources = field(default_factory=Sources, metadata={"group": ""})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", shipped(self.device))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...datasets.near import meant
-from ..network.mapping import per_node
+from ..network.mapping import ranks_per_node
 
 DIMENSIONS = ("tp", "cp", "dp", "pp")
 ORDER = "-".join(DIMENSIONS)
@@ -121,7 +121,7 @@ def members(layout: Layout, part: GroupPart) -> np.ndarray:
 def together(layout: Layout, part: GroupPart) -> int:
     """The fewest members that a group has on a node where it has any: through so many NICs its slowest node sends."""
     found = members(layout, part)
-    return int(per_node(found, layout.per_node).min()) if found.size and found.shape[1] > 1 else 1
+    return int(ranks_per_node(found, layout.per_node).min()) if found.size and found.shape[1] > 1 else 1
 
 
 def _whole(layout: Layout, name: str) -> np.ndarray:

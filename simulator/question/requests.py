@@ -20,6 +20,7 @@ from ..network.astra import FormatError
 from ..network.build import check_settings
 from .as_stored import as_stored
 from .canonical import Request, RequestError
+from .declaration import setting
 from .left_out import left_out
 from .network import NetworkChoice, needs_cluster
 from .options import KV_FORMATS
@@ -63,26 +64,39 @@ class SimulateRequest(Request):
     is what a device may draw. The other fields are those of :class:`Plan`.
     """
 
-    model: Any = ""
-    work: Work = field(default_factory=Work)
-    device: Device | str = THIS_MACHINE
-    cluster: Cluster | None = None
-    parallel: Parallel = field(default_factory=Parallel)
-    stack: Stack | None = None
-    precision: str = "auto"
-    quantization: str = ""
-    kv_dtype: str = ""
-    recompute: str = "none"
-    offload: tuple[str, ...] = ()
-    passes: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    micro_batches: int = 1
-    stragglers: tuple[Straggler, ...] = ()
-    price_per_gpu_hour: float | None = None
-    power_cap_w: float | None = None
-    file: WorkloadFile | None = None
-    network: NetworkChoice = field(default_factory=NetworkChoice)
-    sources: Sources = field(default_factory=Sources)
+    model: Any = setting("", "what is simulated: a name of `opcast list models`, or a configuration", chosen=True)
+    work: Work = field(default_factory=Work, metadata={"group": "workload"})
+    device: Device | str = setting(THIS_MACHINE, "what runs it; that of the cluster where there is one", chosen=True)
+    cluster: Cluster | None = setting(None, "the devices and their links", chosen=True)
+    parallel: Parallel = field(default_factory=Parallel, metadata={"group": "parallel"})
+    stack: Stack | None = setting(None, "the framework", chosen=True)
+    precision: str = setting("auto", "a name of conf/precision", path="precision.dtype", chosen=True)
+    quantization: str = setting("", "the format of linear layers", path="precision.quantization", chosen=True)
+    kv_dtype: str = setting(
+        "", "the format of keys and values: same | fp8 | int8", path="precision.kv_dtype", chosen=True
+    )
+    recompute: str = setting(
+        "none",
+        "none | selective | full | full:N | selective:MODULES | layers:A-B (docs/passes.md)",
+        path="workload.recompute",
+        of=("train",),
+    )
+    offload: tuple[str, ...] = setting((), "optimizer | activations | kv: what lives in host memory")
+    passes: tuple[str, ...] = setting((), "your own rewrites of the graph, each module:function")
+    options: Mapping[str, Any] = setting({}, "settings of passes that few need (docs/passes.md)")
+    micro_batches: int = setting(1, "of prompts and tokens: parts that a batch goes through pipeline stages in")
+    stragglers: tuple[Straggler, ...] = setting(
+        (), "slow compute: [{node: 3, slowdown: 1.2}, {device: 17, slowdown: 1.5}]"
+    )
+    price_per_gpu_hour: float | None = setting(
+        None, "for cost per step and per million tokens; default: the cluster's own"
+    )
+    power_cap_w: float | None = setting(
+        None, "the watts a device may draw at most: ops that would draw more take longer"
+    )
+    file: WorkloadFile | None = setting(None, hidden=True)
+    network: NetworkChoice = field(default_factory=NetworkChoice, metadata={"group": ""})
+    sources: Sources = field(default_factory=Sources, metadata={"group": ""})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", shipped(self.device))
@@ -135,12 +149,14 @@ class SimulateRequest(Request):
 @dataclass(frozen=True)
 class ValidateRequest(Request):
     """Every row of a table of published results, simulated and scored; figures of ``device`` and ``cluster`` go before
-    the rows' own, a ``stack`` before their frameworks. ``rival`` names another tool on the same rows."""
+    the rows' own, a ``stack`` before their frameworks. ``rules`` is a folder that says what is known of published
+    tables (empty: that of a checkout). ``rival`` names another tool on the same rows."""
 
     truth: str = ""
     limit: int | None = None
     rival: str = ""
     details: bool = False
+    rules: str = ""
     device: Mapping[str, Any] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
     stack: Stack | None = None
@@ -161,12 +177,14 @@ class ValidateRequest(Request):
 class CalibrateRequest(Request):
     """Effects on the times of steps, fitted on at most so many ``rows`` of each table of published results.
 
-    ``start`` is the calibration that they join: ``none``, ``shipped`` or a file.
+    ``start`` is the calibration that they join: ``none``, ``shipped`` or a file. ``rules`` is a folder that says what
+    is known of published tables (empty: that of a checkout).
     """
 
     tables: tuple[str, ...] = ()
     rows: int = 160
     start: str = "none"
+    rules: str = ""
     sources: Sources = field(default_factory=Sources)
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...datasets.loading import choice, flag, number, whole
 from .canonical import Request, RequestError
+from .declaration import FILES, setting
 from .requests import SimulateRequest
 from .traffic import RequestTraffic
 
@@ -32,54 +33,65 @@ ROUTERS = (
     "kv_aware",
     "splitwise",
 )
-MOST_SEQS = {"vllm": 1024, "trtllm": 2048, "trtllm_max_utilization": 2048, "sglang": 1024, "faster_transformer": 32}
-MOST_TOKENS = {"sglang": 16_384, "lightllm": 16_384, "vllm_v0": 4096, "splitwise": 2048}
 AUTO = "auto"  # of max_model_len: as long as the model and its KV memory allow
 MOST_DRAFTS = 16
 MOST_RANKS = 1 << 16  # schedulers, which take some seconds with nothing to do
 SEEN = ("weights_gib", "activations_gib", "other_gib", "kv_gib", "kv_tokens")  # what start-up logs say
+OF_POOL = {  # what a replica of the pool that decodes is, where it is not like the others
+    "device": "of their own, as are the next three; null: like the others",
+    "cluster": "",
+    "parallel": "as {tp: 8}",
+    "precision": "",
+}
 SWAP_GBPS = 25.0  # of a cache to host memory and back, by PCIe 4
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """How an engine schedules. What is null is as the engine has it.
+    """How an engine schedules. What is null is as the engine has it."""
 
-    ``policy`` is one of POLICIES, or ``module:function`` of your own. ``max_tokens`` is the budget of an iteration,
-    ``max_seqs`` what runs at a time, ``chunk`` the prompt tokens of an iteration (sarathi, sglang), ``watermark`` the
-    share of blocks that admission leaves free, ``long_prefill_tokens`` the most of one prompt in an iteration (0: no
-    limit). ``whole_prompt`` admits a prompt only if all of it fits. ``preemption`` is recompute or swap.
-    ``ignore_eos``: clients ask for answers of a given length, as benchmarks do, and sglang counts on where they end.
-    ``async_scheduling``: the next iteration is scheduled while one runs. ``wait_iterations``: trtllm holds prompts back
-    beside decodes for so many iterations, or until the batch has ``wait_share`` of its tokens; sglang looks for new
-    requests every so many decodes alone. ``balance_iterations``: prompts of trtllm's ranks of attention data
-    parallelism wait beside decodes until each rank has one, at most so many iterations, and then
-    ``gather_iterations`` more (0: they do not wait). ``max_model_len`` null is the model's own length, with which an
-    engine may not start; ``auto`` is as much of it as its KV memory holds.
-    """
-
-    policy: str = "vllm"
-    max_tokens: int | None = None
-    max_seqs: int | None = None
-    chunk: int | None = None
-    max_model_len: int | str | None = AUTO
-    watermark: float | None = None
-    long_prefill_tokens: int = 0
-    whole_prompt: bool = True
-    chunked_prefill: bool | None = None
-    prefix_caching: bool | None = False
-    preemption: str = "recompute"
-    mixed_chunk: bool = False
-    async_scheduling: bool | None = None
-    padded: bool | None = None
-    conservativeness: float = 1.0
-    ignore_eos: bool = False
-    prefill_every: int = 10
-    wait_iterations: int = 0
-    wait_share: float = 0.0
-    balance_iterations: int = 0
-    gather_iterations: int = 0
-    cuda_graphs: tuple[int, ...] = ()
+    policy: str = setting(
+        "vllm",
+        "vllm | vllm_v0 | sarathi | orca | faster_transformer | lightllm | sglang | trtllm | "
+        "trtllm_max_utilization | splitwise | module:function",
+    )
+    max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it")
+    max_seqs: int | None = setting(None, "that run at a time")
+    chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)")
+    max_model_len: int | str | None = setting(
+        AUTO,
+        "of prompt and answer; auto: as long as the model and its KV memory allow; null: as the model's "
+        "configuration says, as engine=… has it",
+    )
+    watermark: float | None = setting(None, "share of KV blocks that admission leaves free")
+    long_prefill_tokens: int = setting(0, "of one prompt in an iteration; 0: no limit")
+    whole_prompt: bool = setting(True, "a prompt is admitted only if all of it fits")
+    chunked_prefill: bool | None = setting(None, "a prompt may be cut over iterations")
+    prefix_caching: bool | None = setting(None, "null: false; of engine=…: as the engine has it")
+    preemption: str = setting("recompute", "recompute | swap")
+    mixed_chunk: bool = setting(False, "sglang: decodes beside prompts")
+    async_scheduling: bool | None = setting(None, "the next iteration is scheduled while one runs")
+    padded: bool | None = setting(None, "prompts of a batch count as long as its longest")
+    conservativeness: float = setting(1.0, "of sglang's estimate")
+    ignore_eos: bool = setting(
+        False, "sglang: answers are as long as asked, as in benchmarks: who starts is decided by their ends"
+    )
+    prefill_every: int = setting(10, "lightllm: decodes between attempts to admit")
+    wait_iterations: int = setting(
+        0,
+        "trtllm: prompts wait so many iterations beside decodes (batch_wait_timeout_iters); sglang: looks for "
+        "requests every so many (scheduler-recv-interval)",
+    )
+    wait_share: float = setting(
+        0.0, "trtllm: or until the batch has this share of max_tokens (batch_wait_max_tokens_ratio)"
+    )
+    balance_iterations: int = setting(
+        0,
+        "trtllm: prompts of attention-DP ranks wait beside decodes until each rank has one, at most so long "
+        "(attention_dp_config.timeout_iters); 0: never",
+    )
+    gather_iterations: int = setting(0, "and so many iterations more (batching_wait_iters)")
+    cuda_graphs: tuple[int, ...] = setting((), "batch sizes that decodes are padded to")
 
     def __post_init__(self) -> None:
         if ":" not in self.policy:
@@ -112,16 +124,13 @@ class Scheduler:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Tokens guessed ahead: a draft guesses ``tokens`` in each iteration, which the model checks in one pass.
+    """Tokens guessed ahead: a draft guesses some in each iteration, which the model checks in one pass."""
 
-    ``acceptance`` is how likely a guess is right if those before it were: one number, or one for each position.
-    ``draft_share`` is how long one pass of the draft takes, as a share of the model's layers; null: one layer of them,
-    as heads for several tokens (MTP, EAGLE) have.
-    """
-
-    tokens: int = 0
-    acceptance: float | tuple[float, ...] = 0.7
-    draft_share: float | None = None
+    tokens: int = setting(0, "guessed ahead in each iteration")
+    acceptance: float | tuple[float, ...] = setting(0.7, "how likely a guess is right, one number or one a position")
+    draft_share: float | None = setting(
+        None, "what a guess takes, as a share of the layers; null: one layer, as MTP heads have"
+    )
 
     def __post_init__(self) -> None:
         if whole(RequestError, "speculation.tokens", self.tokens) > MOST_DRAFTS:
@@ -187,19 +196,14 @@ class IterationLaw:
 
 @dataclass(frozen=True)
 class KvMemory:
-    """KV memory of a rank: ``blocks`` null is what the engine finds free on the device.
+    """KV memory of a rank."""
 
-    ``fraction`` is the engine's setting of how much of it is for keys and values, ``graphs`` its largest CUDA graph (0:
-    none); null: as it has them. ``seen`` is what its start-up log said (:class:`..serving.kv_memory.Overheads`), in
-    place of what is simulated.
-    """
-
-    blocks: int | None = None
-    block_tokens: int | None = None
-    bytes_per_token: float = 0.0
-    fraction: float | None = None
-    graphs: int | None = None
-    seen: Mapping[str, float] = field(default_factory=dict)
+    blocks: int | None = setting(None, "null: what the engine finds free on the device")
+    block_tokens: int | None = setting(None, "null: as the engine has it")
+    bytes_per_token: float = setting(0.0, "0: as the model has it")
+    fraction: float | None = setting(None, "of free memory for keys and values; null: as the engine has it")
+    graphs: int | None = setting(None, "the largest CUDA graph; 0: none")
+    seen: Mapping[str, float] = setting({}, "what the engine's start-up log says, in place of what is simulated")
 
     def __post_init__(self) -> None:
         for name in ("blocks", "block_tokens"):
@@ -217,27 +221,22 @@ class KvMemory:
 
 @dataclass(frozen=True)
 class DecodePool:
-    """Replicas that only decode, beside those that then only prefill. ``replicas`` 0: none, all do both. With ``share``
-    in place of a number so many of the replicas of a request decode.
+    """Replicas that only decode, beside those that then only prefill; ``step`` and ``law`` null: like the others."""
 
-    A cache moves at ``link_gbps`` (GB/s of each rank), ``link_us`` after it is ready, null: as the network between
-    them has it; ``layers`` above 1: layer by layer, while later ones are computed. ``step`` and ``law`` null are those
-    of the others, as is ``attention_dp``. ``first_token`` is sent by the replica that prefills, or by the one that
-    decodes when it starts there, as engines of today do.
-    """
-
-    replicas: int = 0
-    share: float | None = None
-    step: SimulateRequest | None = None
+    replicas: int = setting(0, "none: all do both")
+    share: float | None = setting(None, "in place of a number: this share of all replicas decodes")
+    step: SimulateRequest | None = setting(None, hidden=True, words=OF_POOL)
     law: IterationLaw | None = None
     kv: KvMemory = field(default_factory=KvMemory)
-    max_seqs: int | None = None
-    link_gbps: float | None = None
-    link_us: float | None = None
-    price_per_gpu_hour: float | None = None
-    layers: int = 1
-    attention_dp: int | None = None
-    first_token: str = "decode"
+    max_seqs: int | None = setting(None, "that run at a time")
+    link_gbps: float | None = setting(
+        None, "GB/s of a cache's way to a replica, and microseconds until it begins; null: of the network"
+    )
+    link_us: float | None = setting(None, "until a cache begins to move; null: of the network")
+    price_per_gpu_hour: float | None = setting(None, "of their devices")
+    layers: int = setting(1, "above 1: caches move layer by layer while later layers are computed")
+    attention_dp: int | None = setting(None, "ranks of a replica")
+    first_token: str = setting("decode", "decode | prefill: which pool sends it to the client")
 
     def __post_init__(self) -> None:
         whole(RequestError, "decode_pool.replicas", self.replicas)
@@ -253,28 +252,47 @@ class DecodePool:
 
 
 @dataclass(frozen=True)
+class EngineStart:
+    """An engine as its users start it: its own arguments, and the start-up log that says what it found."""
+
+    engine: str | None = setting(None, "vllm, sglang or trtllm: started with args", path="engine.serving")
+    args: str = setting("", 'as its users start it: "--tensor-parallel-size 4 --max-num-seqs 64"')
+    calibrate: str | None = setting(
+        None, "the engine's start-up log: what it says of memory goes before what is simulated", http=FILES
+    )
+
+
+@dataclass(frozen=True)
 class ServingRequest(Request):
     """Traffic through the replicas of a served model.
 
     ``step`` says what a replica is: model, device or cluster, layout, framework, precision. ``law`` stands in its place
-    where iteration times are given by hand; then ``kv.blocks`` must be too. ``attention_dp`` ranks of a replica have
-    schedulers and KV memory of their own and run in lockstep. ``router`` is one of ROUTERS or ``module:function``.
-    ``price_per_gpu_hour`` goes before the cluster's. ``intervals`` null: where the run is small.
+    where iteration times are given by hand; then ``kv.blocks`` must be too.
     """
 
-    step: SimulateRequest | None = None
-    law: IterationLaw | None = None
+    step: SimulateRequest | None = setting(None, hidden=True)
+    law: IterationLaw | None = setting(
+        None, "iteration times by hand, in place of a model: {base_us: 5000, decode_us: 20, prefill_token_us: 60}"
+    )
     traffic: RequestTraffic = field(default_factory=RequestTraffic)
     scheduler: Scheduler = field(default_factory=Scheduler)
     kv: KvMemory = field(default_factory=KvMemory)
-    slo: ServingTargets = field(default_factory=ServingTargets)
-    replicas: int = 1
-    attention_dp: int = 1
-    router: str = "round_robin"
+    slo: ServingTargets = field(
+        default_factory=ServingTargets, metadata={"help": "what users expect, and how many of them must have it"}
+    )
+    replicas: int = setting(1, "that serve")
+    attention_dp: int = setting(1, "ranks of a replica with KV memory of their own, in lockstep")
+    router: str = setting(
+        "round_robin",
+        "round_robin | random | least_outstanding | least_waiting | power_of_two | kv_aware | splitwise | "
+        "module:function",
+    )
     decode_pool: DecodePool = field(default_factory=DecodePool)
     speculation: Speculation = field(default_factory=Speculation)
-    price_per_gpu_hour: float | None = None
-    intervals: bool | None = None
+    price_per_gpu_hour: float | None = setting(None, "for the cost of a million tokens; null: the cluster's own")
+    intervals: bool | None = setting(
+        None, "what errors of step times make of every figure: true | false; null: of runs up to a million tokens"
+    )
 
     def __post_init__(self) -> None:
         if self.price_per_gpu_hour is not None:

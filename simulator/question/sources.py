@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .declaration import setting
+
 ORDER = ("measured", "learned", "transfer", "network", "analytical")
 HOME = "~/.opcast"
 
@@ -15,12 +17,16 @@ class Sources:
     ``calibration`` is what known runs say of the times of steps: ``shipped``, ``none`` or a file of the user's own.
     """
 
-    store: str = f"{HOME}/store"
-    predictors: str = f"{HOME}/predictors"
-    graphs: str = f"{HOME}/graphs"
-    order: tuple[str, ...] = ORDER
-    backend: str | None = None
-    calibration: str = "shipped"
+    store: str = setting(f"{HOME}/store", hidden=True)
+    predictors: str = setting(f"{HOME}/predictors", hidden=True)
+    graphs: str = setting(f"{HOME}/graphs", hidden=True)
+    order: tuple[str, ...] = setting(ORDER, "engines in the order they are asked", name="engines", path="engine.order")
+    backend: str | None = setting(
+        None, "a backend or its framework (torch, vllm, nccl, triton:rms_norm …); null: the device's usual one"
+    )
+    calibration: str = setting(
+        "shipped", "effects of known steps: own (of `opcast trace calibrate`, else shipped) | shipped | none | a file"
+    )
 
     @classmethod
     def at(

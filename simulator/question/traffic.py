@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from ...datasets.loading import choice, number, whole
 from .canonical import RequestError
+from .declaration import FILES, setting
 
 ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
 LENGTHS = ("fixed", "uniform", "zipf", "normal", "empirical")
@@ -54,12 +55,12 @@ class Lengths:
             raise RequestError(f"{name}.kind=empirical needs {name}.values=[…], the lengths seen")
         for each in self.values:
             whole(RequestError, f"{name}.values", each, 1)
-        for setting in fields(self)[1:]:
-            value = getattr(self, setting.name)
-            usual: tuple[object, ...] = (setting.default, getattr(USUAL[name], setting.name), [])
-            if setting.name not in OF_KIND[self.kind] and value not in usual:
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            usual: tuple[object, ...] = (field.default, getattr(USUAL[name], field.name), [])
+            if field.name not in OF_KIND[self.kind] and value not in usual:
                 raise RequestError(
-                    f"{name}.{setting.name}={value} is not read with {name}.kind={self.kind}: leave it out"
+                    f"{name}.{field.name}={value} is not read with {name}.kind={self.kind}: leave it out"
                 )
 
     @property
@@ -85,33 +86,36 @@ USUAL = {"traffic.input": Lengths(), "traffic.output": Lengths(mean=128)}
 class RequestTraffic:
     """The requests of a run.
 
-    ``rate`` is requests a second. ``gamma`` has gaps of the coefficient of variation ``cv``; ``bursty`` sends ``burst``
-    at once; ``ramp`` goes from ``rate`` to ``rate_end``; ``closed`` has no rate: ``concurrency`` clients send the next
-    request when they have an answer (with another kind ``concurrency`` is the most that are on their way, 0: no limit).
-    Of each prompt ``prefix_tokens`` are those of one of ``prefixes`` contents. Sessions of ``turns`` requests: each
-    prompt begins with all that was said before, and is sent ``think_s`` after the answer. A ``trace`` is a file with
-    arrivals and lengths, read as ``trace_format``; ``speed`` makes it faster. The first ``warmup`` requests run, but
-    their times and targets do not count; null: none, and a tenth where a capacity is looked for.
+    ``closed`` has no rate: clients send the next request when they have an answer. Of each prompt ``prefix_tokens`` are
+    those of one of ``prefixes`` contents. The first ``warmup`` requests run, but their times and targets do not count.
     """
 
-    arrival: str = "poisson"
-    rate: float = 1.0
-    rate_end: float = 1.0
-    cv: float = 2.0
-    burst: int = 10
-    concurrency: int = 0
-    requests: int = 1000
-    warmup: int | None = None
-    input: Lengths = USUAL["traffic.input"]
-    output: Lengths = USUAL["traffic.output"]
-    prefixes: int = 0
-    prefix_tokens: int = 0
-    turns: int = 1
-    think_s: float = 0.0
-    trace: str | None = None
-    trace_format: str = "auto"
-    speed: float = 1.0
-    seed: int = 0
+    arrival: str = setting("poisson", "poisson | gamma | constant | bursty | ramp | closed")
+    rate: float = setting(1.0, "requests a second")
+    rate_end: float = setting(1.0, "of a ramp")
+    cv: float = setting(2.0, "of gamma: how irregular gaps are")
+    burst: int = setting(10, "requests that come at once")
+    concurrency: int = setting(0, "clients of a closed loop, or the most requests on their way; 0: no limit")
+    requests: int = setting(1000, "that are sent")
+    warmup: int | None = setting(
+        None, "the first of them, whose times do not count; null: none, and a tenth of capacity and sweep"
+    )
+    input: Lengths = setting(USUAL["traffic.input"], "fixed | uniform | zipf | normal | empirical")
+    output: Lengths = setting(USUAL["traffic.output"], "tokens of an answer, as those of a prompt")
+    prefixes: int = setting(0, "contents that prompts begin with,")
+    prefix_tokens: int = setting(0, "and their tokens")
+    turns: int = setting(
+        1, "of a session: each prompt begins with all that was said before; rate and requests count turns"
+    )
+    think_s: float = setting(0.0, "between an answer and the next turn")
+    trace: str | None = setting(
+        None,
+        "CSV or JSON lines: arrival_s, input_tokens, output_tokens[, prefix_id]; or Azure's, Splitwise's, Mooncake's",
+        http=FILES,
+    )
+    trace_format: str = setting("auto", "auto | columns | azure | splitwise | mooncake | vidur")
+    speed: float = setting(1.0, "of a trace")
+    seed: int = setting(0, "of arrivals, lengths and routers")
 
     def __post_init__(self) -> None:
         choice(RequestError, "traffic.arrival", self.arrival, ARRIVALS)

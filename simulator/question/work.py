@@ -8,9 +8,12 @@ from typing import Any
 from ...datasets.loading import choice, nearest, number, whole
 from ...models.intervals import COVERAGE as COVERAGE
 from ..trace.workload import CACHES, LORA_MODULES, check_trained, load_text, parse_load
+from .declaration import setting
 from .iteration import Iteration, pairs_of
 
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate", "batch")
+TRAINED, BATCHED, INFERRED = ("train",), ("batch",), ("prefill", "decode", "generate")  # who reads a setting
+WITH_IMAGES = ("train", "prefill", "generate")
 LONGEST_SEQUENCE = 4_000_000  # tokens: positions of more are not followed by value when a model is traced
 
 
@@ -32,26 +35,40 @@ class Work:
     its tokens, with ``image_px`` pixels a side (0: as the model has them).
     """
 
-    kind: str = "train"
-    seq_len: int = 2048
-    micro_batch: int = 1
-    global_batch: int | None = None
-    batch: int = 1
-    input_len: int = 1024
-    output_len: int = 128
-    cache: str = "dynamic"
-    expert_load: str = "balanced"
-    data_loading_ms: float = 0.0
-    frozen: str = ""
-    lora_rank: int = 0
-    lora_modules: str = LORA_MODULES
-    mtp_layers: int = 0
-    images: int = 0
-    image_px: int = 0
-    prompts: tuple[tuple[int, int], ...] = ()
-    decodes: tuple[tuple[int, int], ...] = ()
-    samples: int | None = None
-    padded_tokens: int | None = None
+    kind: str = setting("train", "train | prefill | decode | generate | batch", name="workload", chosen=True)
+    seq_len: int = setting(2048, of=TRAINED)
+    micro_batch: int = setting(1, of=TRAINED)
+    global_batch: int | None = setting(
+        None, "null fills the layout: a micro-batch for each data rank, under a pipeline 4 for each stage", of=TRAINED
+    )
+    batch: int = setting(1, of=INFERRED)
+    input_len: int = setting(1024, of=INFERRED)
+    output_len: int = setting(128, of=("generate",))
+    cache: str = setting(
+        "", "dynamic | static: of keys and values; empty: static of a batch, else dynamic", of=(*BATCHED, *INFERRED)
+    )
+    expert_load: str = setting("balanced", "tokens of experts: balanced | zipf:EXPONENT | shares, one an expert")
+    data_loading_ms: float = setting(0.0, "what a step on a cluster waits for its batch", of=TRAINED)
+    frozen: str = setting("", "a pattern of names of weights that are not trained", of=TRAINED)
+    lora_rank: int = setting(
+        0, "above 0: adapters of this rank are trained, and nothing else (docs/passes.md)", of=TRAINED
+    )
+    lora_modules: str = setting(
+        LORA_MODULES, "a pattern of the paths of Linears that adapters stand beside", of=TRAINED
+    )
+    mtp_layers: int = setting(
+        0, "layers of multi-token prediction that are trained beside the model (docs/passes.md)", of=TRAINED
+    )
+    images: int = setting(0, "before the text of each sequence, beside its tokens (docs/passes.md)", of=WITH_IMAGES)
+    image_px: int = setting(0, "pixels a side; 0: as the model has them, 1024 where it takes any", of=WITH_IMAGES)
+    prompts: tuple[tuple[int, int], ...] = setting(
+        (), "[[new tokens, tokens cached before], …] of each chunk", of=BATCHED
+    )
+    decodes: tuple[tuple[int, int], ...] = setting((), "[[sequences, cached tokens of each], …]", of=BATCHED)
+    samples: int | None = setting(None, "sequences that yield a token; null: all", of=BATCHED)
+    padded_tokens: int | None = setting(
+        None, "tokens of the CUDA graph that the batch is padded to; null: as many as there are", of=BATCHED
+    )
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS_OF_WORK:
@@ -68,6 +85,7 @@ class Work:
                 most = f"the {LONGEST_SEQUENCE:,} tokens of a sequence that are simulated"
                 raise WorkloadError(f"workload.{name}={value} is more than {most}")
         number(WorkloadError, "workload.data_loading_ms", self.data_loading_ms)
+        object.__setattr__(self, "cache", self.cache or ("static" if self.kind == "batch" else "dynamic"))
         choice(WorkloadError, "workload.cache", self.cache, CACHES)
         object.__setattr__(self, "expert_load", load_text(self.expert_load))
         parse_load(self.expert_load)
@@ -84,6 +102,8 @@ class Work:
         """WorkloadError for images where no prompt or sequence begins with them."""
         for name in ("images", "image_px"):
             whole(WorkloadError, f"workload.{name}", getattr(self, name), 0)
+        if self.image_px and not self.images:
+            raise WorkloadError(f"workload.image_px={self.image_px} is the size of images: say workload.images, too")
         if self.images and self.kind in ("decode", "batch"):
             where = "workload.input_len" if self.kind == "decode" else "workload.prompts"
             raise WorkloadError(

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..memory.amounts import Memory
-from .display import ShownTable, displayed, time_text
+from ..memory.breakdown import Memory
+from .display import NotebookTable, display_html, time_text
 from .distribution import probability_within
 
 if TYPE_CHECKING:
@@ -138,14 +138,16 @@ class Answer:
 
     def degrees(self) -> list[str]:
         """The degrees of the layout above 1, and the stage of ZeRO."""
-        given = self.parallel
-        named = [f"{name.upper()} {given[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if given[name] > 1]
-        return [*named, *([f"ZeRO-{given['zero_stage']}"] if given.get("zero_stage") else [])]
+        layout = self.parallel
+        degrees = [
+            f"{name.upper()} {layout[name]}" for name in ("tp", "cp", "pp", "vpp", "dp", "ep") if layout[name] > 1
+        ]
+        return [*degrees, *([f"ZeRO-{layout['zero_stage']}"] if layout.get("zero_stage") else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
-        made: dict[str, Any] = plain(self, drop=("timeline", "state"))
-        return made
+        values: dict[str, Any] = plain(self, drop=("timeline", "state"))
+        return values
 
     def to_pandas(self) -> Any:
         """The breakdown by op kind as a pandas DataFrame."""
@@ -168,7 +170,7 @@ class StepReport(Answer):
             ("step", time_text(1e6 * self.step_time_s)),
             ("interval", _span(1e6 * self.low_s, 1e6 * self.high_s)),
         ]
-        return _shown(self, [*headline, ("MFU", f"{self.mfu:.1%}")])
+        return _step_html(self, [*headline, ("MFU", f"{self.mfu:.1%}")])
 
     def probability_within(self, seconds: float) -> float:
         """P(the step takes at most ``seconds``)."""
@@ -190,9 +192,9 @@ class InferenceReport(Answer):
     high_ms: float
 
     def _repr_html_(self) -> str:
-        named = (("first token", self.ttft_ms), ("each next", self.tpot_ms), ("whole", self.e2e_ms))
-        headline = [(name, time_text(None if ms is None else 1e3 * ms)) for name, ms in named]
-        return _shown(self, [*headline, ("interval", _span(1e3 * self.low_ms, 1e3 * self.high_ms))])
+        figures = (("first token", self.ttft_ms), ("each next", self.tpot_ms), ("whole", self.e2e_ms))
+        headline = [(name, time_text(None if ms is None else 1e3 * ms)) for name, ms in figures]
+        return _step_html(self, [*headline, ("interval", _span(1e3 * self.low_ms, 1e3 * self.high_ms))])
 
     def probability_within(self, seconds: float) -> float:
         """P(the whole takes at most ``seconds``)."""
@@ -225,11 +227,11 @@ class OpPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what pictures are made of is left out."""
-        made: dict[str, Any] = plain(self, drop=("placed",))
-        return made
+        values: dict[str, Any] = plain(self, drop=("placed",))
+        return values
 
     def _repr_html_(self) -> str:
-        asked = " ".join(f"{name}={value}" for name, value in self.op.items() if value not in ("same", ""))
+        op_text = " ".join(f"{name}={value}" for name, value in self.op.items() if value not in ("same", ""))
         by = f"{self.engine}: {self.predictor}" if self.predictor else self.engine
         facts = [
             ("latency", time_text(self.latency_us)),
@@ -239,14 +241,14 @@ class OpPrediction:
             ("roofline", f"{time_text(self.roofline_us)}, {self.bound} bound"),
             ("power", "" if self.power_w is None else f"{self.power_w:.0f} W"),
         ]
-        return displayed(f"{asked} on {self.device}", facts)
+        return display_html(f"{op_text} on {self.device}", facts)
 
 
 def _span(low_us: float, high_us: float) -> str:
     return f"{time_text(low_us)} to {time_text(high_us)}"
 
 
-def _shown(answer: Answer, headline: list[tuple[str, str]]) -> str:
+def _step_html(answer: Answer, headline: list[tuple[str, str]]) -> str:
     """What a notebook shows of a step: headline figures, and kinds of ops by their time."""
     memory = "" if answer.fits else " (does not fit)"
     facts = [
@@ -258,14 +260,14 @@ def _shown(answer: Answer, headline: list[tuple[str, str]]) -> str:
             ", ".join(f"{name} {share:.0%}" for name, share in answer.provenance.items() if share >= 0.005),
         ),
     ]
-    kinds = sorted(answer.breakdown.by_op, key=lambda each: -each.time_s)[:12]
-    total = sum(each.time_s for each in answer.breakdown.by_op) or 1.0
-    rows = [(each.kind, time_text(1e6 * each.time_s), f"{each.time_s / total:.1%}") for each in kinds]
-    table = ShownTable(("kind of op", "time", "of all kernels"), rows, [each.time_s / total for each in kinds])
+    kinds = sorted(answer.breakdown.by_op, key=lambda share: -share.time_s)[:12]
+    total = sum(share.time_s for share in answer.breakdown.by_op) or 1.0
+    rows = [(share.kind, time_text(1e6 * share.time_s), f"{share.time_s / total:.1%}") for share in kinds]
+    table = NotebookTable(("kind of op", "time", "of all kernels"), rows, [share.time_s / total for share in kinds])
     where = f"{answer.devices} x {answer.device}" if answer.devices > 1 else answer.device
     what = f"{answer.workload} of {answer.model} on {where} ({answer.stack}),"
     title = " ".join([what, answer.precision, *answer.degrees()])
-    return displayed(title, facts, table, " ".join(answer.notes))
+    return display_html(title, facts, table, " ".join(answer.notes))
 
 
 def plain(value: Any, drop: Sequence[str] = ()) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from .answer import InferenceReport, StepReport, ape
 
@@ -36,6 +36,24 @@ class StepComparison:
     high_ms: float
     measured_runs_ms: tuple[float, ...]
     report: StepReport | InferenceReport
+
+    @classmethod
+    def of(cls, workload: str, report: StepReport | InferenceReport, seconds: Sequence[float], *more: Any) -> Self:
+        """A report beside the seconds of real runs; ``more`` are the fields of a subclass."""
+        if isinstance(report, StepReport):
+            predicted, low, high = (1e3 * time_s for time_s in (report.step_time_s, report.low_s, report.high_s))
+        else:
+            predicted, low, high = report.e2e_ms, report.low_ms, report.high_ms
+        return cls(workload, predicted, low, high, tuple(1e3 * run_s for run_s in seconds), report, *more)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured median lies in the interval."""
+        return self.low_ms <= self.measured_ms <= self.high_ms
+
+    def times_ms(self) -> dict[str, float]:
+        """What is said of the step in JSON."""
+        return {name: getattr(self, name) for name in ("predicted_ms", "low_ms", "high_ms", "measured_ms")}
 
     @property
     def measured_ms(self) -> float:

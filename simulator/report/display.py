@@ -11,7 +11,7 @@ CELL = "padding:.2em .8em;text-align:{}"
 
 
 @dataclass(frozen=True)
-class ShownTable:
+class NotebookTable:
     """Rows of text under ``heads``; ``shares`` (0 to 1, one a row) are drawn as bars behind the first column."""
 
     heads: Sequence[str]
@@ -19,7 +19,9 @@ class ShownTable:
     shares: Sequence[float] = ()
 
 
-def displayed(title: str, facts: Sequence[tuple[str, str]], table: ShownTable | None = None, note: str = "") -> str:
+def display_html(
+    title: str, facts: Sequence[tuple[str, str]], table: NotebookTable | None = None, note: str = ""
+) -> str:
     """HTML of a title, figures by name side by side, a table and a line below. All text is escaped."""
     figures = "".join(
         f'<div style="margin-right:2em"><div style="opacity:.65;font-size:85%">{escape(name)}</div>'
@@ -36,7 +38,7 @@ def displayed(title: str, facts: Sequence[tuple[str, str]], table: ShownTable | 
     return f'<div style="font-family:system-ui,sans-serif">{"".join(parts)}</div>'
 
 
-def _table(table: ShownTable) -> str:
+def _table(table: NotebookTable) -> str:
     heads = "".join(f'<th scope="col" style="{CELL.format("left")}">{escape(head)}</th>' for head in table.heads)
     rows = []
     for at, row in enumerate(table.rows):

@@ -14,7 +14,7 @@ from ..engines import Witness
 from ..graph import Node
 from ..step.state import Executed, State
 from ..timing.latencies import step_interval
-from ..timing.phases import selected
+from ..timing.phases import select_nodes
 from .energy import DrawnEnergy, drawn_by
 
 Name = TypeVar("Name", bound=Hashable)
@@ -42,38 +42,38 @@ class Ledger:
 
     def by_kind(self) -> Iterator[tuple[str, float, float, tuple[str, ...], dict[Witness, float]]]:
         """(kind, executions, microseconds, engines, microseconds by who knows) of every kind."""
-        found: dict[str, list[int]] = {}
+        rows_of_kind: dict[str, list[int]] = {}
         for row, kind in enumerate(self.kinds()):
-            found.setdefault(kind, []).append(row)
-        for kind, rows in found.items():
+            rows_of_kind.setdefault(kind, []).append(row)
+        for kind, rows in rows_of_kind.items():
             engines, witnesses = tuple(sorted(set(self.engine[rows]))), self.witness[rows].tolist()
-            us = self.us[rows]
-            yield kind, float(self.count[rows].sum()), float(us.sum()), engines, _sums(witnesses, us)
+            times_us = self.us[rows]
+            yield kind, float(self.count[rows].sum()), float(times_us.sum()), engines, _sum_by_name(witnesses, times_us)
 
     def by_phase(self) -> dict[str, float]:
         """Microseconds by phase."""
-        return _sums([node.phase for node in self.nodes], self.us)
+        return _sum_by_name([node.phase for node in self.nodes], self.us)
 
     def by_engine(self) -> dict[str, float]:
         """Microseconds by who answered."""
-        return _sums(self.engine.tolist(), self.us)
+        return _sum_by_name(self.engine.tolist(), self.us)
 
     def by_source(self) -> dict[str, float]:
         """Microseconds by whose measurements answered."""
-        return _sums([witness.source for witness in self.witness.tolist()], self.us)
+        return _sum_by_name([witness.source for witness in self.witness.tolist()], self.us)
 
-    def drawn(self, state: State, stages: int) -> DrawnEnergy:
+    def drawn_energy(self, state: State, stages: int) -> DrawnEnergy:
         """What a device draws in kernels, the mean of so many stages."""
         ops = [node.op for node in self.nodes]
         return drawn_by(ops, self.us / stages, state.device, state.registries, state.backend)
 
-    def answered(self) -> Iterator[tuple[str, bool, float]]:
+    def answers(self) -> Iterator[tuple[str, bool, float]]:
         """(engine, inside, microseconds) of every row."""
         return zip(self.engine.tolist(), self.inside.tolist(), self.us.tolist(), strict=True)
 
-    def asked(self) -> Iterator[tuple[Op | None, str, bool, float]]:
+    def questions(self) -> Iterator[tuple[Op | None, str, bool, float]]:
         """(op, engine, inside, microseconds) of every row."""
-        for node, (engine, inside, us) in zip(self.nodes, self.answered(), strict=True):
+        for node, (engine, inside, us) in zip(self.nodes, self.answers(), strict=True):
             yield node.op, engine, inside, us
 
     def unmapped(self) -> tuple[str, ...]:
@@ -93,24 +93,24 @@ class Ledger:
         return total_us * low / work, total_us * high / work
 
 
-def _sums(names: Sequence[Name], us: np.ndarray) -> dict[Name, float]:
-    found: dict[Name, float] = {}
-    for name, each in zip(names, us.tolist(), strict=True):
-        found[name] = found.get(name, 0.0) + each
-    return found
+def _sum_by_name(names: Sequence[Name], us: np.ndarray) -> dict[Name, float]:
+    totals: dict[Name, float] = {}
+    for name, value in zip(names, us.tolist(), strict=True):
+        totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
-def ledger_of(executed: Sequence[Executed]) -> Ledger:
+def ledger_of(executions: Sequence[Executed]) -> Ledger:
     """The ledger of what stages executed."""
     nodes: list[Node] = []
     columns: list[tuple[np.ndarray, ...]] = []
-    for each in executed:
-        costs, chosen = each.costs, selected(each.costs, each.phase)
+    for execution in executions:
+        costs, chosen = execution.costs, select_nodes(execution.costs, execution.phase)
         nodes += [costs.nodes[i] for i in chosen.tolist()]
-        count = costs.repeats[chosen] * each.times
+        count = costs.repeats[chosen] * execution.times
         columns.append(
             (
-                np.full(len(chosen), each.stage),
+                np.full(len(chosen), execution.stage),
                 costs.kernel_us[chosen] * count,
                 count,
                 costs.low[chosen],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .display import ShownTable, displayed, time_text
+from .display import NotebookTable, display_html, time_text
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class ServingReport:
         spreads = {"first token (TTFT)": self.ttft_ms, "each next token (TPOT)": self.tpot_ms}
         spreads |= {"whole answer": self.e2e_ms, "waiting": self.queue_ms}
         rows = [
-            (name, *(time_text(1e3 * ms) for ms in (each.p50, each.p90, each.p99, each.mean)))
-            for name, each in spreads.items()
+            (name, *(time_text(1e3 * ms) for ms in (spread.p50, spread.p90, spread.p99, spread.mean)))
+            for name, spread in spreads.items()
         ]
         facts = [
             ("served", f"{self.completed:,} of {self.requests:,} requests"),
@@ -105,8 +105,8 @@ class ServingReport:
             ("KV memory", f"{self.kv_tokens:,} tokens a replica, {self.kv_peak:.0%} in use at most"),
         ]
         title = f"Traffic on {self.replicas} replicas, {self.devices} GPUs"
-        note = " ".join(each for each in (self.overload, *self.notes) if each)
-        return displayed(title, facts, ShownTable(("", "p50", "p90", "p99", "mean"), rows), note)
+        note = " ".join(text for text in (self.overload, *self.notes) if text)
+        return display_html(title, facts, NotebookTable(("", "p50", "p90", "p99", "mean"), rows), note)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; CDFs and spans of time are in ``cdf`` and ``over_time``."""
@@ -124,5 +124,5 @@ class ServingReport:
 def plain(value: Any) -> Any:
     """The value with lists for tuples and dicts for mappings, all the way down."""
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, tuple) else value
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value

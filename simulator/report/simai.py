@@ -17,9 +17,9 @@ from ..step.state import Step
 from ..timing.phases import FIRST, LAST, MIDDLE, Variant
 from .timeline import phase_spans
 
-DATA = ("dp", "dp_cp", "edp")
+DATA_GROUPS = ("dp", "dp_cp", "edp")
 EXPERT_EXCHANGES = ("ep_dispatch", "ep_combine")
-NONE = LayerPhase(0)
+NO_PHASE = LayerPhase(0)
 
 
 class SimaiSegment(NamedTuple):
@@ -37,19 +37,21 @@ def workload(step: Step) -> SimaiWorkload:
     check(step)
     chunks = range(len(step.parts(stage)))
     lines: list[WorkloadLayer] = list(optimizer_lines(step, stage))
-    made: dict[tuple[int, Variant, Variant], list[WorkloadLayer]] = {}
+    lines_of_chunk: dict[tuple[int, Variant, Variant], list[WorkloadLayer]] = {}
     for batch in range(plan.micro_batches):
         forward = FIRST if batch == 0 else MIDDLE
         backward = LAST if batch == 0 else MIDDLE
         for chunk in chunks:
             key = chunk, forward, backward
-            if key not in made:
+            if key not in lines_of_chunk:
                 first = segments(step, phase_spans(step, stage, chunk, "forward", forward), False)
-                made[key] = paired(first, segments(step, phase_spans(step, stage, chunk, "backward", backward), True))
-            lines += made[key]
+                lines_of_chunk[key] = pair_lines(
+                    first, segments(step, phase_spans(step, stage, chunk, "backward", backward), True)
+                )
+            lines += lines_of_chunk[key]
     degrees = {"tp": p.tp, "ep": p.ep, "pp": p.pp, "vpp": p.vpp, "ga": plan.micro_batches}
-    sent = max(chunk.send_bytes for chunk in step.chunks) if p.pp > 1 else 0
-    return SimaiWorkload({**degrees, "gpus": plan.cluster.devices}, lines, round(sent))
+    sent_bytes = max(chunk.send_bytes for chunk in step.chunks) if p.pp > 1 else 0
+    return SimaiWorkload({**degrees, "gpus": plan.cluster.devices}, lines, round(sent_bytes))
 
 
 def check(step: Step) -> None:
@@ -65,51 +67,54 @@ def check(step: Step) -> None:
 
 def segments(step: Step, spans: Sequence[TrackSpan], backward: bool) -> list[SimaiSegment]:
     """A phase cut behind every communication that is waited for, and where one begins that nobody waits for."""
-    found: list[SimaiSegment] = []
-    now = end = 0.0
-    for span in sorted(spans, key=lambda each: each.start_us):
-        apart = backward and span.category in DATA
-        end = end if apart else max(end, span.start_us + span.duration_us)
-        if not moves(span):
+    cut: list[SimaiSegment] = []
+    now_us = end_us = 0.0
+    for span in sorted(spans, key=lambda span: span.start_us):
+        is_reduced_late = backward and span.category in DATA_GROUPS
+        end_us = end_us if is_reduced_late else max(end_us, span.start_us + span.duration_us)
+        if not is_communication(span):
             continue
-        gap, now = max(span.start_us - now, 0.0), max(now, span.start_us)
-        if apart and found and not ns(gap):
-            found[-1] = found[-1]._replace(beside=(*found[-1].beside, communication(step, span, 0.0)))
-        elif apart:
-            found.append(SimaiSegment(name_of(span), LayerPhase(ns(gap)), (communication(step, span, 0.0),)))
+        gap, now_us = max(span.start_us - now_us, 0.0), max(now_us, span.start_us)
+        if is_reduced_late and cut and not round_ns(gap):
+            cut[-1] = cut[-1]._replace(beside=(*cut[-1].beside, communication(step, span, 0.0)))
+        elif is_reduced_late:
+            cut.append(SimaiSegment(name_of(span), LayerPhase(round_ns(gap)), (communication(step, span, 0.0),)))
         else:
-            now = max(now, span.start_us + span.duration_us)
-            found.append(SimaiSegment(name_of(span), communication(step, span, gap)))
+            now_us = max(now_us, span.start_us + span.duration_us)
+            cut.append(SimaiSegment(name_of(span), communication(step, span, gap)))
     name = name_of(spans[-1]) if spans else "step"
     return [
-        *(each._replace(beside=merged(each.beside)) for each in found),
-        SimaiSegment(name, LayerPhase(ns(end - now))),
+        *(segment._replace(beside=merge_communications(segment.beside)) for segment in cut),
+        SimaiSegment(name, LayerPhase(round_ns(end_us - now_us))),
     ]
 
 
-def paired(forward: Sequence[SimaiSegment], backward: Sequence[SimaiSegment]) -> list[WorkloadLayer]:
+def pair_lines(forward: Sequence[SimaiSegment], backward: Sequence[SimaiSegment]) -> list[WorkloadLayer]:
     """Lines that run the forward segments in their order and then, from the last line on, the backward ones."""
-    count = max(len(forward), sum(max(len(each.beside), 1) for each in backward))
-    behind: list[tuple[LayerPhase, LayerPhase]] = []
-    for each in backward:
-        behind.append((each.waited, each.beside[0] if each.beside else NONE))
-        behind += [(NONE, more) for more in each.beside[1:]]
-    behind += [(NONE, NONE)] * (count - len(behind))
-    ahead = [*forward, *[SimaiSegment(forward[-1].name, NONE)] * (count - len(forward))]
-    return [WorkloadLayer(each.name, each.waited, *back) for each, back in zip(ahead, behind[::-1], strict=True)]
+    count = max(len(forward), sum(max(len(segment.beside), 1) for segment in backward))
+    backward_lines: list[tuple[LayerPhase, LayerPhase]] = []
+    for segment in backward:
+        backward_lines.append((segment.waited, segment.beside[0] if segment.beside else NO_PHASE))
+        backward_lines += [(NO_PHASE, phase) for phase in segment.beside[1:]]
+    backward_lines += [(NO_PHASE, NO_PHASE)] * (count - len(backward_lines))
+    forward_lines = [*forward, *[SimaiSegment(forward[-1].name, NO_PHASE)] * (count - len(forward))]
+    return [
+        WorkloadLayer(segment.name, segment.waited, *backward_phases)
+        for segment, backward_phases in zip(forward_lines, backward_lines[::-1], strict=True)
+    ]
 
 
 def optimizer_lines(step: Step, stage: int) -> list[WorkloadLayer]:
     """The optimizer and what passes between steps, in the lines that the backward pass comes to last."""
-    found: list[SimaiSegment] = []
+    cut: list[SimaiSegment] = []
     for chunk in range(len(step.parts(stage))):
-        found += segments(step, phase_spans(step, stage, chunk, "optimizer", LAST), False)
-    works = [each.waited for each in found] + [LayerPhase(ns(step.overhead_us))]
-    kept = [each for each in works if each.compute_ns or each.collective]
-    return [WorkloadLayer("optimizer", NONE, NONE, each) for each in reversed(kept)]
+        cut += segments(step, phase_spans(step, stage, chunk, "optimizer", LAST), False)
+    phases = [segment.waited for segment in cut] + [LayerPhase(round_ns(step.overhead_us))]
+    kept_phases = [phase for phase in phases if phase.compute_ns or phase.collective]
+    return [WorkloadLayer("optimizer", NO_PHASE, NO_PHASE, phase) for phase in reversed(kept_phases)]
 
 
-def moves(span: TrackSpan) -> bool:
+def is_communication(span: TrackSpan) -> bool:
     """Whether it is a communication of more than a few bytes: what is shorter than a launch counts as compute."""
     return span.name in COLLECTIVES.values() or span.name in EXPERT_EXCHANGES
 
@@ -127,20 +132,20 @@ def communication(step: Step, span: TrackSpan, gap_us: float) -> LayerPhase:
     if group not in scopes:
         raise FormatError(f"SimAI has no {span.name} among {group} ranks")
     if span.name in EXPERT_EXCHANGES:
-        return LayerPhase(ns(gap_us), "all_to_all", exchanged(span.args), "EP")
-    return LayerPhase(ns(gap_us), span.name, int(span.args["size_bytes"]), scopes[group])
+        return LayerPhase(round_ns(gap_us), "all_to_all", exchanged_bytes(span.args), "EP")
+    return LayerPhase(round_ns(gap_us), span.name, int(span.args["size_bytes"]), scopes[group])
 
 
-def merged(works: Sequence[LayerPhase]) -> tuple[LayerPhase, ...]:
+def merge_communications(phases: Sequence[LayerPhase]) -> tuple[LayerPhase, ...]:
     """Communications that begin together, those of one kind as one."""
-    found: dict[tuple[str, str], int] = {}
-    for work in works:
-        key = work.collective, work.scope
-        found[key] = found.get(key, 0) + work.size_bytes
-    return tuple(LayerPhase(0, collective, size, scope) for (collective, scope), size in found.items())
+    size_of_kind: dict[tuple[str, str], int] = {}
+    for phase in phases:
+        key = phase.collective, phase.scope
+        size_of_kind[key] = size_of_kind.get(key, 0) + phase.size_bytes
+    return tuple(LayerPhase(0, collective, size, scope) for (collective, scope), size in size_of_kind.items())
 
 
-def exchanged(args: Mapping[str, Any]) -> int:
+def exchanged_bytes(args: Mapping[str, Any]) -> int:
     """Bytes of one rank's tokens, sent to all their experts."""
     from ...datasets.dtypes import itemsize
 
@@ -152,6 +157,6 @@ def name_of(span: TrackSpan) -> str:
     return str(span.args.get("path") or span.name).replace(" ", "_") or "step"
 
 
-def ns(us: float) -> int:
+def round_ns(us: float) -> int:
     """Whole nanoseconds."""
     return round(max(us, 0.0) * 1e3)

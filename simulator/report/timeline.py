@@ -14,7 +14,7 @@ from ..graph import Node
 from ..question.orders import FORWARD, WEIGHT
 from ..step.state import State, Step
 from ..timing.costs import Costs
-from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, PHASES, place_phase, selected
+from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, PHASES, place_phase, select_nodes
 from .answer import Span
 from .tracks import memory_over_time, pipeline_tracks
 
@@ -27,7 +27,7 @@ def timeline(state: State) -> tuple[Span, ...]:
     now = 0.0
     for phase in PHASES:
         costs = times.costs[ONLY if ONLY in times.costs else FIRST if phase == "forward" else LAST]
-        for node, index, start, end in executed(costs, phase, step):
+        for node, index, start, end in node_executions(costs, phase, step):
             kind = node.op.kind if node.op else node.source
             engine = str(costs.engine[index])
             spans.append(Span(node.source, kind, node.path, node.phase, now + start, end - start, engine))
@@ -35,7 +35,7 @@ def timeline(state: State) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def in_order(state: State) -> Iterator[tuple[Node, Costs, int]]:
+def program_order(state: State) -> Iterator[tuple[Node, Costs, int]]:
     """Every executed node of the first stage in the order of the program, with its costs and its place among them."""
     times = state.steps[0].times_of[0]
     costs = times.costs[ONLY if ONLY in times.costs else FIRST]
@@ -47,9 +47,9 @@ def in_order(state: State) -> Iterator[tuple[Node, Costs, int]]:
         first += len(block.nodes)
 
 
-def executed(costs: Costs, phase: str, step: Step) -> Iterator[tuple[Node, int, float, float]]:
+def node_executions(costs: Costs, phase: str, step: Step) -> Iterator[tuple[Node, int, float, float]]:
     """Every execution of a phase's nodes: (node with its own path, its place among stored nodes, start, end in us)."""
-    chosen = selected(costs, phase)
+    chosen = select_nodes(costs, phase)
     if not len(chosen):
         return
     placed = place_phase(costs, phase, step.plan, step.device)
@@ -60,18 +60,18 @@ def executed(costs: Costs, phase: str, step: Step) -> Iterator[tuple[Node, int, 
         yield next(run[at]), index, start + float(host[index]), end
 
 
-def _repetitions(costs: Costs, chosen: np.ndarray) -> list[Iterator[Node]]:
+def _repetitions(costs: Costs, stored: np.ndarray) -> list[Iterator[Node]]:
     """The nodes that each chosen stored node stands for, repetition by repetition."""
     first = np.concatenate([[0], np.cumsum([len(block.nodes) for block in costs.graph.blocks])])
 
-    def own(index: int) -> Iterator[Node]:
+    def repetitions(index: int) -> Iterator[Node]:
         block = costs.graph.blocks[int(costs.block[index])]
         position = index - int(first[int(costs.block[index])])
         alone = replace(block, nodes=(block.nodes[position],), uneven={})
         for repetition in range(block.repeat):
             yield from alone.repetition(repetition)
 
-    return [own(index) for index in chosen.tolist()]
+    return [repetitions(index) for index in stored.tolist()]
 
 
 def tracks(state: State) -> tuple[list[RankTrack], list[TrackFlow]]:
@@ -93,12 +93,12 @@ def tracks(state: State) -> tuple[list[RankTrack], list[TrackFlow]]:
 
     p = step.plan.parallel
     folded = {name: n for name, n in (("data", step.plan.dp), ("context", p.cp), ("tensor", p.tp)) if n > 1}
-    found, flows = pipeline_tracks(step.pipeline, nodes, folded, ends=ends)
+    stage_tracks, flows = pipeline_tracks(step.pipeline, nodes, folded, ends=ends)
     held = memory_over_time(step.pipeline, *memory_parts(state))
     end = step.pipeline.makespan_us
     return [
         replace(track, spans=[*track.spans, *optimizer_spans(step, stage, end)], memory=held[stage])
-        for stage, track in enumerate(found)
+        for stage, track in enumerate(stage_tracks)
     ], flows
 
 
@@ -106,16 +106,16 @@ def memory_parts(state: State) -> tuple[list[float], list[list[float]]]:
     """GiB that each stage always holds, and GiB that a micro-batch keeps in each of its chunks."""
     step = state.steps[0]
     static = [m.weights_gib + m.gradients_gib + m.optimizer_gib + m.other_gib for m in state.memories]
-    return static, [[step.saved_gib[part] for part in step.parts(s)] for s in range(step.orders.stages)]
+    return static, [[step.saved_gib[chunk] for chunk in step.parts(s)] for s in range(step.orders.stages)]
 
 
 def optimizer_spans(step: Step, stage: int, start_us: float) -> list[TrackSpan]:
     """The optimizer's nodes of a stage, after the pipeline."""
     spans: list[TrackSpan] = []
     for position in range(len(step.parts(stage))):
-        found = phase_spans(step, stage, position, "optimizer", LAST)
-        spans += [replace(span, start_us=span.start_us + start_us) for span in found]
-        start_us += max((span.start_us + span.duration_us for span in found), default=0.0)
+        chunk_spans = phase_spans(step, stage, position, "optimizer", LAST)
+        spans += [replace(span, start_us=span.start_us + start_us) for span in chunk_spans]
+        start_us += max((span.start_us + span.duration_us for span in chunk_spans), default=0.0)
     return spans
 
 
@@ -123,7 +123,9 @@ def phase_spans(step: Step, stage: int, position: int, phase: str, variant: tupl
     """The nodes of one phase of a chunk, from its start, in a variant of the micro-batch."""
     times = step.times_of[step.parts(stage)[position]]
     costs = times.costs[ONLY if ONLY in times.costs else variant]
-    return tuple(_span(costs, index, node, start, end) for node, index, start, end in executed(costs, phase, step))
+    return tuple(
+        _span(costs, index, node, start, end) for node, index, start, end in node_executions(costs, phase, step)
+    )
 
 
 def _span(costs: Costs, index: int, node: Node, start: float, end: float) -> TrackSpan:

@@ -14,8 +14,8 @@ from ..formats.tracks import TASK_STREAM, RankTrack, TrackFlow, TrackSpan
 from ..question.orders import BACKWARD, FORWARD, TASKS, WEIGHT, Orders
 from ..timing.schedule.pipeline import PipelineTimes, sources
 
-BESIDE = ", backward"
-MOST_NODES = 100_000
+BESIDE_SUFFIX = ", backward"
+MAX_NODES = 100_000
 
 Nodes = Callable[[int, int, int], Sequence[TrackSpan]]
 
@@ -24,7 +24,7 @@ def pipeline_tracks(
     times: PipelineTimes,
     nodes: Nodes | None = None,
     folded: Mapping[str, int] | None = None,
-    most_nodes: int = MOST_NODES,
+    most_nodes: int = MAX_NODES,
     ends: Nodes | None = None,
 ) -> tuple[list[RankTrack], list[TrackFlow]]:
     """A track for every stage of a pipeline, and its sends.
@@ -40,36 +40,36 @@ def pipeline_tracks(
     digits = len(str(orders.stages - 1))  # viewers sort by name
     tracks = []
     for stage, row in enumerate(orders.rows()):
-        left = most_nodes // orders.stages
+        nodes_left = most_nodes // orders.stages
         spans: list[TrackSpan] = []
         columns = (orders.kind, orders.chunk, orders.micro_batch, times.start_us, times.end_us, together, edge)
         for kind, chunk, micro_batch, start, end, beside, at_end in zip(
             *(column[row].tolist() for column in columns), strict=True
         ):
             args = {"micro_batch": micro_batch, "chunk": chunk, "stage": stage}
-            apart = BESIDE if kind != FORWARD and orders.paired.any() else ""
+            apart = BESIDE_SUFFIX if kind != FORWARD and orders.paired.any() else ""
             name = f"{TASKS[kind]} {micro_batch}"
             spans.append(TrackSpan(name, start, end - start, TASK_STREAM + apart, TASKS[kind], args))
-            source = ends if at_end and ends is not None else nodes if left > 0 else None
+            source = ends if at_end and ends is not None else nodes if nodes_left > 0 else None
             inside = source(stage, chunk, kind) if source is not None else ()
-            left -= len(inside)
-            spans += _within(inside, start, end, apart if beside else "")
+            nodes_left -= len(inside)
+            spans += _cut_to_task(inside, start, end, apart if beside else "")
         tracks.append(RankTrack(f"stage {stage:0{digits}}", spans, dict(folded or {})))
     return tracks, sends(times)
 
 
 def _edges(orders: Orders) -> np.ndarray:
     """Whether each task is the first forward or the last backward of its chunk."""
-    place = orders.stage * orders.chunks + orders.chunk
+    chunk_number = orders.stage * orders.chunks + orders.chunk
     forwards = np.flatnonzero(orders.kind == FORWARD)
     backwards = np.flatnonzero((orders.kind == BACKWARD) | (orders.kind == WEIGHT))[::-1]
-    found = np.zeros(len(orders), dtype=bool)
-    for which in (forwards, backwards):
-        found[which[np.unique(place[which], return_index=True)[1]]] = True
-    return found
+    is_edge = np.zeros(len(orders), dtype=bool)
+    for tasks in (forwards, backwards):
+        is_edge[tasks[np.unique(chunk_number[tasks], return_index=True)[1]]] = True
+    return is_edge
 
 
-def _within(nodes: Sequence[TrackSpan], start_us: float, end_us: float, apart: str) -> Iterator[TrackSpan]:
+def _cut_to_task(nodes: Sequence[TrackSpan], start_us: float, end_us: float, apart: str) -> Iterator[TrackSpan]:
     """The nodes of a task where it stands, closer together when it is shorter than they are."""
     length = max((span.start_us + span.duration_us for span in nodes), default=0.0)
     scale = min(1.0, (end_us - start_us) / length) if length else 1.0
@@ -90,7 +90,7 @@ def sends(times: PipelineTimes) -> list[TrackFlow]:
     source, _ = sources(orders)
     takers = np.flatnonzero(source >= 0)
     stage, kind, middle = orders.stage, orders.kind, (times.start_us + times.end_us) / 2
-    backward = TASK_STREAM + BESIDE if orders.paired.any() else TASK_STREAM
+    backward = TASK_STREAM + BESIDE_SUFFIX if orders.paired.any() else TASK_STREAM
     return [
         TrackFlow("activations" if forward else "gradients", s, from_us, t, to_us, TASK_STREAM if forward else backward)
         for forward, s, from_us, t, to_us in zip(
@@ -112,7 +112,7 @@ def memory_over_time(times: PipelineTimes, static_gib: Any, chunk_gib: Any) -> l
     orders = times.orders
     base = np.broadcast_to(np.asarray(static_gib, dtype=float), (orders.stages,))
     sizes = np.broadcast_to(np.asarray(chunk_gib, dtype=float), (orders.stages, orders.chunks))
-    found = []
+    curves = []
     for stage, row in enumerate(orders.rows()):
         kind, size = orders.kind[row], sizes[stage, orders.chunk[row]]
         begins, ends = kind == FORWARD, (kind == BACKWARD) | (kind == WEIGHT)
@@ -121,5 +121,5 @@ def memory_over_time(times: PipelineTimes, static_gib: Any, chunk_gib: Any) -> l
         order = np.argsort(when, kind="stable")
         moments, last = np.unique(when[order][::-1], return_index=True)
         held = base[stage] + np.cumsum(change[order])[len(when) - 1 - last]
-        found.append(list(zip(moments.tolist(), np.maximum(held, 0.0).tolist(), strict=True)))
-    return found
+        curves.append(list(zip(moments.tolist(), np.maximum(held, 0.0).tolist(), strict=True)))
+    return curves

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ...datasets.ops import Op
-from ..memory.errors import spread_of, within
+from ..memory.errors import error_spread, probability_within
 from .answer import MissingMeasurement
 
 SOURCES = ("measured", "interpolated", "extrapolated", "analytical", "bytes")
-LEANING = ("extrapolated", "analytical", "bytes")
-STRICT_SHARE = 0.5  # of the time that may lean on what was not measured under strict=true
-LISTED = 10
+UNMEASURED_SOURCES = ("extrapolated", "analytical", "bytes")
+STRICT_UNMEASURED_SHARE = 0.5  # of the time that may lean on what was not measured under strict=true
+LIST_LIMIT = 10
 
 
 class TrustError(ValueError):
@@ -34,39 +34,41 @@ def source(engine: str, inside: bool) -> str:
 
 def shares(parts: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
     """Share of the time by source, from (engine, inside its envelope, microseconds)."""
-    found: dict[str, float] = {}
-    for engine, inside, us in parts:
+    time_of_source: dict[str, float] = {}
+    for engine, inside, time_us in parts:
         name = source(engine, inside)
-        found[name] = found.get(name, 0.0) + us
-    whole = sum(found.values()) or 1.0
-    return {name: found[name] / whole for name in SOURCES if name in found}
+        time_of_source[name] = time_of_source.get(name, 0.0) + time_us
+    total_us = sum(time_of_source.values()) or 1.0
+    return {name: time_of_source[name] / total_us for name in SOURCES if name in time_of_source}
 
 
-def missing(parts: Iterable[tuple[Op | None, str, bool, float]], limit: int = LISTED) -> tuple[MissingMeasurement, ...]:
+def missing_measurements(
+    parts: Iterable[tuple[Op | None, str, bool, float]], limit: int = LIST_LIMIT
+) -> tuple[MissingMeasurement, ...]:
     """The ops that lean most of the time on what was not measured, from (op, engine, inside, microseconds)."""
-    found: dict[Op, float] = {}
-    whole = 0.0
-    for op, engine, inside, us in parts:
-        whole += us
-        if op is not None and source(engine, inside) in LEANING:
-            found[op] = found.get(op, 0.0) + us
-    most = sorted(found.items(), key=lambda item: -item[1])[:limit]
-    return tuple(MissingMeasurement(op.to_dict(), us * 1e-6, us / whole) for op, us in most)
+    time_of_op: dict[Op, float] = {}
+    total_us = 0.0
+    for op, engine, inside, time_us in parts:
+        total_us += time_us
+        if op is not None and source(engine, inside) in UNMEASURED_SOURCES:
+            time_of_op[op] = time_of_op.get(op, 0.0) + time_us
+    longest = sorted(time_of_op.items(), key=lambda item: -item[1])[:limit]
+    return tuple(MissingMeasurement(op.to_dict(), time_us * 1e-6, time_us / total_us) for op, time_us in longest)
 
 
-def check_strict(trust: Mapping[str, float], wanted: Sequence[MissingMeasurement], allowed: float) -> None:
+def check_strict(trust: Mapping[str, float], missing: Sequence[MissingMeasurement], allowed: float) -> None:
     """TrustError when more than ``allowed`` of the time leans on extrapolation or physics."""
-    leaning = sum(trust.get(name, 0.0) for name in LEANING)
+    leaning = sum(trust.get(name, 0.0) for name in UNMEASURED_SOURCES)
     if leaning <= allowed:
         return
-    shapes = "; ".join(f"{_named(each.op)} ({each.share:.0%})" for each in wanted[:3])
+    shapes = "; ".join(f"{_op_text(measurement.op)} ({measurement.share:.0%})" for measurement in missing[:3])
     raise TrustError(
         f"{leaning:.0%} of the time is not measured on this device and strict allows {allowed:.0%}; "
         f"measuring these would help most: {shapes}"
     )
 
 
-def _named(op: Mapping[str, object]) -> str:
+def _op_text(op: Mapping[str, object]) -> str:
     return " ".join(
         str(value) if name == "kind" else f"{name}={value}" for name, value in op.items() if value != "same"
     )
@@ -76,4 +78,4 @@ def probability_oom(peak_gib: float, capacity_gib: float, *stacks: str) -> float
     """P(the peak exceeds the device's memory), by what peaks under the first known of ``stacks`` were off."""
     if peak_gib <= 0.0 or capacity_gib <= 0.0:
         return float(peak_gib > capacity_gib)
-    return 1.0 - within(math.log(capacity_gib / peak_gib), spread_of(*stacks))
+    return 1.0 - probability_within(math.log(capacity_gib / peak_gib), error_spread(*stacks))

@@ -36,7 +36,7 @@ class FileReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values: dict[str, Any] = plain(self)
-        return values | {"communications": [each._asdict() for each in self.communications]}
+        return values | {"communications": [exchange._asdict() for exchange in self.communications]}
 
 
 def file_report(step: FileStep, name: str, started: float, network: Mapping[str, Any]) -> FileReport:
@@ -58,7 +58,9 @@ def file_report(step: FileStep, name: str, started: float, network: Mapping[str,
             "bubble_s": step.bubble_us * 1e-6,
             "by_parallelism": {group: us * 1e-6 for group, us in account.exposed.items() if us > 0},
         },
-        communications=tuple(sorted(step.communications.values(), key=lambda each: -each.time_us * each.times)),
+        communications=tuple(
+            sorted(step.communications.values(), key=lambda exchange: -exchange.time_us * exchange.times)
+        ),
         provenance=_provenance(step),
         wall_time_s=time.perf_counter() - started,
         network=network,
@@ -70,16 +72,18 @@ def _bound(step: FileStep, bound: str) -> float:
     change = 0.0
     for group, exposed in step.account.exposed.items():
         names = (group, "edp") if group == "dp" else (group,)
-        each = [one for one in step.communications.values() if one.group in names]
-        whole = sum(one.time_us * one.times for one in each)
-        if whole:
-            change += exposed * (sum(getattr(one, bound) * one.times for one in each) / whole - 1.0)
+        exchanges = [exchange for exchange in step.communications.values() if exchange.group in names]
+        total_us = sum(exchange.time_us * exchange.times for exchange in exchanges)
+        if total_us:
+            change += exposed * (
+                sum(getattr(exchange, bound) * exchange.times for exchange in exchanges) / total_us - 1.0
+            )
     return step.total_us + change
 
 
 def _provenance(step: FileStep) -> dict[str, float]:
     shares: dict[str, float] = {}
-    for each in step.communications.values():
-        shares[each.engine] = shares.get(each.engine, 0.0) + each.time_us * each.times
-    whole = sum(shares.values())
-    return {name: us / whole for name, us in shares.items()} if whole else {}
+    for exchange in step.communications.values():
+        shares[exchange.engine] = shares.get(exchange.engine, 0.0) + exchange.time_us * exchange.times
+    total_us = sum(shares.values())
+    return {name: time_us / total_us for name, time_us in shares.items()} if total_us else {}

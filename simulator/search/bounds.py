@@ -14,16 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...datasets.devices import Device
-from ..engines import Engine
+from ..engines import Engine, FusedEngine
 from ..graph import Graph
-from ..memory.amounts import GIB
+from ..memory.breakdown import GIB
+from ..memory.lifetimes import GRADIENTS, OPTIMIZER, WEIGHTS, ChunkWalk, walk_chunk
 from ..memory.stage import COMMUNICATOR_GIB, CONTEXT_GIB
-from ..memory.walk import GRADIENTS, OPTIMIZER, WEIGHTS, ChunkWalk, walk_chunk
 from ..passes.micro_batches import least_variant, micro_batch_variant
 from ..passes.order import TRAINING, apply_passes
 from ..passes.pipeline import boundaries, layer_stack, split_pipeline
@@ -32,12 +33,11 @@ from ..question.plan import Plan
 from ..question.ranks import ORDER, PLACEMENTS
 from ..step.build import engine_of, parts, traced
 from ..step.checks import prepared
-from ..timing.clocks import sustained
-from ..timing.costs import Costs, cost_graphs, scaled
-from ..timing.phases import PhaseTimes, graphed
+from ..timing.costs import Costs, cost_graphs
+from ..timing.modifiers import Run, modify
+from ..timing.phases import PhaseTimes, replays_graph
 from ..timing.schedule.pipeline import in_flight
-from .evaluate import Evaluator
-from .request import request_of
+from .request import Asked, request_of
 from .space import Points
 
 MARGIN = 0.98  # of a bound that is kept
@@ -52,21 +52,28 @@ QUANTITIES = (  # bytes, then microseconds of kernels, of the host that issues t
 SAVED, MOMENT, COLD, SETTLED, ISSUED, PHASES, SETTLED_PHASES = 3, 4, 5, 7, 9, 11, 13
 
 
+class PointPlacer(Protocol):
+    """Who says where the points of a search run: :class:`.evaluate.Evaluator`."""
+
+    made: Asked
+    graphs: Path
+
+    def place(self, point: Mapping[str, Any]) -> tuple[Plan, Device, FusedEngine]: ...
+
+
 @dataclass(frozen=True)
 class Probe:
-    """Of a layer, of what stands before the layers and after them: bytes and microseconds [quantities] at least.
+    """Of a layer, of what stands before the layers and after them: bytes and microseconds at least [3, quantities].
 
     ``model_flops`` is of one micro-batch on all its ranks.
     """
 
-    layer: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
+    parts: np.ndarray
     layers: int
     model_flops: float
 
 
-def probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
+def probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
     """The probe of a point's family; None where it has no pipeline of two stages, or too few layers."""
     try:
         return _probe(evaluator, {**point, "pp": 2, "vpp": 2, "zero_stage": 0, "schedule": "interleaved"})
@@ -76,7 +83,7 @@ def probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
         return None
 
 
-def _probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
+def _probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
     plan, device, engine = evaluator.place(point)
     work = request_of(evaluator.made, point).work
     if plan.offload or plan.passes or plan.slow_devices:
@@ -97,7 +104,7 @@ def _probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
     layer[MOMENT] = min(one[MOMENT], many[MOMENT])
     first, last = np.maximum(start - widest, 0.0), np.maximum(end - widest, 0.0)
     last[MOMENT] = end[MOMENT]
-    return Probe(np.maximum(layer, 0.0), first, last, depth, graph.model_flops)
+    return Probe(np.stack([np.maximum(layer, 0.0), first, last]), depth, graph.model_flops)
 
 
 def _quantities(
@@ -105,14 +112,15 @@ def _quantities(
 ) -> list[np.ndarray]:
     """:data:`QUANTITIES` of each chunk [quantities]."""
     walks = [walk_chunk(each, plan) for each in steady]
-    costs = cost_graphs(list(usual), device, engine_of(plan.stack, engine), plan.stack.issue_us)
-    scales = plan.scales(device.id, "train")
-    settled = sustained(costs, device, 10 * SETTLED_US)
+    stack = plan.stack
+    without = plan.settings.without
+    costs = cost_graphs(list(usual), device, engine_of(stack, engine), stack.issue_us, stack.eager, without)
+    run = Run(plan, device, lambda now: 10 * SETTLED_US, [plan.scales(device.id, "train")] * len(costs))
+    before, settled = (modify(costs, run, names) for names in (["calibration"], ["power_limit", "calibration"]))
     made = []
-    for walk, *own in zip(walks, costs, settled, strict=True):
-        cold, warm = (scaled(each, *scales) for each in own)
+    for walk, cold, warm in zip(walks, before, settled, strict=True):
         times = [*_compute_us(cold), *_compute_us(warm)]
-        alone = device.synchronous or graphed(plan)
+        alone = device.synchronous or replays_graph(plan)
         times += [0.0, 0.0] if alone else _issue_us(cold)
         times += [us for each in (cold, warm) for us in _phases_us(each, plan, device)]
         made.append(np.array([*(walk.static[i] for i in (WEIGHTS, GRADIENTS, OPTIMIZER)), *_kept(walk), *times]))
@@ -162,15 +170,12 @@ def _issue_us(costs: Costs) -> list[float]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a schedule asks of each stage: layers it holds [stages], whether it holds the first and last part, the same
-    times the micro-batches in flight, and layers before it that a micro-batch passes first; on how many routes."""
+    """What a schedule asks of each stage: layers it holds, whether it holds the first and last part [stages, 3], the
+    same times the micro-batches in flight, and layers before it that a micro-batch passes first [stages]; on how many
+    routes."""
 
-    layers: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
+    held: np.ndarray
     waiting: np.ndarray
-    waiting_first: np.ndarray
-    waiting_last: np.ndarray
     before: np.ndarray
     routes: int
     paired: bool
@@ -180,23 +185,27 @@ def _shape(schedule: str, pp: int, vpp: int, micro_batches: int, depth: int) -> 
     named = "interleaved" if vpp > 1 and schedule == "1f1b" else schedule
     orders = make_orders(named, pp, micro_batches, vpp)
     flying = in_flight(orders)
-    bounds = boundaries(depth, orders.routes.shape[1], (), "model")
-    sizes = np.diff(bounds)
-    count = len(sizes)
+    sizes = np.diff(boundaries(depth, orders.routes.shape[1], (), "model"))
     held = [parts_of(orders, stage) for stage in range(pp)]
     both = [list(zip(own, flying[stage].tolist(), strict=True)) for stage, own in enumerate(held)]
     earliest = [min(own) if len(orders.routes) == 1 else 0 for own in held]
+
+    def counted(own: Sequence[tuple[int, int]]) -> list[float]:
+        ends = (sum(n for part, n in own if part == end) for end in (0, len(sizes) - 1))
+        return [sum(sizes[part] * n for part, n in own), *ends]
+
     return _Shape(
-        np.array([sizes[own].sum() for own in held], dtype=float),
-        np.array([0 in own for own in held], dtype=float),
-        np.array([count - 1 in own for own in held], dtype=float),
-        np.array([sum(sizes[part] * n for part, n in own) for own in both], dtype=float),
-        np.array([sum(n for part, n in own if part == 0) for own in both], dtype=float),
-        np.array([sum(n for part, n in own if part == count - 1) for own in both], dtype=float),
+        np.array([counted([(part, 1) for part in own]) for own in held], dtype=float),
+        np.array([counted(own) for own in both], dtype=float),
         np.array([sizes[:at].sum() for at in earliest], dtype=float),
         len(orders.routes),
         bool(orders.paired.any()),
     )
+
+
+def _on_stages(parts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """What parts [points, 3] come to on stages that have so many of each [stages, 3]: [points, stages]."""
+    return sum((np.outer(parts[:, at], counts[:, at]) for at in (1, 2)), np.outer(parts[:, 0], counts[:, 0]))
 
 
 @dataclass(frozen=True)
@@ -223,7 +232,7 @@ def standing(points: Points) -> list[dict[str, Any]]:
     return [points.at(int(place)) for place in places]
 
 
-def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) -> Bounds:
+def bound(points: Points, probes: Sequence[Probe | None], evaluator: PointPlacer) -> Bounds:
     """The bounds of every point, from the probes of their families in the order of :func:`families`."""
     _, family = families(points)
     memory, time, flops = (np.zeros(len(points)) for _ in range(3))
@@ -235,7 +244,7 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) 
         if known is not None:
             alike.setdefault((*key, known.layers), []).append(at)
     plan, device, _ = evaluator.place(points.at(0))
-    slack = 0.0 if plan.options.get("allocator") else plan.stack.fragmentation
+    slack = 0.0 if plan.settings.allocator else plan.stack.fragmentation
     context_gib = 0.0 if device.synchronous else _context_gib(plan, c)
     for key, places in alike.items():
         try:
@@ -243,12 +252,13 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) 
         except ValueError:  # no such schedule: the simulation says so in its own words
             continue
         here = np.array(places)
-        three = [np.array([getattr(probes[family[i]], name) for i in places]) for name in ("layer", "first", "last")]
+        known_here = [known for i in places if (known := probes[family[i]]) is not None]
+        three = np.stack([known.parts for known in known_here])
         own = {name: column[here] for name, column in c.items()}
         held = _memory_gib(shape, three, own, _whole(plan, own))
         memory[here] = held * (1.0 + slack)
         time[here] = _time_s(shape, three, key[3], key[0])
-        flops[here] = [known.model_flops for i in places if (known := probes[family[i]]) is not None]
+        flops[here] = [known.model_flops for known in known_here]
     memory = np.where(memory > 0, memory + context_gib, 0.0)
     return Bounds(memory * MARGIN, time * MARGIN, flops)
 
@@ -266,29 +276,23 @@ def _whole(plan: Plan, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, n
 
     A pipeline gathers weights and sums gradients once for all micro-batches (:mod:`..passes.zero.sharded`).
     """
-    options, pipeline = plan.options, columns["pp"] > 1
-    weights = pipeline & (not options.get("reshard_after_forward") and not options.get("gather_dtype"))
-    return weights, pipeline & (not options.get("reduce_every_micro_batch"))
+    settings, pipeline = plan.settings, columns["pp"] > 1
+    weights = pipeline & (not settings.reshard_after_forward and not settings.gather_dtype)
+    return weights, pipeline & (not settings.reduce_every_micro_batch)
 
 
 def _memory_gib(
-    shape: _Shape, three: Sequence[np.ndarray], columns: Mapping[str, np.ndarray], whole: Sequence[np.ndarray]
+    shape: _Shape, three: np.ndarray, columns: Mapping[str, np.ndarray], whole: Sequence[np.ndarray]
 ) -> np.ndarray:
     """GiB of tensors on the fullest stage at least [points]; ``whole`` is :func:`_whole`."""
-    layer, first, last = three
-
-    def held(quantity: int) -> np.ndarray:
-        own = np.outer(layer[:, quantity], shape.layers) + np.outer(first[:, quantity], shape.first)
-        return own + np.outer(last[:, quantity], shape.last)
-
     c = columns
     ranks = np.maximum(c["dp"] * c["cp"], c["tp"] * c["cp"] * c["dp"] // (c["ep"] * c["etp"])).astype(float)
     shared = [np.where(c["zero_stage"] >= least, ranks, 1.0)[:, None] for least in (3, 2, 1)]
     once = (c["micro_batches"] == 1)[:, None]  # gradients are not there yet when the only forward ends
-    parts = [held(0), np.where(once, 0.0, held(1)), held(2)]
-    saved = np.outer(layer[:, SAVED], shape.waiting) + np.outer(first[:, SAVED], shape.waiting_first)
-    saved += np.outer(last[:, SAVED], shape.waiting_last)
-    moment = np.maximum(np.outer(layer[:, MOMENT], shape.layers > 0), np.outer(last[:, MOMENT], shape.last))
+    weights, gradients, optimizer = (_on_stages(three[:, :, quantity], shape.held) for quantity in range(3))
+    parts = [weights, np.where(once, 0.0, gradients), optimizer]
+    saved = _on_stages(three[:, :, SAVED], shape.waiting)
+    moment = np.maximum(*(np.outer(three[:, at, MOMENT], shape.held[:, at] > 0) for at in (0, 2)))
     fullest = sum(part / ranks for part, ranks in zip(parts, shared, strict=True)) + saved + moment
     kept = [np.where(at_end[:, None], 1.0, ranks) for at_end, ranks in zip(whole, shared, strict=False)]
     after_forward = sum(part / ranks for part, ranks in zip(parts, (*kept, shared[2]), strict=True)) + saved
@@ -296,14 +300,14 @@ def _memory_gib(
     return found
 
 
-def _time_s(shape: _Shape, three: Sequence[np.ndarray], micro_batches: int, schedule: str) -> np.ndarray:
+def _time_s(shape: _Shape, three: np.ndarray, micro_batches: int, schedule: str) -> np.ndarray:
     """Seconds of a step at least [points]."""
     whole = schedule in ("gpipe", "1f1b", "interleaved")  # others put the weights' half of a backward off
     parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for forward in (COLD, SETTLED, ISSUED, PHASES, SETTLED_PHASES):
-        layer, first, last = (each[:, forward] + each[:, forward + 1] for each in three)
-        busy = np.outer(layer, shape.layers) + np.outer(first, shape.first) + np.outer(last, shape.last)
-        passed = layer if whole else three[0][:, forward]
+        both = three[:, :, forward] + three[:, :, forward + 1]
+        busy = _on_stages(both, shape.held)
+        passed = both[:, 0] if whole else three[:, 0, forward]
         parts[forward] = busy * micro_batches / shape.routes, np.outer(passed, shape.before)
     totals = {forward: busy + before for forward, (busy, before) in parts.items()}
     settled = parts[COLD][0].max(axis=1, keepdims=True) >= SETTLED_US

@@ -1,22 +1,24 @@
-"""How two points of a search differ: axis by axis, part by part of the step, and op by op."""
+"""How two points of a search differ: axis by axis, part by part, and op by op; and how a person names a point."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..question.canonical import RequestError
 from ..report.answer import Answer, StepReport, plain
-from .evaluate import OK, Evaluator, Row, figures
+from ..report.view import ViewColumn, ViewTable
+from .evaluate import MEMORY, Evaluator, figures
 from .explain import PARTS
+from .found import OK, Row
 from .points import Folder
-from .rank import meeting, ranked
+from .question import SearchQuestion
+from .rank import ranked
 from .request import Asked
 from .space import AXES
 
 SHOWN_OPS = 20
-MEMORY = ("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib")
 
 
 @dataclass(frozen=True)
@@ -33,86 +35,52 @@ class Change:
         return self.other - self.one
 
 
-@dataclass(frozen=True)
-class AxisChange:
-    """One axis changed after those before it: from what to what, and the step's seconds after that (None: why not)."""
-
-    axis: str
-    one: Any
-    other: Any
-    step_time_s: float | None
-    peak_gib: float | None
-    why: str = ""
+def differences(both: Iterable[Mapping[str, float]], last: Sequence[str] = ()) -> list[Change]:
+    """Quantities of two points by name, those that only one of them has too; some of them ``last``."""
+    one, other = both
+    names = [name for name in {**one, **other} if name not in last]
+    return [Change(name, one.get(name, 0.0), other.get(name, 0.0)) for name in (*names, *last)]
 
 
-@dataclass(frozen=True)
-class PointComparison:
-    """Two points and how the second differs from the first.
+class ComparedPoints:
+    """What all comparisons can do. ``STEPS`` is the field that leads from one point to the other, its caption and
+    columns; ``CHANGES`` are fields of :class:`Change`, each with its caption and the kinds of its values and of their
+    difference (:mod:`..report.view`)."""
 
-    ``axes`` leads from one to the other axis by axis; ``parts`` add up to the step (seconds), ``memory`` to the peak
-    (GiB); ``ops`` are kernels of the whole step on the stage that works longest, by kind and shape (seconds), those
-    that differ most first. Kernels that run beside others count in full.
-    """
-
-    one: Mapping[str, Any]
-    other: Mapping[str, Any]
-    axes: tuple[AxisChange, ...]
-    parts: tuple[Change, ...]
-    memory: tuple[Change, ...]
-    ops: tuple[Change, ...]
+    STEPS: ClassVar[tuple[str, str, Sequence[ViewColumn]]]
+    CHANGES: ClassVar[Mapping[str, tuple[str, str, str]]]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with what the other has more."""
         made: dict[str, Any] = plain(self)
-        for name in ("parts", "memory", "ops"):
-            for entry, change in zip(made[name], getattr(self, name), strict=True):
-                entry["more"] = change.more
+        for name in self.CHANGES:
+            made[name] = [{**entry, "more": entry["other"] - entry["one"]} for entry in made[name]]
         return made
 
-
-def compare(evaluator: Evaluator, one: Mapping[str, Any], other: Mapping[str, Any]) -> PointComparison:
-    """How two points differ. RequestError for one that cannot run."""
-    reports = [_report(evaluator, point) for point in (one, other)]
-    found = [figures(report) for report in reports]
-    parts = [Change(name, found[0][key] or 0.0, found[1][key] or 0.0) for key, name in PARTS.items()]
-    parts.append(Change("step", reports[0].step_time_s, reports[1].step_time_s))
-    memory = [Change(key.removesuffix("_gib"), found[0][key] or 0.0, found[1][key] or 0.0) for key in MEMORY]
-    memory.append(Change("peak", reports[0].memory.peak_gib, reports[1].memory.peak_gib))
-    return PointComparison(
-        one={**one, **found[0]},
-        other={**other, **found[1]},
-        axes=tuple(by_axis(evaluator, one, other)),
-        parts=tuple(each for each in parts if each.one or each.other),
-        memory=tuple(each for each in memory if each.one or each.other),
-        ops=tuple(by_op(*reports)[:SHOWN_OPS]),
-    )
+    def tables(self, one: str, other: str) -> Iterator[ViewTable]:
+        """What a person is shown of two points that are called so."""
+        name, caption, columns = self.STEPS
+        steps = [tuple(vars(step).values()) for step in getattr(self, name)]
+        yield ViewTable(caption, columns, [(own[0], f"{own[1]} → {own[2]}", *own[3:]) for own in steps])
+        for name, (caption, kind, more) in self.CHANGES.items():
+            rows = [(each.name, each.one, each.other, each.more) for each in getattr(self, name)]
+            heads = ViewColumn(""), ViewColumn(one, kind), ViewColumn(other, kind), ViewColumn("more", more)
+            yield ViewTable(caption, heads, rows)
 
 
-def _report(evaluator: Evaluator, point: Mapping[str, Any]) -> StepReport:
-    row = evaluator.row(point)
-    if row["status"] != OK:
-        said = " ".join(f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "micro_batch", "recompute"))
-        raise RequestError(f"{said} cannot be compared: {row['why']}")
-    return evaluator.report(point)
-
-
-def by_axis(evaluator: Evaluator, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[AxisChange]:
-    """The step after each axis that differs is changed, those before it being changed already."""
-    made, now = [], dict(one)
-    for axis in (name for name in AXES if one[name] != other[name]):
-        now[axis] = other[axis]
-        row: Row = evaluator.row(now)
-        made.append(
-            AxisChange(axis, one[axis], other[axis], row.get("step_time_s"), row.get("peak_gib"), row.get("why") or "")
-        )
-    return made
+def stepwise(
+    one: Row, other: Row, groups: Iterable[tuple[str, ...]], row_of: Callable[[Row], Row]
+) -> Iterator[tuple[tuple[str, ...], Row]]:
+    """Each group of names, and the row after it is changed, those before it being changed already."""
+    now = dict(one)
+    for names in groups:
+        now |= {name: other[name] for name in names}
+        yield names, row_of(now)
 
 
 def by_op(one: Answer, other: Answer) -> list[Change]:
     """Seconds of every op of two reports, those that differ most first; operators without a kind by their names."""
-    first, second = _op_seconds(one), _op_seconds(other)
-    found = [Change(name, first.get(name, 0.0), second.get(name, 0.0)) for name in {**first, **second}]
-    return sorted(found, key=lambda each: (-abs(each.more), each.name))
+    return sorted(differences(map(_op_seconds, (one, other))), key=lambda each: (-abs(each.more), each.name))
 
 
 def _op_seconds(report: Answer) -> dict[str, float]:
@@ -141,6 +109,109 @@ def shown(op: Mapping[str, Any]) -> str:
     return f"{op['kind']} {' '.join(dims)}"
 
 
+# --- points that a person names ---------------------------------------------------------------------------
+
+
+def given_values(
+    text: str, known: Sequence[str], nouns: tuple[str, str], kept: str, value_of: Callable[[str, str], Any]
+) -> Row:
+    """The values of ``tp=8 pp=2``. RequestError for a name that is not ``known``, and those of ``value_of``."""
+    given: Row = {}
+    for part in text.replace(",", " ").split():
+        name, equals, value = part.partition("=")
+        if name not in known or not equals:
+            one, many = nouns
+            raise RequestError(
+                f"{part!r} is no {one}=value; {many} are {', '.join(known)}, or give a rank of points={kept}"
+            )
+        given[name] = value_of(name, value)
+    return given
+
+
+def of_rank(request: SearchQuestion, rows: Sequence[Row], rank: int, names: Sequence[str], where: object) -> Row:
+    """What the row of a rank has. RequestError where there is none."""
+    ordered = ranked(request.good(rows), request.objectives)
+    if not 1 <= rank <= len(ordered):
+        raise RequestError(f"{rank} is no rank of points={where}: it has 1 to {len(ordered)}")
+    return {name: ordered[rank - 1][name] for name in names}
+
+
+# --- layouts ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AxisChange:
+    """One axis changed after those before it: from what to what, and the step's seconds after that (None: why not)."""
+
+    axis: str
+    one: Any
+    other: Any
+    step_time_s: float | None
+    peak_gib: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class PointComparison(ComparedPoints):
+    """Two points and how the second differs from the first.
+
+    ``axes`` leads from one to the other axis by axis; ``parts`` add up to the step (seconds), ``memory`` to the peak
+    (GiB); ``ops`` are kernels of the whole step on the stage that works longest, by kind and shape (seconds), those
+    that differ most first. Kernels that run beside others count in full.
+    """
+
+    one: Mapping[str, Any]
+    other: Mapping[str, Any]
+    axes: tuple[AxisChange, ...]
+    parts: tuple[Change, ...]
+    memory: tuple[Change, ...]
+    ops: tuple[Change, ...]
+
+    STEPS = (
+        *("axes", "axis by axis"),
+        (
+            *(ViewColumn("axis"), ViewColumn("from → to"), ViewColumn("step then", "seconds")),
+            *(ViewColumn("GiB then", "gib"), ViewColumn("")),
+        ),
+    )
+    CHANGES: ClassVar[Mapping[str, tuple[str, str, str]]] = {
+        "parts": ("parts of the step", "seconds", "seconds"),
+        "ops": ("ops, those that differ most", "seconds", "seconds"),
+        "memory": ("memory, GiB", "hundredths", "more_hundredths"),
+    }
+
+
+def compare(evaluator: Evaluator, one: Row, other: Row) -> PointComparison:
+    """How two points differ. RequestError for one that cannot run."""
+    reports = [_report(evaluator, point) for point in (one, other)]
+    found = [figures(report) for report in reports]
+    parts = [{name: each[key] or 0.0 for key, name in PARTS.items()} for each in found]
+    memory = [{key.removesuffix("_gib"): each[key] or 0.0 for key in MEMORY[1:]} for each in found]
+    for own, gib, report in zip(parts, memory, reports, strict=True):
+        own["step"], gib["peak"] = report.step_time_s, report.memory.peak_gib
+    differ = [name for name in AXES if one[name] != other[name]]
+    axes = []
+    for (axis,), row in stepwise(one, other, [(name,) for name in differ], evaluator.row):
+        then = row.get("step_time_s"), row.get("peak_gib")
+        axes.append(AxisChange(axis, one[axis], other[axis], *then, row.get("why") or ""))
+    return PointComparison(
+        one={**one, **found[0]},
+        other={**other, **found[1]},
+        axes=tuple(axes),
+        parts=tuple(each for each in differences(parts) if each.one or each.other),
+        memory=tuple(each for each in differences(memory) if each.one or each.other),
+        ops=tuple(by_op(*reports)[:SHOWN_OPS]),
+    )
+
+
+def _report(evaluator: Evaluator, point: Mapping[str, Any]) -> StepReport:
+    row = evaluator.row(point)
+    if row["status"] != OK:
+        said = " ".join(f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "micro_batch", "recompute"))
+        raise RequestError(f"{said} cannot be compared: {row['why']}")
+    return evaluator.report(point)
+
+
 def point_of(made: Asked, text: str, folder: Folder) -> dict[str, Any]:
     """The point that a person names: a rank of a search that was kept, or axes such as ``tp=8 pp=2``.
 
@@ -158,14 +229,9 @@ def point_of(made: Asked, text: str, folder: Folder) -> dict[str, Any]:
     }
     point = {name: values[0] if len(values) == 1 else usual.get(name, 1) for name, values in made.axes.items()}
     point |= {name: made.axes[name][0] for name in ("cluster", "nodes", "precision", "overlap")}
-    for part in text.replace(",", " ").split():
-        name, equals, value = part.partition("=")
-        if name not in AXES or not equals:
-            raise RequestError(
-                f"{part!r} is no axis=value; axes are {', '.join(AXES)}, or give a rank of points=FOLDER"
-            )
-        point[name] = _as(name, value, made.axes[name][0])
-    return point
+    return point | given_values(
+        text, AXES, ("axis", "axes"), "FOLDER", lambda name, value: _as(name, value, made.axes[name][0])
+    )
 
 
 def _as(name: str, value: str, like: Any) -> Any:
@@ -184,7 +250,4 @@ def _of_rank(made: Asked, rank: int, folder: Folder) -> dict[str, Any]:
     rows: Sequence[Row] = [row for row in folder.known.values() if row["status"] == OK]
     if not rows:
         raise RequestError(f"{rank} is a rank of a search that was kept: name its folder with points=FOLDER")
-    ordered = ranked(meeting(rows, made.request.expressions()[1]), made.request.objectives)
-    if not 1 <= rank <= len(ordered):
-        raise RequestError(f"{rank} is no rank of points={folder.path}: it has 1 to {len(ordered)}")
-    return {name: ordered[rank - 1][name] for name in AXES}
+    return of_rank(made.request, rows, rank, AXES, folder.path)

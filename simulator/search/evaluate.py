@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
@@ -13,14 +13,18 @@ from ...models import power
 from ..engines import FusedEngine
 from ..question.plan import Plan
 from ..question.requests import plan_of
+from ..question.sources import Sources
 from ..report.account import report_of
 from ..report.answer import StepReport
-from ..report.trust import LEANING
+from ..report.trust import UNMEASURED_SOURCES
 from ..simulate import laid_out, timed_state
-from .request import Asked, request_of
+from .bounds import Probe, probe
+from .found import OK, Row
+from .request import Asked, SearchRequest, asked, request_of
 
-Row = dict[str, Any]
-OK, TOO_LARGE, REFUSED = "evaluated", "memory", "refused"
+TOO_LARGE, REFUSED = "memory", "refused"
+MEMORY = ("peak_gib", "weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib")
+TIMES = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "host_s")
 
 
 class Bench(Protocol):
@@ -43,6 +47,12 @@ class Evaluator:
         self.graphs = bench.graphs
         self.places: dict[tuple[Any, ...], tuple[Device, FusedEngine]] = {}
 
+    @classmethod
+    def of(cls, text: str, bench_of: Callable[[Sources], Bench]) -> Self:
+        """The evaluator of a request as JSON, in a process of its own."""
+        request = SearchRequest.from_json(text)
+        return cls(asked(request), bench_of(request.base.sources))
+
     def place(self, point: Mapping[str, Any]) -> tuple[Plan, Device, FusedEngine]:
         """Plan, device and engine of a point."""
         request = request_of(self.made, point)
@@ -63,6 +73,10 @@ class Evaluator:
         report = report_of(timed_state(laid, engine), started, {})
         assert isinstance(report, StepReport)
         return report
+
+    def probe(self, point: Mapping[str, Any]) -> Probe | None:
+        """The probe (:func:`.bounds.probe`) of a point's family."""
+        return probe(self, point)
 
     def row(self, point: Mapping[str, Any]) -> Row:
         """What is found of a point: ``status`` says whether it was timed, did not fit, or why it cannot be."""
@@ -90,38 +104,18 @@ def _row(point: Mapping[str, Any], status: str, why: str, **found: Any) -> Row:
 
 def figures(report: StepReport) -> dict[str, float | None]:
     """The figures of a report that a search compares (:data:`.request.FIGURES`) and the degrees that follow."""
-    memory, made = report.memory, report.breakdown
-    exposed = made.by_parallelism
-    data = sum(exposed.get(name, 0.0) for name in ("dp", "dp_cp", "edp"))
+    exposed = report.breakdown.by_parallelism
+    groups = {"tp": ("tp",), "cp": ("cp",), "pp": ("pp",), "ep": ("ep", "etp"), "dp": ("dp", "dp_cp", "edp")}
     return {
         "dp": report.parallel["dp"],
         "devices": report.devices,
         "micro_batches": report.parallel["micro_batches"],
-        "step_time_s": report.step_time_s,
-        "low_s": report.low_s,
-        "high_s": report.high_s,
+        **{name: getattr(report, name) for name in ("step_time_s", "low_s", "high_s")},
         "tokens_per_s": report.tokens_per_s_per_gpu * report.devices,
-        "tokens_per_s_per_gpu": report.tokens_per_s_per_gpu,
-        "tflops_per_gpu": report.tflops_per_gpu,
-        "mfu": report.mfu,
-        "hfu": report.hfu,
-        "peak_gib": memory.peak_gib,
-        "weights_gib": memory.weights_gib,
-        "gradients_gib": memory.gradients_gib,
-        "optimizer_gib": memory.optimizer_gib,
-        "activations_gib": memory.activations_gib,
-        "other_gib": memory.other_gib,
-        "compute_s": made.compute_s,
-        "exposed_comm_s": made.exposed_comm_s,
-        "bubble_s": made.bubble_s,
-        "optimizer_s": made.optimizer_s,
-        "host_s": made.host_s,
-        **{f"exposed_{name}_s": exposed.get(name, 0.0) for name in ("tp", "cp", "pp")},
-        "exposed_ep_s": sum(exposed.get(name, 0.0) for name in ("ep", "etp")),
-        "exposed_dp_s": data,
-        "cost": report.cost,
-        "energy_j": report.energy_j,
-        "power_w": report.power_w,
-        "p_oom": report.p_oom,
-        "leaning": sum(report.trust.get(name, 0.0) for name in LEANING),
+        **{name: getattr(report, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")},
+        **{name: getattr(report.memory, name) for name in MEMORY},
+        **{name: getattr(report.breakdown, name) for name in TIMES},
+        **{f"exposed_{name}_s": sum(exposed.get(own, 0.0) for own in of) for name, of in groups.items()},
+        **{name: getattr(report, name) for name in ("cost", "energy_j", "power_w", "p_oom")},
+        "leaning": sum(report.trust.get(name, 0.0) for name in UNMEASURED_SOURCES),
     }

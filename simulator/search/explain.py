@@ -1,11 +1,13 @@
-"""Why the best points are better than the next, what a change around the best one costs, and what would settle ties."""
+"""Why the best points are better than the next, and what a change around the best one costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .answer import cost_of, told
+from .found import OK
 from .objectives import OBJECTIVES
+from .rank import Row
 from .space import AXES
 
 PARTS = {  # figures of a row that add up to its step, as a person calls them
@@ -20,8 +22,6 @@ PARTS = {  # figures of a row that add up to its step, as a person calls them
     "host_s": "waiting for the host",
 }
 NAMED = 0.1  # of the difference: parts that make less of it are not named
-LEAST_S = 1e-6  # of difference between tied points: less settles nothing
-Row = Mapping[str, Any]
 
 
 def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
@@ -44,54 +44,36 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     said = f"{abs(own / theirs - 1):.1%} better in {objective}"
     parts = {name: (worse.get(key) or 0.0) - (better.get(key) or 0.0) for key, name in PARTS.items()}
     size = max(abs(seconds), max(map(abs, parts.values()), default=0.0))
-    named = [(name, gain) for name, gain in parts.items() if abs(gain) > NAMED * size and size > 0]
-    named.sort(key=lambda each: -abs(each[1]))
-    shown = ", ".join(f"{_ms(gain)} {'less' if gain > 0 else 'more'} {name}" for name, gain in named[:4])
+    named = {name: gain for name, gain in parts.items() if abs(gain) > NAMED * size and size > 0}
+    shown = ", ".join(told(named, _ms, 4))
     return f"{said}: {shown}" if shown else said
 
 
-def sensitivity(best: Row, found: Sequence[tuple[str, Row]], objective: str) -> list[dict[str, Any]]:
-    """What each change of one axis around the best row costs, cheapest first; of one that cannot be, why.
-
-    ``cost`` is how many times worse than the best the objective gets, less one: 0.02 is 2 % worse.
-    """
-    figure, sign = OBJECTIVES[objective]
-    made = []
-    for axis, row in found:
-        entry: dict[str, Any] = {"axis": axis, "value": row[axis], "instead_of": best[axis], "status": row["status"]}
-        value = row.get(figure)
-        if row["status"] == "evaluated" and value is not None and best[figure]:
-            ratio = value / best[figure] if sign > 0 else best[figure] / value
-            entry |= {"cost": ratio - 1.0, figure: value, "peak_gib": row["peak_gib"], "why": reason_between(best, row)}
-        else:
-            entry |= {"cost": None, "why": row["why"]}
-        made.append(entry)
-    return sorted(made, key=lambda each: (each["cost"] is None, each["cost"] or 0.0))
+def change(best: Row, axis: str, row: Row, objective: str) -> dict[str, Any]:
+    """What the change of one axis of the best row costs (:func:`.answer.cost_of`), and which part of the step makes it;
+    of one that cannot be, why."""
+    figure, _ = OBJECTIVES[objective]
+    cost = cost_of(best, row, objective) if row["status"] == OK else None
+    known = {} if cost is None else {figure: row[figure], "peak_gib": row["peak_gib"]}
+    why = row["why"] if cost is None else reason_between(best, row)
+    return {
+        "axis": axis,
+        "value": row[axis],
+        "instead_of": best[axis],
+        "status": row["status"],
+        "cost": cost,
+        **known,
+        "why": why,
+    }
 
 
 def reason_between(one: Row, other: Row) -> str:
     """Which part of the step changes most from one row to another."""
-    parts = {name: (other.get(key) or 0.0) - (one.get(key) or 0.0) for key, name in PARTS.items()}
-    name = max(parts, key=lambda each: abs(parts[each]))
-    return f"{_ms(parts[name])} {'more' if parts[name] > 0 else 'less'} {name}"
+    gains = {name: (one.get(key) or 0.0) - (other.get(key) or 0.0) for key, name in PARTS.items()}
+    return told(gains, _ms, 1)[0]
 
 
 def _ms(seconds: float) -> str:
     """The size of a difference: whole milliseconds, or two digits of less than ten."""
     ms = abs(seconds) * 1e3
     return f"{ms:.0f} ms" if ms >= 9.5 else f"{ms:.2g} ms"
-
-
-def settling(reports: Sequence[Any], limit: int = 5) -> list[dict[str, Any]]:
-    """The measurements that say most of rows that cannot be told apart: ops whose share differs most between them.
-
-    ``reports`` are those of the tied rows; an op that all of them spend as much time on settles nothing.
-    """
-    found: dict[tuple[Any, ...], tuple[Mapping[str, Any], list[float]]] = {}
-    for place, report in enumerate(reports):
-        for each in report.measure_next:
-            key = tuple(sorted(each.op.items()))
-            found.setdefault(key, (each.op, [0.0] * len(reports)))[1][place] = each.time_s
-    spread = [(max(times) - min(times), dict(op)) for op, times in found.values()]
-    spread.sort(key=lambda each: -each[0])
-    return [{"op": op, "difference_s": seconds} for seconds, op in spread[:limit] if seconds > LEAST_S]

@@ -10,6 +10,7 @@ import numpy as np
 from .expressions import Expression
 from .objectives import KNOWN
 
+EXACT = ("devices", "peak_gib")  # figures that are as they are said
 Row = Mapping[str, Any]
 
 
@@ -89,9 +90,16 @@ def tie(one: Row, other: Row, objective: str, noise_floor: float) -> str:
         return ""
     if abs(own - theirs) <= noise_floor * max(abs(own), abs(theirs)):
         return "noise"
-    if figure in ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "mfu", "cost", "energy_j"):
-        relative = [(row["low_s"] / row["step_time_s"], row["high_s"] / row["step_time_s"]) for row in (one, other)]
-        spans = [(value * low, value * high) for value, (low, high) in zip((own, theirs), relative, strict=True)]
-        if max(spans[0][0], spans[1][0]) <= min(spans[0][1], spans[1][1]):
-            return "interval"
-    return ""
+    relative = [interval(row) for row in (one, other)]
+    if figure in EXACT or () in relative:
+        return ""
+    (low, high), (their_low, their_high) = relative
+    overlap = max(own * low, theirs * their_low) <= min(own * high, theirs * their_high)
+    return "interval" if overlap else ""
+
+
+def interval(row: Row) -> tuple[float, ...]:
+    """Low and high of a row's times by their value; empty where nothing is known of it."""
+    if "low" in row:
+        return row["low"], row["high"]
+    return (row["low_s"] / row["step_time_s"], row["high_s"] / row["step_time_s"]) if "low_s" in row else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import plain
-from ..report.display import ShownTable, displayed, time_text
+from ..report.display import NotebookTable, display_html, time_text
 from .objectives import KNOWN
 
 
@@ -70,7 +70,7 @@ class SearchReport:
             for row in self.best
         ]
         title = f"{self.model}: best by {self.objectives[0]}"
-        return displayed(title, facts, ShownTable(heads, rows), " ".join(self.notes))
+        return display_html(title, facts, NotebookTable(heads, rows), " ".join(self.notes))
 
     def to_pandas(self) -> Any:
         """All rows that were found as a pandas DataFrame."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..question.canonical import RequestError
-from .evaluate import OK, Row
+from .found import OK, Row
 from .points import Folder, Identity, identity
 from .rank import losses
 from .request import Asked
-from .space import AXES, NAMES, derived, fitting, plainest_point
+from .space import AXES, derived, fitting, plainest_point
 from .workers import Workers
 
 if TYPE_CHECKING:
@@ -92,8 +92,6 @@ def misfits(made: Asked, points: Sequence[Mapping[str, Any]]) -> list[int]:
     kinds = {name: object if isinstance(values[0], str) else None for name, values in made.axes.items()}
     columns = {name: np.array([point[name] for point in points], dtype=kinds[name]) for name in AXES}
     whole = derived(columns, made.clusters, made.facts)
-    rules, constraints = made.request.expressions()
-    rules = [*rules, *(each for each in constraints if each.names <= set(NAMES))]
-    holds = [*fitting(whole, made.facts).values(), *(rule.holds(whole.columns) for rule in rules)]
+    holds = [*fitting(whole, made.facts).values(), *(rule.holds(whole.columns) for rule in made.request.before())]
     lost: list[int] = np.sum([~each for each in holds], axis=0).tolist()
     return lost

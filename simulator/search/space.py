@@ -6,22 +6,23 @@ Points are columns: one numpy array for each axis, with what follows from it bes
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ...datasets.clusters import Cluster, load_cluster
+from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, flag, whole
-from ...datasets.precisions import precision_of
 from ..question.canonical import RequestError
+from ..question.declaration import setting
 from ..question.orders import SCHEDULES
-from ..question.plan import OVERLAPS, Stack
+from ..question.stack import OVERLAPS, Stack
 from ..trace import Model
 from ..trace.models import resolve
+from .question import Checks, SearchAxes, word
 
 MOST_POINTS = 2_000_000  # of the product of all axes
 MOST_TP = 16  # of natural values; context and data ranks are cheaper beyond
@@ -29,75 +30,62 @@ TOKENS_A_RANK = 4096  # context parallelism is worth its exchanges from so many 
 MICRO_BATCHES = (1, 2, 4, 8)
 MOST_CHUNKS = 12  # virtual stages of natural values
 UNEVEN = 1.25  # natural pipelines: how many times the mean the fullest stage may hold
-POSITIVE = ("nodes", "tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
 DERIVED = ("dp", "devices", "devices_per_node", "micro_batches", "model_ranks")
 
 
 @dataclass(frozen=True)
-class Space:
-    """Axes of a search, each a list of values; without any, what is natural for the model, cluster and framework.
+class Space(SearchAxes):
+    """Axes of a search over layouts, each a list of values; without any, what is natural for the model, cluster and
+    framework.
 
-    ``cluster`` names clusters of ``conf/cluster`` (each of its own kind of GPU), ``nodes`` how many nodes of them.
-    ``precision`` is by names of ``conf/precision``; an ``overlap`` is what runs beside compute, joined by ``+``
-    (``dp+tp``; ``none``), in place of the framework's own. ``rules`` must hold for a point to be asked about: they read
-    axes and ``dp``, ``devices``, ``devices_per_node``, ``micro_batches`` and ``model_ranks`` (tp x cp x pp).
+    ``rules`` must hold for a point to be asked about: they read axes and ``dp``, ``devices``, ``devices_per_node``,
+    ``micro_batches`` and ``model_ranks`` (tp x cp x pp).
     """
 
-    cluster: tuple[str, ...] = ()
-    nodes: tuple[int, ...] = ()
-    precision: tuple[str, ...] = ()
-    tp: tuple[int, ...] = ()
-    pp: tuple[int, ...] = ()
-    vpp: tuple[int, ...] = ()
-    cp: tuple[int, ...] = ()
-    ep: tuple[int, ...] = ()
-    etp: tuple[int, ...] = ()
-    zero_stage: tuple[int, ...] = ()
-    sequence_parallel: tuple[bool, ...] = ()
-    schedule: tuple[str, ...] = ()
-    overlap: tuple[str, ...] = ()
-    micro_batch: tuple[int, ...] = ()
-    recompute: tuple[str, ...] = ()
-    rules: tuple[str, ...] = ()
+    WHOLE = ("nodes", "tp", "pp", "vpp", "cp", "ep", "etp", "micro_batch")
+    CHECKS: ClassVar[Checks] = {
+        "zero_stage": lambda name, value: choice(RequestError, name, whole(RequestError, name, value), (0, 1, 2, 3)),
+        "sequence_parallel": partial(flag, RequestError),
+        "schedule": lambda name, value: choice(RequestError, name, word(name, value), tuple(SCHEDULES)),
+        "overlap": lambda name, value: overlaps(name, word(name, value)),
+    }
 
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            values = getattr(self, each.name)
-            values = (values,) if isinstance(values, (str, int)) else tuple(values or ())
-            object.__setattr__(self, each.name, tuple(dict.fromkeys(values)))
-            for value in values:
-                _check(each.name, value)
+    tp: tuple[int, ...] = setting(
+        (), "tensor parallel; [] = powers of two that divide the attention heads, within a node"
+    )
+    pp: tuple[int, ...] = setting((), "pipeline stages; [] = divisors of the devices that spread the layers well")
+    vpp: tuple[int, ...] = setting((), "virtual stages; [] = those that divide the layers of a stage")
+    cp: tuple[int, ...] = setting((), "context parallel; [] = while a rank has at least 4,096 tokens of a sequence")
+    ep: tuple[int, ...] = setting((), "expert parallel; [] = powers of two that divide the experts")
+    etp: tuple[int, ...] = setting((), "tensor parallel inside an expert; [] = 1")
+    zero_stage: tuple[int, ...] = setting((), "0 | 1 | 2 | 3; [] = what the framework is used with")
+    sequence_parallel: tuple[bool, ...] = setting((), "[] = true where tp is above 1")
+    schedule: tuple[str, ...] = setting(
+        (), "gpipe | 1f1b | interleaved | zb-h1 | dualpipe; [] = 1f1b, interleaved with virtual stages"
+    )
+    overlap: tuple[str, ...] = setting(
+        (), "what runs beside compute, such as dp+tp, or none; [] = what the framework overlaps"
+    )
+    micro_batch: tuple[int, ...] = setting((), "[] = 1, 2, 4 and 8")
+    recompute: tuple[str, ...] = setting((), "[] = none, selective and full")
+    rules: tuple[str, ...] = setting(
+        (), 'what must hold of a point, such as ["tp * pp <= 32", "cp == 1 or recompute != \'full\'"]'
+    )
 
 
 AXES = tuple(each.name for each in fields(Space) if each.name != "rules")
 NAMES = (*AXES, *DERIVED)
 
 
-def _check(name: str, value: Any) -> None:
-    """RequestError for a value that an axis cannot have."""
-    setting = f"space.{name}"
-    if name in POSITIVE:
-        whole(RequestError, setting, value, 1)
-    elif name == "zero_stage":
-        choice(RequestError, setting, whole(RequestError, setting, value), (0, 1, 2, 3))
-    elif name == "sequence_parallel":
-        flag(RequestError, setting, value)
-    elif not isinstance(value, str):
-        raise RequestError(f"{setting}={value!r} must be a word")
-    elif name == "schedule":
-        choice(RequestError, setting, value, tuple(SCHEDULES))
-    elif name == "precision":
-        precision_of(value)
-    elif name == "cluster":
-        load_cluster(value)
-    elif name == "overlap":
-        for part in overlap_of(value):
-            choice(RequestError, setting, part, OVERLAPS)
-
-
 def overlap_of(text: str) -> tuple[str, ...]:
     """The groups whose communication runs beside compute, of ``dp+tp`` or ``none``."""
     return () if text == "none" else tuple(text.split("+"))
+
+
+def overlaps(name: str, text: str) -> None:
+    """RequestError for a group whose communication nothing can run beside."""
+    for part in overlap_of(text):
+        choice(RequestError, name, part, OVERLAPS)
 
 
 @dataclass(frozen=True)
@@ -199,16 +187,17 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def product(axes: Mapping[str, Sequence[Any]], clusters: Mapping[str, Cluster], facts: Facts) -> Points:
-    """Every combination of the axes' values, the last axis fastest. RequestError for more than can be listed."""
-    count = math.prod(len(axes[name]) for name in AXES)
+def combinations(axes: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]:
+    """Every combination of the axes' values by column, the last axis fastest. RequestError for more than can be
+    listed."""
+    count = math.prod(map(len, axes.values()))
     if count > MOST_POINTS:
         raise RequestError(
             f"the space has {count:,} combinations, more than the {MOST_POINTS:,} that are listed: give fewer values "
             "of its axes, or search by sampler=nsga2"
         )
-    grid = np.indices([len(axes[name]) for name in AXES], dtype=np.int32).reshape(len(AXES), -1)
-    return derived({name: _column(axes[name])[grid[at]] for at, name in enumerate(AXES)}, clusters, facts)
+    grid = np.indices([len(values) for values in axes.values()], dtype=np.int32).reshape(len(axes), -1)
+    return {name: _column(values)[grid[at]] for at, (name, values) in enumerate(axes.items())}
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
@@ -262,26 +251,6 @@ def _only(columns: Mapping[str, np.ndarray], value: bool) -> np.ndarray:
     return np.full(len(own), bool((own == value).all()))
 
 
-def fit_together(
-    axes: Mapping[str, Sequence[Any]], clusters: Mapping[str, Cluster], facts: Facts
-) -> tuple[Points, int, dict[str, int]]:
-    """The points that fit together, how many combinations there were, and how many of them each requirement left out.
-
-    RequestError where nothing is left, with the requirement that no combination met, or that left out the last.
-    """
-    points = product(axes, clusters, facts)
-    kept = np.ones(len(points), dtype=bool)
-    left_out: dict[str, int] = {}
-    for what, holds in fitting(points, facts).items():
-        lost = int((kept & ~holds).sum())
-        if lost:
-            left_out[what] = lost
-        kept &= holds
-        if not kept.any():
-            raise RequestError(f"the space is empty: of {len(points):,} combinations none is left after: {what}")
-    return points.only(kept), len(points), left_out
-
-
 def settings(point: Mapping[str, Any]) -> str:
     """A point in short, as a person reads it: what is not usual of it."""
     usual = {"vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero_stage": 0, "schedule": "1f1b", "recompute": "none"}
@@ -304,8 +273,3 @@ def neighbours(axes: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> l
         near = values if isinstance(values[0], str) else values[max(at - 1, 0) : at + 2]
         found += [(name, plainest_point({**point, name: value})) for value in near if value != point[name]]
     return found
-
-
-def axes_sizes(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """The axes that have more than one value, as plain lists."""
-    return {name: list(axes[name]) for name in itertools.chain(AXES) if len(axes[name]) > 1}

@@ -12,12 +12,14 @@ Parts are what is sent, so they should be small; ``function`` must be importable
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...datasets.loading import choice, whole
 from ..question.canonical import RequestError
+from .ray_connection import connected
 
 ENGINES = ("joblib", "ray", "slurm")
 Function = Callable[..., Any]
@@ -42,6 +44,12 @@ class Crew:
         """Whether this process does it all."""
         return self.count == 1 and self.engine == "joblib"
 
+    def ready(self) -> AbstractContextManager[Any]:
+        """Within, all that is applied shares one connection (to a Ray, which is what the others have no need of)."""
+        if self.engine != "ray":
+            return nullcontext()
+        return connected(RequestError, "crew.engine=ray with crew.options", self.options)
+
     def apply(self, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
         """The function's answer for each part, in their order, as they come. RequestError where the engine is not
         installed or knows no such option; what the function raises."""
@@ -64,22 +72,14 @@ def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]
 
 def on_ray(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
     """By Ray, as many parts at a time as there are workers, tried again as often as nodes go."""
-    try:
-        import ray
-    except ImportError:
-        raise RequestError("crew.engine=ray needs Ray: pip install 'opcast[cluster]'") from None
-    if not ray.is_initialized():
-        try:
-            ray.init(**{"log_to_driver": False, **crew.options})
-        except (TypeError, RuntimeError, ConnectionError, ValueError) as error:
-            raise RequestError(f"crew.options={dict(crew.options)}: {' '.join(str(error).split())[:200]}") from None
-    task = ray.remote(num_cpus=1, max_retries=-1)(function)
-    waiting: list[Any] = [task.remote(*part) for part in parts[: crew.count]]
-    for at in range(len(parts)):
-        yield ray.get(waiting[at])
-        waiting[at] = None  # what was read needs no memory of the cluster
-        if len(waiting) < len(parts):
-            waiting.append(task.remote(*parts[len(waiting)]))
+    with crew.ready() as ray:
+        task = ray.remote(num_cpus=1, max_retries=-1)(function)
+        waiting: list[Any] = [task.remote(*part) for part in parts[: crew.count]]
+        for at in range(len(parts)):
+            yield ray.get(waiting[at])
+            waiting[at] = None  # what was read needs no memory of the cluster
+            if len(waiting) < len(parts):
+                waiting.append(task.remote(*parts[len(waiting)]))
 
 
 def in_slurm(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ...datasets.own_warnings import own_warnings
-from ..question.sources import Sources
-from .bounds import probe
-from .evaluate import Bench, Evaluator, Row
-from .request import SearchRequest, asked
+from .evaluate import Evaluator
+from .found import Row
+from .question import SearchQuestion
 from .spread import Crew
 
 GROUP = 4  # points that a process takes at a time, so that they share what is alike in them
@@ -35,22 +35,16 @@ class Workers:
     process and is simulated here.
     """
 
-    def __init__(
-        self, evaluator: Evaluator, crew: Crew | None = None, bench_of: Callable[[Sources], Bench] | None = None
-    ) -> None:
-        request = evaluator.made.request
+    def __init__(self, evaluator: Evaluator, crew: Crew | None = None, bench_of: Any = None) -> None:
         self.evaluator = evaluator
-        self.bench_of = bench_of
-        here = crew is None or bench_of is None or callable(request.base.model)
-        self.crew = Crew() if here or crew is None else crew
-        self.text = "" if self.crew.alone else request.to_json()
+        self.spread = partial(spread, evaluator, evaluator.made.request, crew, bench_of)
 
     def rows(self, points: Sequence[Mapping[str, Any]], advance: Callable[[int], None]) -> list[Row]:
         """The row of every point."""
         return self._run("row", points, groups(points), advance)
 
     def probes(self, points: Sequence[Mapping[str, Any]], advance: Callable[[int], None]) -> list[Any]:
-        """The probe (:func:`.bounds.probe`) of every family that a point stands for."""
+        """The probe (:meth:`.evaluate.Evaluator.probe`) of every family that a point stands for."""
         return self._run("probe", points, [[at] for at in range(len(points))], advance)
 
     def _run(
@@ -61,37 +55,37 @@ class Workers:
         advance: Callable[[int], None],
     ) -> list[Any]:
         found: list[Any] = [None] * len(points)
-        for places, made in zip(parts, self._made(what, [[points[at] for at in part] for part in parts]), strict=True):
+        answers = self.spread(what, [[points[at] for at in part] for part in parts])
+        for places, made in zip(parts, answers, strict=True):
             for at, each in zip(places, made, strict=True):
                 found[at] = each
             advance(len(places))
         return found
 
-    def _made(self, what: str, parts: Sequence[Sequence[Mapping[str, Any]]]) -> Iterable[list[Any]]:
-        if self.crew.alone or len(parts) < 2:
-            return (answers(self.evaluator, what, part) for part in parts)
-        return self.crew.apply(in_process, [(self.bench_of, self.text, what, list(part)) for part in parts])
+
+def spread(
+    evaluator: Any, request: SearchQuestion, crew: Crew | None, bench_of: Any, what: str, parts: Sequence[Sequence[Any]]
+) -> Iterable[list[Any]]:
+    """What an evaluator's method ``what`` says of each point of each part, here or by a crew.
+
+    A process of the crew makes its own evaluator, ``type(evaluator).of(text, bench_of)`` of the request's JSON.
+    """
+    here = crew is None or crew.alone or bench_of is None or callable(request.fixed.model)
+    if here or crew is None or len(parts) < 2:
+        return ([getattr(evaluator, what)(point) for point in part] for part in parts)
+    text = request.to_json()
+    return crew.apply(in_process, [(type(evaluator), bench_of, text, what, list(part)) for part in parts])
 
 
-def answers(evaluator: Evaluator, what: str, points: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The rows or probes of some points."""
-    if what == "row":
-        return [evaluator.row(point) for point in points]
-    return [probe(evaluator, point) for point in points]
-
-
-_HERE: dict[str, Evaluator] = {}
+_HERE: dict[str, Any] = {}
 
 
 @own_warnings()
-def in_process(
-    bench_of: Callable[[Sources], Bench], text: str, what: str, points: Sequence[Mapping[str, Any]]
-) -> list[Any]:
+def in_process(kind: Any, bench_of: Any, text: str, what: str, points: Sequence[Any]) -> list[Any]:
     """The same in a process of its own, which keeps the evaluator of the last search."""
     if text not in _HERE:
         _HERE.clear()
         gc.freeze()  # graphs that are kept are no garbage: to look through them again and again takes 5 % of the time
         gc.set_threshold(*COLLECTING)
-        request = SearchRequest.from_json(text)
-        _HERE[text] = Evaluator(asked(request), bench_of(request.base.sources))
-    return answers(_HERE[text], what, points)
+        _HERE[text] = kind.of(text, bench_of)
+    return [getattr(_HERE[text], what)(point) for point in points]

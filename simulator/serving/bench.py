@@ -19,7 +19,7 @@ class ServingBench(Protocol):
 
     sources: Sources
 
-    def device(self, given: Device | str, cluster: Cluster | None = None) -> Device:
+    def device(self, id_or_device: Device | str, cluster: Cluster | None = None) -> Device:
         """The figures of a device."""
 
     def engine_with_links(

@@ -41,73 +41,75 @@ class Simulated:
         return self.known[size]
 
 
-def executed(state: State) -> list[Executed]:
+def executed_nodes(state: State) -> list[Executed]:
     """Every stored node of the only step: executions and microseconds of one."""
-    found = []
+    kernels = []
     for times in state.steps[0].times_of:
         costs = times.costs[ONLY]
-        found += list(zip(costs.nodes, costs.repeats.tolist(), costs.kernel_us.tolist(), strict=True))
-    return found
+        kernels += list(zip(costs.nodes, costs.repeats.tolist(), costs.kernel_us.tolist(), strict=True))
+    return kernels
 
 
-def between(steps: Simulated, sizes: Sequence[int], few: Sequence[int], engine: Engine, told: Told) -> dict[int, float]:
+def between(
+    steps: Simulated, sizes: Sequence[int], few: Sequence[int], engine: Engine, answer: Told
+) -> dict[int, float]:
     """Microseconds at all sizes, ascending; those of ``few`` and both ends are simulated, or all where it is empty.
 
-    ``told`` says what part of a step counts: its microseconds, and its kernels.
+    ``answer`` says what part of a step counts: its microseconds, and its kernels.
     """
     ends = [size for size in sizes if not few or size in (*few, sizes[0], sizes[-1])]
-    known = {size: told(size, steps.at(size)) for size in ends}
-    found = {size: took_us for size, (took_us, _) in known.items()}
+    ends_known = {size: answer(size, steps.at(size)) for size in ends}
+    total_us = {size: took_us for size, (took_us, _) in ends_known.items()}
     for first, last in pairwise(ends):
         inner = [size for size in sizes if first < size < last]
         if not inner:
             continue
-        shape = asked((first, last), (known[first][1], known[last][1]), inner, engine)
+        shape = kernel_us_between((first, last), (ends_known[first][1], ends_known[last][1]), inner, engine)
         if shape is None:
-            found |= {size: told(size, steps.at(size))[0] for size in inner}
+            total_us |= {size: answer(size, steps.at(size))[0] for size in inner}
             continue
         if not shape[[0, -1]].all():
-            found |= dict.fromkeys(inner, 0.0)
+            total_us |= dict.fromkeys(inner, 0.0)
             continue
-        off = np.interp(inner, (first, last), (found[first] / shape[0], found[last] / shape[-1]))
-        found |= dict(zip(inner, (shape[1:-1] * off).tolist(), strict=True))
-    return {size: found[size] for size in sizes}
+        off = np.interp(inner, (first, last), (total_us[first] / shape[0], total_us[last] / shape[-1]))
+        total_us |= dict(zip(inner, (shape[1:-1] * off).tolist(), strict=True))
+    return {size: total_us[size] for size in sizes}
 
 
 def last_layer(steps: Simulated, samples: Sequence[int], engine: Engine) -> dict[int, float]:
     """Microseconds of the last layer by samples: of what differs where nothing else does."""
     ends = samples[0], samples[-1]
-    pairs = [executed(steps.at(row)) for row in ends]
+    pairs = [executed_nodes(steps.at(row)) for row in ends]
     heads = [_without(pairs[0], pairs[1]), _without(pairs[1], pairs[0])]
     first_us = sum(times * each_us for _, times, each_us in heads[0])
     last_us = first_us + steps.at(ends[1]).total_us - steps.at(ends[0]).total_us
-    shape = asked(ends, (heads[0], heads[1]), samples[1:-1], engine)
+    shape = kernel_us_between(ends, (heads[0], heads[1]), samples[1:-1], engine)
     if shape is None or not shape.all():
         return {row: first_us + steps.at(row).total_us - steps.at(ends[0]).total_us for row in samples}
     off = np.interp(samples, ends, (first_us / shape[0], last_us / shape[-1]))
     return dict(zip(samples, (shape * off).tolist(), strict=True))
 
 
-def _without(own: Sequence[Executed], other: Sequence[Executed]) -> list[Executed]:
+def _without(kernels: Sequence[Executed], other: Sequence[Executed]) -> list[Executed]:
     """What a step runs that another does not."""
-    left = Counter((node.path, node.source, node.op, times) for node, times, _ in other)
-    found = []
-    for each in own:
-        node, times, _ = each
+    unmatched = Counter((node.path, node.source, node.op, times) for node, times, _ in other)
+    remaining = []
+    for kernel in kernels:
+        node, times, _ = kernel
         key = node.path, node.source, node.op, times
-        if left[key]:
-            left[key] -= 1
+        if unmatched[key]:
+            unmatched[key] -= 1
         else:
-            found.append(each)
-    return found
+            remaining.append(kernel)
+    return remaining
 
 
-def asked(
+def kernel_us_between(
     ends: tuple[int, int], kernels: tuple[Sequence[Executed], Sequence[Executed]], inner: Sequence[int], engine: Engine
 ) -> np.ndarray | None:
     """What the engines say of a step's kernels at both ends and the sizes between, microseconds [2 + inner]; None
     where kernels differ in more than dimensions, or engines do not know any."""
-    if [_kind(each) for each in kernels[0]] != [_kind(each) for each in kernels[1]]:
+    if [_kind(kernel) for kernel in kernels[0]] != [_kind(kernel) for kernel in kernels[1]]:
         return None
     sizes = [ends[0], *inner, ends[1]]
     sums: dict[tuple[Op, Op], np.ndarray] = {}
@@ -138,8 +140,8 @@ def _taking(warm: np.ndarray, cold: np.ndarray, took_us: np.ndarray, sizes: np.n
     return mixed * between_ends(took_us / np.maximum(mixed[:, [0, -1]], 1e-9))
 
 
-def _kind(each: Executed) -> tuple[object, ...]:
-    node, times, _ = each
+def _kind(kernel: Executed) -> tuple[object, ...]:
+    node, times, _ = kernel
     return node.source, times, None if node.op is None else node.op.kind
 
 

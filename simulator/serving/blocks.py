@@ -16,7 +16,7 @@ def blocks_for(tokens: int, size: int) -> int:
     return (tokens + size - 1) // size
 
 
-def caching(state: LoopState) -> bool:
+def caches_prefixes(state: LoopState) -> bool:
     """Whether prefixes are cached."""
     return len(state.blocks) > 0
 
@@ -31,7 +31,7 @@ def ring_end(state: LoopState) -> int:
     return len(state.blocks) // len(state.ranks) - 1
 
 
-def missing(state: LoopState, rules: SchedulerRules, slot: int, tokens: int) -> int:
+def missing_blocks(state: LoopState, rules: SchedulerRules, slot: int, tokens: int) -> int:
     """Blocks that a request still needs to hold so many tokens."""
     have = state.slots[slot].blocks
     return 0 if tokens <= have * rules.block_tokens else blocks_for(tokens, rules.block_tokens) - have
@@ -39,7 +39,7 @@ def missing(state: LoopState, rules: SchedulerRules, slot: int, tokens: int) -> 
 
 def grow(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: int) -> bool:
     """Give a running request blocks for so many tokens; False, and nothing given, where there are too few."""
-    need = missing(state, rules, slot, tokens)
+    need = missing_blocks(state, rules, slot, tokens)
     if need > state.ranks[rank].free:
         return False
     if need > 0:
@@ -49,29 +49,29 @@ def grow(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: 
 
 def take(state: LoopState, rules: SchedulerRules, rank: int, slot: int, count: int) -> None:
     """Give a request ``count`` of the free blocks."""
-    request, own = state.slots[slot], state.ranks[rank]
-    if caching(state):
+    request, scheduler = state.slots[slot], state.ranks[rank]
+    if caches_prefixes(state):
         take_blocks(state, rank, slot, count)
     request.blocks += count
-    own.free -= count
-    own.peak = max(own.peak, rules.blocks - own.free)
+    scheduler.free -= count
+    scheduler.peak = max(scheduler.peak, rules.blocks - scheduler.free)
 
 
 def take_blocks(state: LoopState, rank: int, slot: int, count: int) -> None:
     """The first free blocks of the ring, with their content forgotten, to the end of a request's row of the table."""
     base, end, request = ring_of(state, rank), ring_end(state), state.slots[slot]
-    for place in range(request.blocks, request.blocks + count):
+    for index in range(request.blocks, request.blocks + count):
         block = state.blocks[base + end].after
         forget(state, rank, block)
         unlink(state, rank, block)
         state.blocks[base + block].users = 1
-        state.table[rank, request.seat, place] = block
+        state.table[rank, request.seat, index] = block
 
 
 def give_back(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
     """Free all blocks of a request; those with content stay findable until they are taken."""
     request = state.slots[slot]
-    if caching(state):
+    if caches_prefixes(state):
         if request.seat != NONE:
             give_back_blocks(state, rank, slot)
     else:
@@ -81,67 +81,67 @@ def give_back(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> 
 
 def give_back_blocks(state: LoopState, rank: int, slot: int) -> None:
     """The last block first: those without content to the front of the ring, the others to its end."""
-    base, end, request, own = ring_of(state, rank), ring_end(state), state.slots[slot], state.ranks[rank]
+    base, end, request, scheduler = ring_of(state, rank), ring_end(state), state.slots[slot], state.ranks[rank]
     front = end
-    for place in range(request.blocks - 1, -1, -1):
-        block = state.table[rank, request.seat, place]
-        each = state.blocks[base + block]
-        each.users -= 1
-        if each.users == 0:
-            own.free += 1
-            if each.key == NONE:
+    for index in range(request.blocks - 1, -1, -1):
+        block = state.table[rank, request.seat, index]
+        freed = state.blocks[base + block]
+        freed.users -= 1
+        if freed.users == 0:
+            scheduler.free += 1
+            if freed.key == NONE:
                 link(state, rank, block, front)
                 front = block
             else:
                 link(state, rank, block, state.blocks[base + end].before)
-    state.seats[rank, own.seats] = request.seat
-    own.seats += 1
+    state.seats[rank, scheduler.seats] = request.seat
+    scheduler.seats += 1
     request.seat = NONE
 
 
-def content(state: LoopState, rules: SchedulerRules, slot: int, place: int) -> int:
-    """What the ``place``-th block of a request has in it, as a number: alike for a prefix that requests share."""
+def content(state: LoopState, rules: SchedulerRules, slot: int, index: int) -> int:
+    """What the ``index``-th block of a request has in it, as a number: alike for a prefix that requests share."""
     request = state.slots[slot]
-    if (place + 1) * rules.block_tokens <= request.shared:
+    if (index + 1) * rules.block_tokens <= request.shared:
         if request.keys != NONE:
-            span = place * rules.block_tokens // state.totals[0].key_tokens
-            return (state.keys[request.keys + span] * 2 + 1) * 1048576 + place
-        return (request.prefix * 2 + 1) * 1048576 + place
-    return request.request * 2 * 1048576 + place
+            span = index * rules.block_tokens // state.totals[0].key_tokens
+            return (state.keys[request.keys + span] * 2 + 1) * 1048576 + index
+        return (request.prefix * 2 + 1) * 1048576 + index
+    return request.request * 2 * 1048576 + index
 
 
 def hit_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:
     """Tokens of a request that are in the rank's cache: whole blocks from its first on, its last token left out."""
-    if not caching(state):
+    if not caches_prefixes(state):
         return 0
     most = (state.slots[slot].input + state.slots[slot].made - 1) // rules.block_tokens
-    place = 0
-    while place < most and find(state, rank, content(state, rules, slot, place)) != NONE:
-        place += 1
-    return place * rules.block_tokens
+    index = 0
+    while index < most and find(state, rank, content(state, rules, slot, index)) != NONE:
+        index += 1
+    return index * rules.block_tokens
 
 
 def idle_hits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: int) -> int:
     """Of the cached blocks of so many tokens those that nobody uses, which count as free until they are hit."""
     idle, base = 0, ring_of(state, rank)
-    for place in range(tokens // rules.block_tokens):
-        if state.blocks[base + find(state, rank, content(state, rules, slot, place))].users == 0:
+    for index in range(tokens // rules.block_tokens):
+        if state.blocks[base + find(state, rank, content(state, rules, slot, index))].users == 0:
             idle += 1
     return idle
 
 
 def sit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: int) -> None:
     """Give an admitted request a row of the block table, with the cached blocks of so many tokens in it."""
-    own, request, base = state.ranks[rank], state.slots[slot], ring_of(state, rank)
-    own.seats -= 1
-    request.seat = state.seats[rank, own.seats]
-    for place in range(tokens // rules.block_tokens):
-        block = find(state, rank, content(state, rules, slot, place))
+    scheduler, request, base = state.ranks[rank], state.slots[slot], ring_of(state, rank)
+    scheduler.seats -= 1
+    request.seat = state.seats[rank, scheduler.seats]
+    for index in range(tokens // rules.block_tokens):
+        block = find(state, rank, content(state, rules, slot, index))
         if state.blocks[base + block].users == 0:
             unlink(state, rank, block)
-            own.free -= 1
+            scheduler.free -= 1
         state.blocks[base + block].users += 1
-        state.table[rank, request.seat, place] = block
+        state.table[rank, request.seat, index] = block
     request.blocks = tokens // rules.block_tokens
     state.totals[0].hit_tokens += tokens
 
@@ -149,9 +149,9 @@ def sit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: i
 def remember(state: LoopState, rules: SchedulerRules, rank: int, slot: int, before: int, after: int) -> None:
     """Make the blocks findable that become full when tokens ``before`` .. ``after`` are computed."""
     base = ring_of(state, rank)
-    for place in range(before // rules.block_tokens, after // rules.block_tokens):
-        block = state.table[rank, state.slots[slot].seat, place]
-        state.blocks[base + block].key = content(state, rules, slot, place)
+    for index in range(before // rules.block_tokens, after // rules.block_tokens):
+        block = state.table[rank, state.slots[slot].seat, index]
+        state.blocks[base + block].key = content(state, rules, slot, index)
         insert(state, rank, block)
 
 
@@ -184,22 +184,22 @@ def home(key: int, size: int) -> int:
 def find(state: LoopState, rank: int, key: int) -> int:
     """A block of this content, of several the first; NONE where there is none."""
     base, size = ring_of(state, rank), state.found.shape[1]
-    place = home(key, size)
-    while state.found[rank, place] > 0:
-        block = state.found[rank, place] - 1
+    bucket = home(key, size)
+    while state.found[rank, bucket] > 0:
+        block = state.found[rank, bucket] - 1
         if state.blocks[base + block].key == key:
             return block
-        place = (place + 1) & (size - 1)
+        bucket = (bucket + 1) & (size - 1)
     return NONE
 
 
 def insert(state: LoopState, rank: int, block: int) -> None:
     """Make a block findable by its key."""
     size = state.found.shape[1]
-    place = home(state.blocks[ring_of(state, rank) + block].key, size)
-    while state.found[rank, place] > 0:
-        place = (place + 1) & (size - 1)
-    state.found[rank, place] = block + 1
+    bucket = home(state.blocks[ring_of(state, rank) + block].key, size)
+    while state.found[rank, bucket] > 0:
+        bucket = (bucket + 1) & (size - 1)
+    state.found[rank, bucket] = block + 1
 
 
 def forget(state: LoopState, rank: int, block: int) -> None:
@@ -212,11 +212,11 @@ def forget(state: LoopState, rank: int, block: int) -> None:
     while state.found[rank, hole] != block + 1:
         hole = (hole + 1) & (size - 1)
     state.blocks[base + block].key = NONE
-    place = (hole + 1) & (size - 1)
-    while state.found[rank, place] > 0:
-        wanted = home(state.blocks[base + state.found[rank, place] - 1].key, size)
-        if ((place - wanted) & (size - 1)) >= ((place - hole) & (size - 1)):
-            state.found[rank, hole] = state.found[rank, place]
-            hole = place
-        place = (place + 1) & (size - 1)
+    bucket = (hole + 1) & (size - 1)
+    while state.found[rank, bucket] > 0:
+        ideal = home(state.blocks[base + state.found[rank, bucket] - 1].key, size)
+        if ((bucket - ideal) & (size - 1)) >= ((bucket - hole) & (size - 1)):
+            state.found[rank, hole] = state.found[rank, bucket]
+            hole = bucket
+        bucket = (bucket + 1) & (size - 1)
     state.found[rank, hole] = 0

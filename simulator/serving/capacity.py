@@ -15,11 +15,11 @@ from typing import Any
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
-from .confidence import met, shifted
+from .confidence import at_deviation, met
 from .figures import Z90
-from .report import counted
-from .serve import rescaled, serve
-from .setup import ServedReplica
+from .replica import ServedReplica
+from .report import number_text
+from .serve import rescale, serve
 
 Apply = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterable[Any]]
 PRECISION = 1.03  # between the largest rate that is met and the smallest that is not
@@ -45,7 +45,9 @@ class PlayedReplicas:
 
     def at(self, z: float) -> PlayedReplicas:
         """The same with iterations ``z`` standard deviations slower than is likely."""
-        return PlayedReplicas(shifted(self.own, z), None if self.decoder is None else shifted(self.decoder, z))
+        return PlayedReplicas(
+            at_deviation(self.own, z), None if self.decoder is None else at_deviation(self.decoder, z)
+        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Capacity:
         return values | {"tried": tried, "at_rate": self.at_rate.to_dict()}
 
 
-def warmed(request: ServingRequest) -> ServingRequest:
+def with_warmup(request: ServingRequest) -> ServingRequest:
     """The request with a part of its first requests left out of what counts, where it does not say how many."""
     traffic = request.traffic
     if traffic.warmup is not None or traffic.trace is not None:
@@ -96,9 +98,9 @@ def largest(side: PlayedReplicas, request: ServingRequest, start: float, factor:
     reports: dict[float, ServingReport] = {}
 
     def enough(rate: float) -> bool:
-        found = side(rescaled(request, rate))
-        reports[rate] = found
-        tried.append((rate, found.slo_attainment, met(request, found)))
+        report = side(rescale(request, rate))
+        reports[rate] = report
+        tried.append((rate, report.slo_attainment, met(request, report)))
         return tried[-1][2]
 
     low = high = start
@@ -126,7 +128,7 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
 
     RequestError without targets, for clients of a closed loop, and where no rate meets them.
     """
-    request = warmed(request)
+    request = with_warmup(request)
     traffic = request.traffic
     if not request.slo.named:
         raise RequestError("capacity needs what users expect: slo.ttft_ms=500, slo.tpot_ms=30 or slo.e2e_ms=…")
@@ -141,27 +143,27 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
     seeds = (
         [replace(traffic, seed=traffic.seed + more) for more in range(SEEDS)] if traffic.trace is None else [traffic]
     )
-    asked = [replace(request, traffic=each) for each in seeds]
-    parts = [(side, each, first.rate, NEAR) for each in asked[1:]]
-    known = side.own.figures is not None
-    parts += [(side.at(z), request, first.rate, FAR) for z in (Z90, -Z90)] if known else []
-    found = list(apply(largest, parts))
-    rates = (first.rate, *(each.rate for each in found[: len(asked) - 1]))
+    candidates = [replace(request, traffic=seeded) for seeded in seeds]
+    parts = [(side, candidate, first.rate, NEAR) for candidate in candidates[1:]]
+    has_figures = side.own.figures is not None
+    parts += [(side.at(z), request, first.rate, FAR) for z in (Z90, -Z90)] if has_figures else []
+    limits = list(apply(largest, parts))
+    rates = (first.rate, *(limit.rate for limit in limits[: len(candidates) - 1]))
     interval = between(rates)
-    reports = list(apply(side, [(rescaled(each, interval[0]),) for each in asked]))
+    reports = list(apply(side, [(rescale(candidate, interval[0]),) for candidate in candidates]))
     return Capacity(
         rate=interval[0],
         interval=interval,
         rates=rates,
-        rates_of_errors=(found[-2].rate, found[-1].rate) if known else None,
+        rates_of_errors=(limits[-2].rate, limits[-1].rate) if has_figures else None,
         requests_per_s_per_gpu=interval[0] / reports[0].devices,
-        attained=tuple(each.slo_attainment for each in reports),
-        at_rate=noted(reports[0], interval[0], request.traffic.trace is not None),
+        attained=tuple(report.slo_attainment for report in reports),
+        at_rate=with_note(reports[0], interval[0], request.traffic.trace is not None),
         tried=first.tried,
     )
 
 
-def noted(report: ServingReport, rate: float, of_trace: bool) -> ServingReport:
+def with_note(report: ServingReport, rate: float, of_trace: bool) -> ServingReport:
     """The report, which says so where the traffic ends before the set-up has to keep up with it. The rate of a trace is
     how many times faster than recorded it is sent."""
     sent = sent_per_s(report) if of_trace else rate
@@ -170,15 +172,15 @@ def noted(report: ServingReport, rate: float, of_trace: bool) -> ServingReport:
     way = "a longer trace" if of_trace else f"more of traffic.requests (now {report.requests:,})"
     times = f" ({rate:.4g} times its speed)" if of_trace else ""
     note = (
-        f"the run is short: at {counted(sent)} requests/s{times} it serves {counted(report.requests_per_s)} until the "
-        f"last has ended; take {way} for a rate that lasts"
+        f"the run is short: at {number_text(sent)} requests/s{times} it serves {number_text(report.requests_per_s)} "
+        f"until the last has ended; take {way} for a rate that lasts"
     )
     return replace(report, notes=(*report.notes, note))
 
 
 def sent_per_s(report: ServingReport) -> float:
     """Requests a second that came, up to the last tenth of them; 0 where that is unknown."""
-    came = [each for each in report.backlog[:-1] if each["s"] > 0]
+    came = [point for point in report.backlog[:-1] if point["s"] > 0]
     return came[-1]["came"] / came[-1]["s"] if came else 0.0
 
 
@@ -199,8 +201,8 @@ def sweep(
     request: ServingRequest, rates: list[float], side: PlayedReplicas, apply: Apply
 ) -> list[tuple[float, ServingReport]]:
     """The report at each rate; from a tenth of the request's rate to twice it where none is given."""
-    request = warmed(request)
+    request = with_warmup(request)
     _check_rate(request, "sweep")
     usual = request.traffic.speed if request.traffic.trace is not None else request.traffic.rate
-    asked = rates or [usual * share for share in (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)]
-    return list(zip(asked, apply(side, [(rescaled(request, rate),) for rate in asked]), strict=True))
+    candidates = rates or [usual * share for share in (0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)]
+    return list(zip(candidates, apply(side, [(rescale(request, rate),) for rate in candidates]), strict=True))

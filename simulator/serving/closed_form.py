@@ -56,11 +56,11 @@ def _prompt(tables: IterationTables, loop: ClosedLoop, running: float, context: 
     """Microseconds of the iterations that one prompt takes, decodes beside it where they mix; how many they are."""
     beside = max(running - 1, 0.0) if loop.mixed else 0.0
     room = max(loop.max_tokens - beside, 1.0)
-    left, done, total, iterations = loop.input_len, 0.0, 0.0, 0
-    while left > 0:
-        new = min(left, room)
+    remaining, done, total, iterations = loop.input_len, 0.0, 0.0, 0
+    while remaining > 0:
+        new = min(remaining, room)
         pairs = new * (done + (new + 1) / 2)
-        samples = beside + (new == left)
+        samples = beside + (new == remaining)
         total += iteration_us(tables, beside, beside * context, new, pairs, done, samples)  # type: ignore[arg-type]
-        left, done, iterations = left - new, done + new, iterations + 1
+        remaining, done, iterations = remaining - new, done + new, iterations + 1
     return total, iterations

@@ -8,7 +8,7 @@ from ..question.canonical import RequestError
 from ..question.serving import DecodePool, ServingRequest
 from ..report.served import ServingReport
 from .capacity import Apply, PlayedReplicas
-from .setup import ServedReplica
+from .replica import ServedReplica
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WayOfServing:
         return report.goodput / report.devices if report.slo else report.output_tokens_per_s_per_gpu
 
 
-def ways(request: ServingRequest, own: ServedReplica, decoder: ServedReplica | None) -> list[ServingRequest]:
+def ways(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> list[ServingRequest]:
     """The requests to compare: co-located first, then every split of the same replicas.
 
     Where the request says how many decode, that split alone; co-located has as many replicas as its GPUs hold.
@@ -39,8 +39,8 @@ def ways(request: ServingRequest, own: ServedReplica, decoder: ServedReplica | N
     """
     pool = request.decode_pool
     if pool.replicas:
-        devices = request.replicas * own.devices + pool.replicas * (decoder or own).devices
-        together = replace(request, replicas=max(devices // own.devices, 1), decode_pool=DecodePool())
+        devices = request.replicas * replica.devices + pool.replicas * (decoder or replica).devices
+        together = replace(request, replicas=max(devices // replica.devices, 1), decode_pool=DecodePool())
         return [together, request]
     if request.replicas < 2:
         raise RequestError("compare needs two replicas at least, replicas=2, or decode_pool.replicas=1 beside one")
@@ -51,11 +51,11 @@ def ways(request: ServingRequest, own: ServedReplica, decoder: ServedReplica | N
     return [replace(request, decode_pool=DecodePool()), *splits]
 
 
-def compare(asked: list[ServingRequest], side: PlayedReplicas, apply: Apply) -> list[WayOfServing]:
+def compare(candidates: list[ServingRequest], side: PlayedReplicas, apply: Apply) -> list[WayOfServing]:
     """What came of each, the best first."""
-    reports = apply(side, [(each,) for each in asked])
-    found = [
-        WayOfServing(each.replicas, each.decode_pool.replicas, report)
-        for each, report in zip(asked, reports, strict=True)
+    reports = apply(side, [(candidate,) for candidate in candidates])
+    results = [
+        WayOfServing(candidate.replicas, candidate.decode_pool.replicas, report)
+        for candidate, report in zip(candidates, reports, strict=True)
     ]
-    return sorted(found, key=lambda way: -way.score)
+    return sorted(results, key=lambda way: -way.score)

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from ..question.serving import POLICIES, ROUTERS
 from . import (
     blocks,
+    chain,
     due,
     histogram,
     iteration,
@@ -27,11 +29,11 @@ from . import (
     repeating,
     routing,
     rules,
-    sglang,
     state,
 )
 
-PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, sglang, policies, repeating, routing, moving, state)
+PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, *policies.MODULES, repeating, routing, moving, state)
+CHAINS = (policies.FORMS, policies.AGAIN, routing.ROUTES)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of"}  # numpy of their own, never called by the loop
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
@@ -40,8 +42,18 @@ INLINE: tuple[Callable[..., Any], ...] = (
     *(loop.start, loop.batch_us, loop.count_size, loop.note, histogram.bin_of, lanes.set_end, lanes.next_end),
     *(iteration.iteration_us, iteration.at_point, iteration.at_points, iteration.piece_of),
     *(rules.rules_of, rules.ranks_of, rules.first_rank, rules.first_decode_rank),
-    *(repeating.repeat, repeating.undisturbed, repeating.look_ahead, repeating.begin, repeating.catch_up),
-    *(queues.put, queues.rest, queues.decoding, queues.first_waiting, queues.make_room, blocks.grow, blocks.missing),
+    *(repeating.repeat, repeating.look_ahead, repeating.begin, repeating.catch_up),
+    *(link for links in CHAINS for link in links[1:-1]),
+    *(queues.nobody_new, queues.start_prompts, queues.continue_prompts, routing.chosen),
+    *(
+        queues.put,
+        queues.tokens_to_compute,
+        queues.is_decoding,
+        queues.first_waiting,
+        queues.make_room,
+        blocks.grow,
+        blocks.missing_blocks,
+    ),
 )
 """What every iteration calls stands where it is called: a call would copy the state's arrays, hundreds of words."""
 
@@ -53,10 +65,18 @@ def compiled() -> Callable[..., None]:
         return loop.run
     import numba
 
-    for part in (*PARTS, loop):
-        for name, each in vars(part).items():
-            if inspect.isfunction(each) and each.__module__ == part.__name__ and name not in PLAIN and name[0] != "_":
-                numba.extending.register_jitable(**OPTIONS, forceinline=each in INLINE)(each)
+    for module in (*PARTS, loop):
+        for name, function in vars(module).items():
+            if (
+                inspect.isfunction(function)
+                and function.__module__ == module.__name__
+                and name not in PLAIN
+                and name[0] != "_"
+            ):
+                numba.extending.register_jitable(**OPTIONS, forceinline=function in INLINE)(function)
+    for links in CHAINS:
+        for link in links[1:]:
+            numba.extending.register_jitable(**OPTIONS, forceinline=link in INLINE)(link)
     named = types.FunctionType(loop.run.__code__, loop.run.__globals__, "run")
     named.__qualname__ = f"run_{source_hash()}"
     try:
@@ -67,20 +87,20 @@ def compiled() -> Callable[..., None]:
 
 def with_own(form_batch: Callable[..., Any] | None, route: Callable[..., Any] | None) -> Callable[..., None]:
     """:func:`.loop.run` in plain Python with a policy, a router or both of a user's own in place of ours."""
-    own = {} if form_batch is None else {"form_batch": form_batch}
-    own |= {} if route is None else {"route": route}
-    space = _with(loop, own | {name: _with(moving, own)[name] for name in ("move", "start_moves", "land")})
+    replaced = {} if form_batch is None else {"form_batch": form_batch}
+    replaced |= {} if route is None else {"route": route}
+    space = _with(loop, replaced | {name: _with(moving, replaced)[name] for name in ("move", "start_moves", "land")})
     run: Callable[..., None] = space["run"]
     return run
 
 
-def _with(part: types.ModuleType, own: dict[str, Any]) -> dict[str, Any]:
-    """The names of a module, its functions seeing ``own`` names in place of those they were written with."""
-    space = dict(vars(part))
-    for name, each in vars(part).items():
-        if inspect.isfunction(each) and each.__module__ == part.__name__:
-            space[name] = types.FunctionType(each.__code__, space, name)
-    space |= own
+def _with(module: types.ModuleType, replaced: dict[str, Any]) -> dict[str, Any]:
+    """The names of a module, its functions seeing ``replaced`` names in place of those they were written with."""
+    space = dict(vars(module))
+    for name, function in vars(module).items():
+        if inspect.isfunction(function) and function.__module__ == module.__name__:
+            space[name] = types.FunctionType(function.__code__, space, name)
+    space |= replaced
     return space
 
 
@@ -95,7 +115,7 @@ def on_disk() -> bool:
 @lru_cache
 def source_hash() -> str:
     """A short hash of the sources of all that is compiled."""
-    text = "".join(inspect.getsource(part) for part in (*PARTS, loop)) + repr(
-        (OPTIONS, [each.__name__ for each in INLINE])
+    text = "".join(inspect.getsource(module) for module in (*PARTS, policies, chain, loop)) + repr(
+        (OPTIONS, [function.__name__ for function in INLINE], POLICIES, ROUTERS)
     )
     return hashlib.sha256(text.encode()).hexdigest()[:12]

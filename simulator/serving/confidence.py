@@ -16,7 +16,7 @@ from ..question.serving import ServingRequest
 from ..question.work import COVERAGE
 from ..report.served import ServingReport, TimeSpread
 from .figures import Z90, at_quantile
-from .setup import ServedReplica
+from .replica import ServedReplica
 
 FIGURES = ("duration_s", "requests_per_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu", "goodput")
 SHARES = ("slo_attainment", "utilisation", "kv_peak")
@@ -27,14 +27,14 @@ SMALL = 1_000_000  # tokens of answers up to which a run has intervals unless sa
 AtQuantile = Callable[[float], ServingReport]
 
 
-def wanted(request: ServingRequest) -> bool:
+def wants_intervals(request: ServingRequest) -> bool:
     """Whether a run gets intervals: as asked, else where it is small."""
     if request.intervals is not None:
         return request.intervals
     return request.traffic.trace is None and request.traffic.requests * request.traffic.output.average <= SMALL
 
 
-def shifted(replica: ServedReplica, z: float) -> ServedReplica:
+def at_deviation(replica: ServedReplica, z: float) -> ServedReplica:
     """A replica whose iterations take as long as ``z`` standard deviations above what is likely."""
     if replica.figures is None:
         return replica
@@ -44,21 +44,21 @@ def shifted(replica: ServedReplica, z: float) -> ServedReplica:
 def with_intervals(report: ServingReport, request: ServingRequest, at: AtQuantile) -> ServingReport:
     """The report with the intervals of its figures, and the chance of its targets; ``at`` answers at a quantile."""
     fast, slow = at(-Z90), at(Z90)
-    found: dict[str, tuple[float, float]] = {}
+    intervals: dict[str, tuple[float, float]] = {}
     for name, value in vars(report).items():
         one, other = getattr(fast, name), getattr(slow, name)
         if isinstance(value, TimeSpread):
-            for part in value.to_dict():
-                found[f"{name}.{part}"] = ordered(getattr(one, part), getattr(other, part))
+            for attribute in value.to_dict():
+                intervals[f"{name}.{attribute}"] = ascending(getattr(one, attribute), getattr(other, attribute))
         elif name in FIGURES + SHARES or (name.endswith("_per_million_tokens") and value is not None):
-            found[name] = ordered(one, other)
+            intervals[name] = ascending(one, other)
     chance = None
     if request.slo.named:
         chance = chance_met(lambda z: met(request, {-Z90: fast, 0.0: report, Z90: slow}.get(z) or at(z)))
-    return replace(report, intervals=found, coverage=COVERAGE, p_slo_met=chance)
+    return replace(report, intervals=intervals, coverage=COVERAGE, p_slo_met=chance)
 
 
-def ordered(one: Any, other: Any) -> tuple[float, float]:
+def ascending(one: Any, other: Any) -> tuple[float, float]:
     """Two figures, the smaller first."""
     return (one, other) if one <= other else (other, one)
 
@@ -72,11 +72,11 @@ def chance_met(at: Callable[[float], bool]) -> float:
     """How likely targets are met, where ``at`` says whether they are at so many standard deviations of slowness."""
     places = (-Z90, 0.0, Z90)
     low, high = -FARTHEST, FARTHEST
-    for place in places:
-        if at(place):
-            low = place
+    for index in places:
+        if at(index):
+            low = index
         else:
-            high = place
+            high = index
             break
     for _ in range(HALVINGS):
         middle = (low + high) / 2

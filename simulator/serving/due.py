@@ -7,15 +7,15 @@ from .state import LoopState
 
 def push_due(state: LoopState, time_us: float, code: int) -> None:
     """``code`` comes in at a time; of equal times the lower code first."""
-    heap, place = state.due, state.totals[0].due
-    state.totals[0].due = place + 1
-    while place > 0:
-        above = (place - 1) // 2
+    heap, index = state.due, state.totals[0].due
+    state.totals[0].due = index + 1
+    while index > 0:
+        above = (index - 1) // 2
         if not sooner(time_us, code, heap[above].time_us, heap[above].code):
             break
-        heap[place].time_us, heap[place].code = heap[above].time_us, heap[above].code
-        place = above
-    heap[place].time_us, heap[place].code = time_us, code
+        heap[index].time_us, heap[index].code = heap[above].time_us, heap[above].code
+        index = above
+    heap[index].time_us, heap[index].code = time_us, code
 
 
 def pop_due(state: LoopState) -> int:
@@ -25,17 +25,17 @@ def pop_due(state: LoopState) -> int:
     state.totals[0].due -= 1
     size = state.totals[0].due
     time_us, last = heap[size].time_us, heap[size].code
-    place = 0
-    while 2 * place + 1 < size:
-        below = 2 * place + 1
+    index = 0
+    while 2 * index + 1 < size:
+        below = 2 * index + 1
         right = below + 1
         if right < size and sooner(heap[right].time_us, heap[right].code, heap[below].time_us, heap[below].code):
             below = right
         if not sooner(heap[below].time_us, heap[below].code, time_us, last):
             break
-        heap[place].time_us, heap[place].code = heap[below].time_us, heap[below].code
-        place = below
-    heap[place].time_us, heap[place].code = time_us, last
+        heap[index].time_us, heap[index].code = heap[below].time_us, heap[below].code
+        index = below
+    heap[index].time_us, heap[index].code = time_us, last
     return code
 
 

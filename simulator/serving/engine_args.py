@@ -17,6 +17,7 @@ from typing import Any
 
 from ...datasets.reading import read_json, read_yaml
 from .engines import ServingEngine, ServingEngineError
+from .policies import TABLE
 
 FLAGS = (
     "experts",
@@ -46,8 +47,7 @@ CALLED_HERE = {
     "w8a8_fp8": "fp8",
     "w8a8_int8": "int8",
     **dict.fromkeys(("awq", "gptq", "awq_marlin", "gptq_marlin"), "w4a16"),
-    "GUARANTEED_NO_EVICT": "trtllm",
-    "MAX_UTILIZATION": "trtllm_max_utilization",
+    **{alias: policy.name for policy in TABLE.values() for alias in policy.said},
 }
 REAL, COUNT = r"[+-]?(\d+\.?\d*|\.\d+)(e-?\d+)?", r"([+-]?\d+(?:\.\d+(?=[kmgKMG]))?)([kmgKMG]?)"
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}  # as vLLM reads them
@@ -92,7 +92,7 @@ def read_arguments(engine: ServingEngine, text: str) -> EngineArguments:
         raise ServingEngineError(f"args={text!r} cannot be read: {error}") from None
     meanings = {_plain(name): meaning for name, meaning in engine.arguments.items()}
     meanings |= dict.fromkeys(map(_plain, engine.without_effect), "")
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     ignored: list[str] = []
     unknown: list[str] = []
     for name, value, typed in _pairs(words, meanings):
@@ -103,12 +103,12 @@ def read_arguments(engine: ServingEngine, text: str) -> EngineArguments:
         elif not meaning:
             ignored.append(name)
         elif meaning.startswith("null "):
-            given |= {meaning.removeprefix("null "): True} if value is None else {}
+            values |= {meaning.removeprefix("null "): True} if value is None else {}
         elif value is not None:
-            given[meaning.removeprefix("no ")] = _value(name, meaning, value)
-    if "speculation.method" in given and "speculation.tokens" not in given:
-        unknown.append(f"{given['speculation.method']} without a number of tokens")
-    return _arranged(engine, given, tuple(ignored), tuple(unknown))
+            values[meaning.removeprefix("no ")] = _value(name, meaning, value)
+    if "speculation.method" in values and "speculation.tokens" not in values:
+        unknown.append(f"{values['speculation.method']} without a number of tokens")
+    return _arranged(engine, values, tuple(ignored), tuple(unknown))
 
 
 def _plain(name: str) -> str:
@@ -128,13 +128,13 @@ def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[
     for name, values in named:
         if _meaning(name, meanings) == "file":
             path = Path(" ".join(values)).expanduser()
-            found = _flat("--", read_yaml(path, ServingEngineError, f"{name} {path}"))
+            pairs = _flat("--", read_yaml(path, ServingEngineError, f"{name} {path}"))
         elif len(values) == 1 and values[0].startswith("{"):
-            found = _flat(f"{name}.", read_json(values[0], ServingEngineError, name))
+            pairs = _flat(f"{name}.", read_json(values[0], ServingEngineError, name))
         else:
             yield name, values, True
             continue
-        for inner, value in found:
+        for inner, value in pairs:
             yield inner, value, False
 
 
@@ -163,29 +163,31 @@ def _meaning(name: str, meanings: Mapping[str, str]) -> str | None:
 def _check_known(engine: ServingEngine, name: str, typed: bool) -> None:
     """ServingEngineError for a name that the engine has not, as far as that is known: all that its command takes are
     listed; of what stands in objects and files one that looks like a misspelt one."""
-    known = {_plain(each): each for each in (*engine.arguments, *engine.without_effect, *engine.not_simulated)}
+    names = {
+        _plain(argument): argument for argument in (*engine.arguments, *engine.without_effect, *engine.not_simulated)
+    }
     head = _plain(name).partition(".")[0]
-    sections = {each.partition(".")[0] for each in known if "." in each}
-    if _plain(name) in known or f"--{head.removeprefix('--no-')}" in known or (not typed and len(name) <= SHORT):
+    sections = {argument.partition(".")[0] for argument in names if "." in argument}
+    if _plain(name) in names or f"--{head.removeprefix('--no-')}" in names or (not typed and len(name) <= SHORT):
         return
-    if "." in name and typed and (head in known or head in sections):
+    if "." in name and typed and (head in names or head in sections):
         typed = False
-    close = get_close_matches(_plain(name), known, 1, LIKE if typed else ALIKE)
+    close = get_close_matches(_plain(name), names, 1, LIKE if typed else ALIKE)
     if close or typed:
-        meant = f"did you mean {known[close[0]]}?" if close else "leave it out if another version has it"
+        meant = f"did you mean {names[close[0]]}?" if close else "leave it out if another version has it"
         version = f" {engine.version}" if engine.version else ""
         raise ServingEngineError(f"engine={engine.id}{version} has no argument {name!r} that opcast knows; {meant}")
 
 
 def _value(name: str, meaning: str, value: Any) -> Any:
-    words = [str(each) for each in (value if isinstance(value, list) else [value])]
+    words = [str(item) for item in (value if isinstance(value, list) else [value])]
     if meaning.removeprefix("no ") in FLAGS:
-        said = words[0].lower() if words else "true"
-        if len(words) > 1 or said not in ("true", "false"):
+        text = words[0].lower() if words else "true"
+        if len(words) > 1 or text not in ("true", "false"):
             raise ServingEngineError(f"{name} takes no value, but got {' '.join(words)!r}")
-        return (said == "true") != meaning.startswith("no ")
+        return (text == "true") != meaning.startswith("no ")
     if meaning in LISTS:
-        return [_number(name, meaning, each) for each in words]
+        return [_number(name, meaning, word) for word in words]
     if len(words) != 1:
         raise ServingEngineError(f"{name} needs a value: {name} VALUE" if not words else f"{name} takes one value")
     return CALLED_HERE.get(words[0], words[0]) if meaning in WORDS else _number(name, meaning, words[0])
@@ -194,10 +196,10 @@ def _value(name: str, meaning: str, value: Any) -> Any:
 def _number(name: str, meaning: str, text: str) -> Any:
     if meaning == "limits.max_model_len" and text in ("auto", "-1"):
         return "auto"
-    found = re.fullmatch(REAL if meaning in NUMBERS else COUNT, text)
-    if not found:
+    match = re.fullmatch(REAL if meaning in NUMBERS else COUNT, text)
+    if not match:
         raise ServingEngineError(f"{name}={text} must be {'a number' if meaning in NUMBERS else 'a whole number'}")
-    value = float(text) if meaning in NUMBERS else int(float(found[1]) * SUFFIXES.get(found[2], 1))
+    value = float(text) if meaning in NUMBERS else int(float(match[1]) * SUFFIXES.get(match[2], 1))
     if meaning == "limits.chunk" and value <= 0:
         return UNLIMITED
     some = meaning.startswith(("parallel.", "kv.", "limits.max_")) and meaning not in NUMBERS
@@ -207,32 +209,32 @@ def _number(name: str, meaning: str, text: str) -> Any:
 
 
 def _arranged(
-    engine: ServingEngine, given: Mapping[str, Any], ignored: tuple[str, ...], unknown: tuple[str, ...]
+    engine: ServingEngine, values: Mapping[str, Any], ignored: tuple[str, ...], unknown: tuple[str, ...]
 ) -> EngineArguments:
     rooms: dict[str, dict[str, Any]] = {name: {} for name in ("parallel", "limits", "kv", "graphs", "host")}
-    for meaning, value in given.items():
+    for meaning, value in values.items():
         room, _, name = meaning.partition(".")
         if name and room in rooms and value is not None:
             rooms[room][name] = value
     parallel, limits = rooms["parallel"], rooms["limits"]
-    copies = parallel.pop("dp", 1) if engine.data_parallel == "replicas" and not given.get("attention_dp") else 1
+    copies = parallel.pop("dp", 1) if engine.data_parallel == "replicas" and not values.get("attention_dp") else 1
     ranks = parallel.get("tp", 1) * parallel.get("dp", 1)
-    if given.get("attention_dp"):
+    if values.get("attention_dp"):
         ranks = max(parallel.get("tp", 1), parallel.get("dp", 1))
         parallel |= {"tp": ranks // parallel.get("dp", ranks), "dp": parallel.get("dp", ranks)}
         parallel.setdefault("ep", ranks)
-    if given.get("experts"):
+    if values.get("experts"):
         parallel["ep"] = ranks
     waits = limits.pop("balance_iterations", BALANCE[0]), limits.pop("gather_iterations", BALANCE[1])
     if limits.pop("balance", False):
         limits |= {"balance_iterations": waits[0], "gather_iterations": waits[1]}
     return EngineArguments(
         **rooms,
-        quantization=given.get("quantization", ""),
-        policy=given.get("policy", ""),
-        eager=bool(given.get("eager")),
+        quantization=values.get("quantization", ""),
+        policy=values.get("policy", ""),
+        eager=bool(values.get("eager")),
         replicas=copies,
-        speculation=given.get("speculation.tokens", 0),
+        speculation=values.get("speculation.tokens", 0),
         ignored=ignored,
         not_simulated=unknown,
     )

@@ -120,7 +120,9 @@ class ServingEngine:
     def limits_on(self, device: str, memory_gib: float) -> UsualLimits:
         """The limits that it has on a device unless it is told others."""
         fitting = (
-            each for each in self.limits if memory_gib >= each.from_gib and not (each.not_on and each.not_on in device)
+            limit
+            for limit in self.limits
+            if memory_gib >= limit.from_gib and not (limit.not_on and limit.not_on in device)
         )
         return next(fitting, UsualLimits())
 
@@ -128,9 +130,9 @@ class ServingEngine:
 @lru_cache
 def load_serving_engine(name: str) -> ServingEngine:
     """A shipped engine by name. ServingEngineError names the known ones."""
-    known = known_serving_engines()
-    if name not in known:
-        raise ServingEngineError(f"engine={name} does not exist; {nearest(name, known)}")
+    names = known_serving_engines()
+    if name not in names:
+        raise ServingEngineError(f"engine={name} does not exist; {nearest(name, names)}")
     values = read_yaml(DIRECTORY / f"{name}.yaml", ServingEngineError)
     return load(ServingEngine, values, ServingEngineError, f"engine={name}")
 

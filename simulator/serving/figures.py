@@ -15,7 +15,7 @@ import numpy as np
 
 from ...models.clocks import idle_w
 from ..question.work import Work
-from ..report.account import interval, shares_of, speakers
+from ..report.account import interval, shares_of_total, speaking_stage_count
 from ..report.energy import WAITING, energy
 from ..report.ledger import Ledger, ledger_of
 from ..step.state import State
@@ -73,11 +73,11 @@ class SeenSteps:
     @property
     def sources(self) -> dict[str, float]:
         """Share of kernel time by whose measurements answered, over the steps that were looked at."""
-        return shares_of(self.source_us)
+        return shares_of_total(self.source_us)
 
 
-def _columns(seen: dict[int, tuple[float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = np.array([(size, *seen[size]) for size in sorted(seen)], float).reshape(-1, 3)
+def _columns(points: dict[int, tuple[float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = np.array([(size, *points[size]) for size in sorted(points)], float).reshape(-1, 3)
     return rows[:, 0], rows[:, 1], rows[:, 2]
 
 
@@ -87,7 +87,7 @@ def figures_of(state: State, ledger: Ledger) -> tuple[float, float]:
     low, high = interval(state, ledger)
     seconds = state.total_us * 1e-6
     stages, device = state.plan.parallel.pp, state.device
-    watts = energy(device, 1, ledger.drawn(state, speakers(state)), seconds).power_w
+    watts = energy(device, 1, ledger.drawn_energy(state, speaking_stage_count(state)), seconds).power_w
     if watts is not None:
         watts = min(stages * watts - (stages - 1) * WAITING * device.tdp_w, device.tdp_w)
     return math.nan if watts is None else watts, math.log(high / low) / 2

@@ -1,29 +1,43 @@
-"""What the host adds: to each iteration, and to the first token.
+"""What the host adds: to each iteration, and to the first token. The one place where its parts are summed.
 
-Figures are fitted on runs that were measured (``conf/serving_host.json``, by ``opcast calibrate``), one set for each
-engine and way to schedule: ``vllm`` works a step ahead, ``vllm serial`` did not. An iteration takes what the GPU takes,
-then ``step_us`` and ``seq_us`` for each sequence in it: what no step ahead hides (sampling, input preparation,
-detokenisation). A first token waits ``ttft_us``, ``client_us`` more for each client that sends at a time, ``prompt_us``
-for each token of its prompt, ``layer_us`` for each layer and ``experts_us`` more for each that has experts: HTTP, the
-tokeniser, launches of a pass that no CUDA graph holds.
+Figures are fitted on runs that were measured (``conf/serving_host.json``, by ``tests/evidence/hosts.py``), one set for
+each engine and way to schedule: ``vllm`` works a step ahead, ``vllm serial`` did not. An iteration takes what the GPU
+takes, then ``step_us`` and ``seq_us`` for each sequence in it: what no step ahead hides (sampling, input preparation,
+detokenisation). A first token waits for HTTP, the tokeniser and launches of a pass that no CUDA graph holds
+(:meth:`HostTime.first_token_parts`).
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from ...datasets.loading import load, number
+import numpy as np
+
+from ...datasets.loading import choice, load, number
 from ...datasets.reading import read_json
 from .engines import HostRule, ServingEngineError
 
 NUMBERS = re.compile(r"\d+")
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "serving_host.json"
 SERIAL = " serial"
-FIGURES = ("step_us", "seq_us", "ttft_us", "client_us", "prompt_us", "layer_us", "experts_us")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")  # as configurations call their number
+FIGURES = ("step_us", "seq_us", "request_us", "client_us", "prompt_us", "layer_us", "experts_us")
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """What the host's part of a first token depends on: ``clients`` that send to its replica at a time, tokens of its
+    ``prompt``, ``layers`` of the model and those of them with ``experts``."""
+
+    clients: float
+    prompt: float
+    layers: int = 0
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -31,49 +45,63 @@ class HostTime:
     """Microseconds of an iteration and of each sequence in it; of a first token, of each client, of a prompt token, of
     each layer and each layer with experts.
 
-    ``overlapped``: the engine schedules a step ahead, so that who arrives waits for one more.
+    ``overlapped``: the engine schedules a step ahead, so that who arrives waits for one more. ``most_clients`` are
+    those of the largest run that the figures are fitted on.
     """
 
     step_us: float = 0.0
     seq_us: float = 0.0
-    ttft_us: float = 0.0
+    request_us: float = 0.0
     client_us: float = 0.0
     prompt_us: float = 0.0
     layer_us: float = 0.0
     experts_us: float = 0.0
     overlapped: bool = True
+    most_clients: float = math.inf
 
     def iteration_us(self, gpu_us: float, sequences: int) -> float:
         """Microseconds of an iteration that takes ``gpu_us`` on the GPU."""
         return gpu_us + self.step_us + self.seq_us * sequences
 
-    def first_token_us(self, clients: int, prompt: float, layers: int = 0, experts: int = 0) -> float:
-        """What a first token waits for beside queue and GPU, of a model of so many layers, some with experts."""
-        passed = self.layer_us * layers + self.experts_us * experts
-        return self.ttft_us + self.client_us * clients + self.prompt_us * prompt + passed
+    def first_token_us(self, first: FirstToken) -> float:
+        """Microseconds that a first token waits for the host, beside queue and GPU: the sum of its parts."""
+        return sum(self.first_token_parts(first).values())
+
+    def first_token_parts(self, first: FirstToken) -> dict[str, float]:
+        """The same by part. Nobody knows how clients beyond the largest known run would wait, so that no more count."""
+        return {
+            "request": self.request_us,
+            "clients": self.client_us * np.minimum(first.clients, self.most_clients),
+            "prompt": self.prompt_us * first.prompt,
+            "layers": self.layer_us * first.layers,
+            "experts": self.experts_us * first.experts,
+        }
 
 
 def layers_and_experts(config: Mapping[str, object]) -> tuple[int, int]:
     """(layers, layers with experts) of a transformers configuration; zeros where it does not say."""
     text = config.get("text_config")
     sizes = text if isinstance(text, Mapping) else config
-    layers = int(str(sizes.get("num_hidden_layers") or 0))
+    layers = int(str(next((sizes[name] for name in LAYERS if sizes.get(name)), 0)))
     some = any(sizes.get(name) for name in ("num_local_experts", "n_routed_experts", "num_experts"))
     return layers, (layers - int(str(sizes.get("first_k_dense_replace") or 0))) if some else 0
 
 
 @dataclass(frozen=True)
 class FittedHost:
-    """Figures of one engine: values, standard errors, and the rows and groups that they rest on."""
+    """Figures of one engine: values, standard errors, the rows and groups that they rest on, and the most clients of a
+    row (0: unknown)."""
 
     value: Mapping[str, float]
     error: Mapping[str, float] = field(default_factory=dict)
     rows: int = 0
     groups: int = 0
+    most_clients: int = 0
 
     def __post_init__(self) -> None:
-        for name in FIGURES:
-            number(ServingEngineError, f"serving_host: {name}", self.value.get(name, 0.0))
+        for name, value in self.value.items():
+            choice(ServingEngineError, "serving_host", name, FIGURES)
+            number(ServingEngineError, f"serving_host: {name}", value)
 
 
 @dataclass(frozen=True)
@@ -87,14 +115,14 @@ class FittedHosts:
 
     def of(self, name: str) -> HostTime:
         """The host of an engine, with ``serial`` behind its name where it schedules no step ahead."""
-        found = self.engines.get(name) or self.engines.get("all")
-        values = {figure: found.value.get(figure, 0.0) for figure in FIGURES} if found else {}
-        return HostTime(**values, overlapped=not name.endswith(SERIAL))
+        fit = self.engines.get(name) or self.engines.get("all") or FittedHost({})
+        most = fit.most_clients or math.inf
+        return HostTime(**fit.value, overlapped=not name.endswith(SERIAL), most_clients=most)
 
     def width(self, name: str, quantity: str) -> float | None:
         """ln of what 90 % of a quantity's errors are within; None where nothing is known."""
-        known = self.widths.get(name) or self.widths.get("all") or {}
-        return known.get(quantity)
+        device_widths = self.widths.get(name) or self.widths.get("all") or {}
+        return device_widths.get(quantity)
 
 
 NO_HOSTS = FittedHosts({})
@@ -105,8 +133,8 @@ def fitted_hosts(path: Path = SHIPPED) -> FittedHosts:
     """The fitted hosts of a file. ServingEngineError for what is none."""
     values = read_json(path, ServingEngineError)
     engines = {
-        name: load(FittedHost, each, ServingEngineError, f"{path.name}: {name}")
-        for name, each in values.get("engines", {}).items()
+        name: load(FittedHost, fit, ServingEngineError, f"{path.name}: {name}")
+        for name, fit in values.get("engines", {}).items()
     }
     return FittedHosts(engines, values.get("widths", {}), values.get("made_by", ""))
 
@@ -121,4 +149,4 @@ def host_name(engine: str, rule: HostRule, version: str = "", overlapped: bool |
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in NUMBERS.findall(version)[:2]) if version[:1].isdigit() else ()
+    return tuple(int(digits) for digits in NUMBERS.findall(version)[:2]) if version[:1].isdigit() else ()

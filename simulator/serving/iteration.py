@@ -91,32 +91,34 @@ def drafting_us(tables: IterationTables, decodes: int, decode_context: int, shar
     return share * layers_us + at_point(tables.sample_axis, tables.sample_us, decodes)
 
 
-def piece_of(axis: np.ndarray, place: float) -> int:
+def piece_of(axis: np.ndarray, position: float) -> int:
     """The index of the piece of a table that a place lies in; the first or the last for one beyond its ends."""
     low, high = 0, len(axis) - 2
     while low < high:
         middle = (low + high + 1) // 2
-        if axis[middle] <= place:
+        if axis[middle] <= position:
             low = middle
         else:
             high = middle - 1
     return low
 
 
-def at_point(axis: np.ndarray, values: np.ndarray, place: float) -> float:
+def at_point(axis: np.ndarray, values: np.ndarray, position: float) -> float:
     """A table [axis] at a place, linear between its points and beyond them."""
-    cell = piece_of(axis, place)
-    share = (place - axis[cell]) / (axis[cell + 1] - axis[cell])
+    cell = piece_of(axis, position)
+    share = (position - axis[cell]) / (axis[cell + 1] - axis[cell])
     return float(values[cell] + share * (values[cell + 1] - values[cell]))
 
 
 def at_points(rows: np.ndarray, columns: np.ndarray, values: np.ndarray, row: float, column: float) -> float:
     """A table [rows, columns] at a place, linear in each direction between its points and beyond them."""
-    above, left = piece_of(rows, row), piece_of(columns, column)
+    above, column_piece = piece_of(rows, row), piece_of(columns, column)
     down = (row - rows[above]) / (rows[above + 1] - rows[above])
-    across = (column - columns[left]) / (columns[left + 1] - columns[left])
-    first = values[above, left] + across * (values[above, left + 1] - values[above, left])
-    second = values[above + 1, left] + across * (values[above + 1, left + 1] - values[above + 1, left])
+    across = (column - columns[column_piece]) / (columns[column_piece + 1] - columns[column_piece])
+    first = values[above, column_piece] + across * (values[above, column_piece + 1] - values[above, column_piece])
+    second = values[above + 1, column_piece] + across * (
+        values[above + 1, column_piece + 1] - values[above + 1, column_piece]
+    )
     return float(first + down * (second - first))
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import floor
 
 from ..graph import Graph
-from ..memory.amounts import GIB
+from ..memory.breakdown import GIB
 from ..passes.kept import kept_bytes
 from ..question.plan import Parallel
 from ..question.work import Work
@@ -77,19 +77,19 @@ def available_gib(
     """
     used = memory.weights_gib + memory.activations_gib + memory.other_gib + rule.spare_gib
     if rule.rule == "of_total":
-        found = rule.fraction * memory.total_gib - used
+        kv_gib = rule.fraction * memory.total_gib - used
     elif rule.rule == "of_free":
-        found = rule.fraction * (memory.total_gib - used)
+        kv_gib = rule.fraction * (memory.total_gib - used)
     else:
         fraction = rule.fraction or usual_fraction(memory.total_gib, max_tokens, graphs, ranks)
         free = memory.total_gib - memory.weights_gib - memory.other_gib - rule.spare_gib
-        found = free - memory.total_gib * (1 - fraction)
-    if found <= 0:
+        kv_gib = free - memory.total_gib * (1 - fraction)
+    if kv_gib <= 0:
         raise KvError(
             f"weights of {memory.weights_gib:.1f} GiB and {used - memory.weights_gib:.1f} GiB beside them leave no KV "
             f"memory of {memory.total_gib:.1f} GiB: take more GPUs, fewer bits or a larger fraction"
         )
-    return found
+    return kv_gib
 
 
 def usual_fraction(total_gib: float, chunk: int, graphs: int, ranks: int) -> float:
@@ -109,7 +109,7 @@ def token_bytes(state: State, long: int = LONG) -> TokenBytes:
     stages: dict[int, list[Graph]] = {}
     for chunk in state.steps[0].chunks:
         stages.setdefault(chunk.stage, []).append(chunk.graph)
-    fullest = max((kept_bytes(graphs, long) for graphs in stages.values()), key=lambda kept: kept.all)
+    fullest = max((kept_bytes(graphs, long) for graphs in stages.values()), key=lambda cache: cache.all)
     if state.plan.stack.windows == "alike":
         return TokenBytes((fullest.whole + fullest.windowed) / (long + 1), state=fullest.state)
     return TokenBytes(fullest.whole / (long + 1), fullest.windowed, fullest.state)
@@ -135,36 +135,36 @@ def kv_budget(
     """
     memory = simulate(Work("batch", prompts=((max_tokens, 1),))).memory
     by_class = memory.by_class
-    found = EngineMemory(
+    engine_memory = EngineMemory(
         total_gib,
         by_class["weights"],
         by_class["activations of the moment"] + by_class["gathered weights and buffers"],
         by_class["context and communicators"],
     )
-    said = learned or Overheads()
-    given = {
+    overheads = learned or Overheads()
+    overrides = {
         name: value
         for name in ("weights_gib", "activations_gib", "other_gib")
-        if (value := getattr(said, name)) is not None
+        if (value := getattr(overheads, name)) is not None
     }
-    rule = replace(rule, spare_gib=0.0) if said.other_gib is not None else rule
+    rule = replace(rule, spare_gib=0.0) if overheads.other_gib is not None else rule
     p = parallel
-    available = said.kv_gib
+    available = overheads.kv_gib
     if available is None:
-        available = available_gib(rule, replace(found, **given), max_tokens, ranks=p.tp * p.pp)
-    each = token_bytes(simulate(Work("decode", batch=1, input_len=long, cache="static")), long)
-    if said.kv_gib is None and each.state:
-        available = beside_states(available, each, sequences)
-    if said.bytes_per_token is not None:
-        each = TokenBytes(said.bytes_per_token)
-    elif said.kv_tokens is not None:
-        available = said.kv_tokens * each.whole / GIB
-    return blocks_of(rule, available, each, copies=p.tp * p.pp)
+        available = available_gib(rule, replace(engine_memory, **overrides), max_tokens, ranks=p.tp * p.pp)
+    per_token = token_bytes(simulate(Work("decode", batch=1, input_len=long, cache="static")), long)
+    if overheads.kv_gib is None and per_token.state:
+        available = beside_states(available, per_token, sequences)
+    if overheads.bytes_per_token is not None:
+        per_token = TokenBytes(overheads.bytes_per_token)
+    elif overheads.kv_tokens is not None:
+        available = overheads.kv_tokens * per_token.whole / GIB
+    return blocks_of(rule, available, per_token, copies=p.tp * p.pp)
 
 
-def beside_states(available: float, each: TokenBytes, sequences: int) -> float:
+def beside_states(available: float, per_token: TokenBytes, sequences: int) -> float:
     """GiB that the states of so many sequences leave, which take at most :data:`MOST_STATES` of what there is."""
-    return available - min(sequences * each.state / GIB, MOST_STATES * available)
+    return available - min(sequences * per_token.state / GIB, MOST_STATES * available)
 
 
 # --- start-up logs -----------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def overheads_of(
     largest concurrency goes before it, and ``tell`` is told where they disagree. KvError for a log that says nothing of
     memory.
     """
-    found: dict[str, float | int] = {}
+    figures: dict[str, float | int] = {}
     at_once = 0
     for line in lines:
         if match := re.search(CONCURRENCY, line):
@@ -227,16 +227,16 @@ def overheads_of(
             for pattern in patterns:
                 if match := re.search(pattern, line):
                     texts = [text.replace(",", "").rstrip(".") for text in match.groups()]
-                    found[figure] = int(texts[0]) if figure == "kv_tokens" else sum(map(float, texts))
+                    figures[figure] = int(texts[0]) if figure == "kv_tokens" else sum(map(float, texts))
         if match := re.search(BLOCKS[0], line):
-            found["kv_tokens"] = int(match.group(1)) * BLOCKS[1]
-    sized = found.get("kv_tokens", at_once)
+            figures["kv_tokens"] = int(match.group(1)) * BLOCKS[1]
+    sized = figures.get("kv_tokens", at_once)
     if at_once and abs(sized / at_once - 1) > APART:
         tell(
             f"{name}: its line of the KV cache's size says {sized:,} tokens, that of the largest concurrency "
             f"{at_once:,}, which are taken: the first counts blocks of several kinds of cache as one"
         )
-        found["kv_tokens"] = at_once
-    if not found:
+        figures["kv_tokens"] = at_once
+    if not figures:
         raise KvError(f"{name} has no line of an engine's memory, such as 'Available KV cache memory: 5.65 GiB'")
-    return Overheads(**found)  # type: ignore[arg-type]
+    return Overheads(**figures)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from ...datasets.ops import make_op
 from ..engines import Engine, ask
 from ..question.serving import ServingRequest
 from .bench import ServingBench
-from .setup import ServedReplica
+from .replica import ServedReplica
 
 SIZES = 2**22, 2**27  # bytes of a transfer, from which start and rate follow
 
@@ -27,25 +27,25 @@ class CacheLink:
 
 
 def cache_link(
-    request: ServingRequest, own: ServedReplica, decoder: ServedReplica, bench: ServingBench
+    request: ServingRequest, prefiller: ServedReplica, decoder: ServedReplica, bench: ServingBench
 ) -> CacheLink | None:
     """The link between a rank that prefills and one that decodes: the slower end counts. None without a cluster."""
     steps = request.step, request.decode_pool.step or request.step
     if steps[0] is None or steps[1] is None or steps[0].cluster is None or steps[1].cluster is None:
         return None
-    devices = request.replicas * own.devices + request.decode_pool.replicas * decoder.devices
+    devices = request.replicas * prefiller.devices + request.decode_pool.replicas * decoder.devices
     first, second = steps[0].cluster, steps[1].cluster
     near = first.id == second.id and devices <= first.devices_per_node
-    found = []
+    links = []
     ranks = (request.attention_dp, request.decode_dp)
-    for step, replica, dp in zip(steps, (own, decoder), ranks, strict=True):
+    for step, replica, dp in zip(steps, (prefiller, decoder), ranks, strict=True):
         assert step is not None
         assert step.cluster is not None
         cluster = replace(step.cluster, nodes=max(step.cluster.nodes, 2))
         engine = bench.engine_with_links(bench.device(step.device, cluster), cluster, step.network)
         pair = between_two(cluster, engine, near)
-        found.append(CacheLink(pair.gbps * replica.devices / dp, pair.us))
-    return CacheLink(min(each.gbps for each in found), max(each.us for each in found))
+        links.append(CacheLink(pair.gbps * replica.devices / dp, pair.us))
+    return CacheLink(min(link.gbps for link in links), max(link.us for link in links))
 
 
 def between_two(cluster: Cluster, engine: Engine, near: bool) -> CacheLink:

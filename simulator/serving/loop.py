@@ -12,21 +12,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .blocks import blocks_for, caching, give_back, remember
+from .blocks import blocks_for, caches_prefixes, give_back, remember
 from .due import pop_due, push_due
 from .histogram import bin_of
 from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
 from .moving import land, move, start_moves
-from .policies import form_batch, wait_for_ranks
+from .policies import form_batch
+from .policies.trtllm import wait_for_ranks
 from .queues import push_back
-from .repeating import can_repeat, catch_up, look_ahead, repeat
+from .repeating import catch_up, look_ahead, repeat
 from .routing import draw, route
 from .rules import (
-    TRTLLM,
-    TRTLLM_MAX,
-    VLLM,
-    VLLM_V0,
     IterationTiming,
     SchedulerRules,
     ServingSetup,
@@ -35,7 +32,6 @@ from .rules import (
     ranks_of,
     replica_of,
     rules_of,
-    spare_blocks,
 )
 from .state import NONE, SIZES, LoopState
 
@@ -129,10 +125,9 @@ def can_run(rules: SchedulerRules, prompt: int, output: int) -> bool:
     not cut, one iteration."""
     if prompt + output > rules.max_model_len:
         return False
-    whole = rules.policy == VLLM or rules.policy == TRTLLM or rules.policy == TRTLLM_MAX
-    if (rules.policy == VLLM_V0 or (whole and not rules.chunked)) and prompt > rules.max_tokens:
+    if rules.uncut and prompt > rules.max_tokens:
         return False
-    spare = max(rules.watermark, spare_blocks(rules) if output > 1 else 0)
+    spare = max(rules.watermark, rules.spare if output > 1 else 0)
     return blocks_for(prompt + output, rules.block_tokens) + spare <= rules.blocks
 
 
@@ -143,10 +138,10 @@ def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int
     request.rank = rank
     if request.first_rank == NONE:
         request.first_rank = rank
-    own = state.ranks[rank]
-    own.outstanding += 1
+    scheduler = state.ranks[rank]
+    scheduler.outstanding += 1
     only_prompt = last < len(state.ranks)
-    own.work += request.input if only_prompt else request.input + request.output - 1
+    scheduler.work += request.input if only_prompt else request.input + request.output - 1
     push_back(state, rank, slot)
     wake(state, setup, replica_of(setup, rank))
 
@@ -188,24 +183,24 @@ def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int,
     for local in range(per):
         state.ranks[first + local].visible_us = seen_us
     balanced = per > 1 and replica < setup.first_decode and setup.rules.balance_iterations > 0
-    held = 1 if balanced and wait_for_ranks(state, setup.rules, first, per) else 0
+    holds_prompts = 1 if balanced and wait_for_ranks(state, setup.rules, first, per) else 0
     for local in range(per):
         rank, batch = first + local, lane * parts + local
-        state.ranks[rank].held = held
+        state.ranks[rank].held = holds_prompts
         rules = rules_of(setup, rank)
         if not repeat(state, rules, rank, batch):
-            form(state, setup, rules, rank, batch)
+            form(state, rules, rank, batch)
         entries += state.batches[batch].size
     return entries
 
 
-def form(state: LoopState, setup: ServingSetup, rules: SchedulerRules, rank: int, batch: int) -> None:
+def form(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> None:
     """The next batch of a rank, by its policy."""
     sums, before = state.batches[batch], state.totals[0].preemptions
     sums.size, sums.decodes, sums.decode_context, sums.samples = 0, 0.0, 0.0, 0.0
     sums.prefill_tokens, sums.prefill_pairs, sums.prefill_context = 0.0, 0.0, 0.0
     form_batch(state, rules, rank, batch, state.totals[0].now_us)
-    if can_repeat(state, setup, rules):
+    if rules.repeats:
         look_ahead(state, rules, rank, batch, state.totals[0].preemptions > before)
 
 
@@ -227,12 +222,12 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
     stages = setup.decode_stages if decode else setup.stages
     took_us = 0.0
     for local in range(per):
-        own = state.ranks[first + local]
-        own_us = batch_us(timing, state.batches[batch + local]) + own.extra_us
+        scheduler = state.ranks[first + local]
+        own_us = batch_us(timing, state.batches[batch + local]) + scheduler.extra_us
         if per > 1:
             own_us -= experts_us(timing.tables, tokens_of(timing, state.batches[batch + local]))
         took_us = max(took_us, own_us)
-        own.extra_us = 0.0
+        scheduler.extra_us = 0.0
     if per > 1:
         took_us += shared_us(state, timing, batch, per)
     width = len(state.lanes) // setup.replicas
@@ -281,34 +276,34 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     if timing.drafts > 0:
         gpu_us += timing.drafts * drafting_us(timing.tables, decodes, sums.decode_context, timing.draft_share)
     host_us = timing.host_us + timing.host_seq_us * sums.size
-    return max(gpu_us, host_us) if timing.overlapped else gpu_us + host_us
+    return gpu_us + host_us
 
 
 def note(state: LoopState, setup: ServingSetup, rank: int, lane: int, batch: int, end_us: float) -> None:
     """Write an iteration down: in spans of time, which double when they run out, and in the log as far as it goes."""
-    totals, own, sums = state.totals[0], state.ranks[rank], state.batches[batch]
+    totals, scheduler, sums = state.totals[0], state.ranks[rank], state.batches[batch]
     pool = 1 if rank >= first_decode_rank(setup) else 0
     pools, now_us = len(state.sizes) // (2 * SIZES), totals.now_us
     spans = len(state.spans) // pools
     while now_us >= totals.width_us * spans:
         widen(state, spans)
     span = state.spans[pool * spans + int(now_us / totals.width_us)]
-    took_us, used = end_us - now_us, rules_of(setup, rank).blocks - own.free
+    took_us, used = end_us - now_us, rules_of(setup, rank).blocks - scheduler.free
     span.iterations += 1
     span.busy_us += took_us
     span.decodes += sums.decodes * took_us
     span.prefill_tokens += sums.prefill_tokens
     span.blocks += used * took_us
-    span.waiting += own.waiting * took_us
+    span.waiting += scheduler.waiting * took_us
     if totals.logged < len(state.log):
         row = state.log[totals.logged]
         totals.logged += 1
-        row.rank, row.lane, row.blocks, row.waiting = rank, lane, used, own.waiting
+        row.rank, row.lane, row.blocks, row.waiting = rank, lane, used, scheduler.waiting
         row.start_us, row.end_us = now_us, end_us
         row.decodes, row.prefill_tokens = sums.decodes, sums.prefill_tokens
         row.decode_context, row.samples = sums.decode_context, sums.samples
-        row.swapped_out, row.swapped_in = own.swapped_out, own.swapped_in
-    own.swapped_out, own.swapped_in = 0, 0
+        row.swapped_out, row.swapped_in = scheduler.swapped_out, scheduler.swapped_in
+    scheduler.swapped_out, scheduler.swapped_in = 0, 0
 
 
 def count_size(state: LoopState, decode: bool, sums: Any, busy_us: float) -> None:
@@ -324,15 +319,15 @@ def count_size(state: LoopState, decode: bool, sums: Any, busy_us: float) -> Non
 def widen(state: LoopState, spans: int) -> None:
     """Spans twice as long, two of the old in each, in each pool's ``spans``."""
     state.totals[0].width_us *= 2.0
-    for place in range(len(state.spans)):
-        pool = place // spans
-        into, first = state.spans[place], pool * spans + 2 * (place - pool * spans)
+    for index in range(len(state.spans)):
+        pool = index // spans
+        into, first = state.spans[index], pool * spans + 2 * (index - pool * spans)
         iterations, busy_us, decodes, prefill_tokens, blocks, waiting = 0, 0.0, 0.0, 0.0, 0.0, 0.0
         for source in range(first, min(first + 2, (pool + 1) * spans)):
-            each = state.spans[source]
-            iterations, busy_us, decodes = iterations + each.iterations, busy_us + each.busy_us, decodes + each.decodes
-            prefill_tokens, blocks = prefill_tokens + each.prefill_tokens, blocks + each.blocks
-            waiting += each.waiting
+            span = state.spans[source]
+            iterations, busy_us, decodes = iterations + span.iterations, busy_us + span.busy_us, decodes + span.decodes
+            prefill_tokens, blocks = prefill_tokens + span.prefill_tokens, blocks + span.blocks
+            waiting += span.waiting
         into.iterations, into.busy_us, into.decodes = iterations, busy_us, decodes
         into.prefill_tokens, into.blocks, into.waiting = prefill_tokens, blocks, waiting
 
@@ -360,13 +355,13 @@ def give_tokens(
     state: LoopState, setup: ServingSetup, chunk: RequestChunk, rank: int, batch: int, start_us: float
 ) -> bool:
     """One token for each entry of a batch that ends a prompt or decodes; whether any request left the rank."""
-    now_us, left, same_us, same = state.totals[0].now_us, False, -1.0, 0
-    own = state.ranks[rank]
-    if own.repeated > 0 and own.left > 0:
-        note_gap(state, now_us - own.given_us, state.batches[batch].size)
-        own.given_us = now_us
+    now_us, someone_left, same_us, same = state.totals[0].now_us, False, -1.0, 0
+    scheduler = state.ranks[rank]
+    if scheduler.repeated > 0 and scheduler.left > 0:
+        note_gap(state, now_us - scheduler.given_us, state.batches[batch].size)
+        scheduler.given_us = now_us
         return False
-    if own.repeated > 0:
+    if scheduler.repeated > 0:
         catch_up(state, rules_of(setup, rank), rank, batch, 1)
     only_prompts = rank < first_decode_rank(setup) and setup.first_decode < setup.replicas
     for entry in range(state.batches[batch].size):
@@ -387,14 +382,14 @@ def give_tokens(
                 note_gap(state, 0.0, guess(state, setup, rank, slot))
         request.last_us = now_us
         if request.made == request.output:
-            left, own.again = True, 0
+            someone_left, scheduler.again = True, 0
             give_back(state, rules_of(setup, rank), rank, slot)
             end(state, setup, chunk, slot, rank)
         elif only_prompts:
-            left = True
+            someone_left = True
             move(state, setup, slot, rank, now_us - start_us)
     note_gap(state, now_us - same_us, same)
-    return left
+    return someone_left
 
 
 def guess(state: LoopState, setup: ServingSetup, rank: int, slot: int) -> int:
@@ -406,7 +401,7 @@ def guess(state: LoopState, setup: ServingSetup, rank: int, slot: int) -> int:
     state.totals[0].guessed += right
     more = min(right, request.output - request.made)
     if more > 0:
-        if caching(state):
+        if caches_prefixes(state):
             remember(state, rules_of(setup, rank), rank, slot, request.computed, request.computed + more)
         request.made += more
         request.computed += more
@@ -462,13 +457,13 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
 
 def close_ranks(state: LoopState, rank: int) -> None:
     """Those that run close up where others left."""
-    own, kept = state.ranks[rank], 0
-    for place in range(own.count):
-        slot = state.running[rank, place]
+    scheduler, count = state.ranks[rank], 0
+    for position in range(scheduler.count):
+        slot = state.running[rank, position]
         if state.slots[slot].rank == rank:
-            state.running[rank, kept] = slot
-            kept += 1
-    own.count = kept
+            state.running[rank, count] = slot
+            count += 1
+    scheduler.count = count
 
 
 def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:

@@ -8,11 +8,11 @@ later ones are computed.
 
 from __future__ import annotations
 
-from .blocks import blocks_for, caching, give_back
+from .blocks import blocks_for, caches_prefixes, give_back
 from .due import push_due
 from .queues import length, push_back, push_front
 from .routing import route
-from .rules import FASTER_TRANSFORMER, ORCA, TRTLLM, SchedulerRules, ServingSetup, first_decode_rank, rules_of
+from .rules import SchedulerRules, ServingSetup, first_decode_rank, rules_of
 from .state import NONE, LoopState
 
 
@@ -34,13 +34,13 @@ def move(state: LoopState, setup: ServingSetup, slot: int, rank: int, took_us: f
 
 def start_moves(state: LoopState, setup: ServingSetup, rank: int) -> None:
     """Send the caches that wait for blocks of a rank, as far as there are any now."""
-    own = state.ranks[rank]
-    while own.moves != NONE:
-        slot = own.moves
+    scheduler = state.ranks[rank]
+    while scheduler.moves != NONE:
+        slot = scheduler.moves
         after = state.slots[slot].next
         if not start_move(state, setup, slot, 0.0):
             return
-        own.moves = after
+        scheduler.moves = after
 
 
 def start_move(state: LoopState, setup: ServingSetup, slot: int, early_us: float) -> bool:
@@ -48,7 +48,7 @@ def start_move(state: LoopState, setup: ServingSetup, slot: int, early_us: float
     request, now_us = state.slots[slot], state.totals[0].now_us
     here, there = state.ranks[-2 - request.rank], state.ranks[request.to]
     rules = rules_of(setup, request.to)
-    need = 0 if caching(state) else blocks_for(landing_tokens(state, rules, slot), rules.block_tokens)
+    need = 0 if caches_prefixes(state) else blocks_for(landing_tokens(state, rules, slot), rules.block_tokens)
     if need > 0 and (there.back > 0 or need + rules.watermark > there.free):
         return False
     there.free -= need
@@ -67,7 +67,7 @@ def start_move(state: LoopState, setup: ServingSetup, slot: int, early_us: float
 def landing_tokens(state: LoopState, rules: SchedulerRules, slot: int) -> int:
     """Tokens that a request must have blocks for where it decodes: as many as its scheduler admits it with."""
     request = state.slots[slot]
-    if rules.policy == ORCA or rules.policy == FASTER_TRANSFORMER or rules.policy == TRTLLM:
+    if rules.reserves:
         return request.input + request.output
     return min(length(state, slot) + 1, request.input + request.output)
 

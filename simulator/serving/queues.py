@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from .blocks import blocks_for, caching, give_back, grow, hit_tokens, idle_hits, remember, sit, take
+from typing import NamedTuple
+
+from .blocks import blocks_for, caches_prefixes, give_back, grow, hit_tokens, idle_hits, remember, sit, take
 from .rules import SchedulerRules
 from .state import NONE, LoopState
 
 
-def rest(state: LoopState, slot: int) -> int:
+def tokens_to_compute(state: LoopState, slot: int) -> int:
     """Tokens of a request that can be computed now: its prompt, what was generated before a preemption, or one.
 
     0 while a batch in flight will give it its next token.
@@ -20,9 +22,9 @@ def length(state: LoopState, slot: int) -> int:
     return state.slots[slot].input + state.slots[slot].made
 
 
-def decoding(state: LoopState, slot: int) -> bool:
+def is_decoding(state: LoopState, slot: int) -> bool:
     """Whether only its last token is not computed yet."""
-    return state.slots[slot].made > 0 and rest(state, slot) <= 1
+    return state.slots[slot].made > 0 and tokens_to_compute(state, slot) <= 1
 
 
 def push_back(state: LoopState, rank: int, slot: int) -> None:
@@ -90,26 +92,26 @@ def put(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: in
     sums.size += 1
     state.ranks[rank].work -= tokens
     state.totals[0].computed_tokens += tokens
-    if caching(state):
+    if caches_prefixes(state):
         remember(state, rules, rank, slot, before, before + tokens)
 
 
 def fits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, spare: int) -> bool:
     """Whether a request that waits finds blocks for so many tokens, with ``spare`` left, its hits counted once."""
-    if caching(state) and state.ranks[rank].seats == 0:
+    if caches_prefixes(state) and state.ranks[rank].seats == 0:
         return False
-    own = state.slots[slot].blocks  # of a cache that came from another rank
-    need = blocks_for(tokens, rules.block_tokens) - hit // rules.block_tokens - own
+    blocks = state.slots[slot].blocks  # of a cache that came from another rank
+    need = blocks_for(tokens, rules.block_tokens) - hit // rules.block_tokens - blocks
     if hit > 0:
         need += idle_hits(state, rules, rank, slot, hit)
-    return need + spare <= state.ranks[rank].free or (own > 0 and need <= 0)
+    return need + spare <= state.ranks[rank].free or (blocks > 0 and need <= 0)
 
 
 def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, now_us: float) -> None:
     """The first that waits runs from now on, with ``hit`` cached tokens and blocks for ``tokens``."""
     slots, ranks = state.slots, state.ranks
     pop_front(state, rank)
-    if caching(state):
+    if caches_prefixes(state):
         sit(state, rules, rank, slot, hit)
     if hit > 0:
         slots[slot].computed = hit
@@ -134,27 +136,27 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
     ranks[rank].count += 1
 
 
-def cached(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:
+def cached_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:
     """Tokens that a request which waits would find in the cache; none where it brings its own."""
     return 0 if state.slots[slot].computed > 0 else hit_tokens(state, rules, rank, slot)
 
 
-def remove(state: LoopState, rank: int, place: int) -> None:
+def remove(state: LoopState, rank: int, position: int) -> None:
     """Take a request out of those that run."""
     ranks = state.ranks
-    for index in range(place, ranks[rank].count - 1):
+    for index in range(position, ranks[rank].count - 1):
         state.running[rank, index] = state.running[rank, index + 1]
     ranks[rank].count -= 1
 
 
-def preempt(state: LoopState, rules: SchedulerRules, rank: int, place: int, last: bool) -> None:
-    """Stop the ``place``-th running request and free its blocks: it waits before all others, or (``last``) behind.
+def preempt(state: LoopState, rules: SchedulerRules, rank: int, position: int, last: bool) -> None:
+    """Stop the ``position``-th running request and free its blocks: it waits before all others, or (``last``) behind.
 
     It loses what was computed, or takes it to host memory where the rules have a price for that.
     """
     slots = state.slots
-    slot = state.running[rank, place]
-    remove(state, rank, place)
+    slot = state.running[rank, position]
+    remove(state, rank, position)
     give_back(state, rules, rank, slot)
     if rules.swap_us_per_token >= 0:
         slots[slot].stalled = 1
@@ -176,40 +178,105 @@ def preempt(state: LoopState, rules: SchedulerRules, rank: int, place: int, last
 
 def newest(state: LoopState, rank: int, least: int) -> int:
     """The place of the running request that is preempted first: the last with no token on its way; NONE if none."""
-    place = state.ranks[rank].count - 1
-    while place >= least and state.slots[state.running[rank, place]].waits:
-        place -= 1
-    return place if place >= least else NONE
+    position = state.ranks[rank].count - 1
+    while position >= least and state.slots[state.running[rank, position]].waits:
+        position -= 1
+    return position if position >= least else NONE
 
 
-def make_room(state: LoopState, rules: SchedulerRules, rank: int, place: int, tokens: int, spare: int) -> int:
-    """Blocks for ``tokens`` of the ``place``-th running request; the newest ones are preempted for them.
+def make_room(state: LoopState, rules: SchedulerRules, rank: int, position: int, tokens: int, spare: int) -> int:
+    """Blocks for ``tokens`` of the ``position``-th running request; the newest ones are preempted for them.
 
     ``spare`` blocks must be free even where none is needed. Returns how many were preempted; NONE where it was one of
     them itself or nobody is left to preempt.
     """
     gone = 0
-    slot = state.running[rank, place]
-    if rules.drafts > 0 and decoding(state, slot):
+    slot = state.running[rank, position]
+    if rules.drafts > 0 and is_decoding(state, slot):
         tokens = min(tokens + rules.drafts, state.slots[slot].input + state.slots[slot].output)
     while state.ranks[rank].free < spare or not grow(state, rules, rank, slot, tokens):
-        victim = newest(state, rank, place)
+        victim = newest(state, rank, position)
         if victim == NONE:
             return NONE
         preempt(state, rules, rank, victim, False)
         gone += 1
-        if victim == place:
+        if victim == position:
             return NONE
     return gone
 
 
 def decode_all(state: LoopState, rules: SchedulerRules, rank: int, batch: int, spare: int) -> None:
     """One token for every running request whose prompt is computed; the newest are preempted for lack of blocks."""
-    place = 0
-    while place < state.ranks[rank].count:
-        slot = state.running[rank, place]
-        if rest(state, slot) == 1 and decoding(state, slot):
-            if make_room(state, rules, rank, place, state.slots[slot].computed + 1, spare) == NONE:
+    position = 0
+    while position < state.ranks[rank].count:
+        slot = state.running[rank, position]
+        if tokens_to_compute(state, slot) == 1 and is_decoding(state, slot):
+            if make_room(state, rules, rank, position, state.slots[slot].computed + 1, spare) == NONE:
                 break
             put(state, rules, rank, batch, slot, 1)
-        place += 1
+        position += 1
+
+
+def continue_prompts(state: LoopState, rules: SchedulerRules, rank: int, batch: int, budget: int) -> int:
+    """Tokens of prompts that have begun, in order of admission; what is left of the budget."""
+    for seat in range(state.ranks[rank].count):
+        slot = state.running[rank, seat]
+        tokens = min(tokens_to_compute(state, slot), budget)
+        if tokens > 0 and not is_decoding(state, slot):
+            put(state, rules, rank, batch, slot, tokens)
+            budget -= tokens
+    return budget
+
+
+class PromptLimits(NamedTuple):
+    """What new prompts of an iteration must keep to."""
+
+    longest: int  # tokens of one prompt at most; 0: no limit
+    full: int  # budget with which a prompt that is longer starts even where prompts are not cut; 0: with any
+    alone: int  # blocks that the first request of a rank leaves free,
+    beside: int  # and that others do
+    ahead: int  # tokens beyond a prompt that it has blocks for at its start; NONE: it has those of its first chunk
+
+
+def start_prompts(
+    state: LoopState, rules: SchedulerRules, rank: int, batch: int, budget: int, limits: PromptLimits, now_us: float
+) -> None:
+    """Admit those that wait, up to the first that does not fit, and schedule what a budget of tokens has of them."""
+    ranks, slots = state.ranks, state.slots
+    while budget > 0 and ranks[rank].count < rules.max_seqs:
+        slot = first_waiting(state, rank)
+        if slot == NONE:
+            break
+        hit = cached_tokens(state, rules, rank, slot)
+        tokens = tokens_to_compute(state, slot) - hit
+        if limits.longest > 0:
+            tokens = min(tokens, limits.longest)
+        if tokens > budget and not rules.chunked and budget < limits.full:
+            break
+        tokens = min(tokens, budget)
+        need = slots[slot].computed + hit + tokens if limits.ahead == NONE else length(state, slot) + limits.ahead
+        if rules.reserves:
+            need = slots[slot].input + slots[slot].output
+        most = max(need, length(state, slot)) if rules.whole_prompt else need
+        if not fits(state, rules, rank, slot, hit, most, limits.beside if ranks[rank].count > 0 else limits.alone):
+            break
+        admit(state, rules, rank, slot, hit, need, now_us)
+        put(state, rules, rank, batch, slot, tokens)
+        budget -= tokens
+
+
+def start_whole(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: int, now_us: float) -> bool:
+    """Admit a request with blocks for prompt and output and schedule all of its prompt; False where they do not fit."""
+    need = state.slots[slot].input + state.slots[slot].output
+    hit = cached_tokens(state, rules, rank, slot)
+    if not fits(state, rules, rank, slot, hit, need, 0):
+        return False
+    admit(state, rules, rank, slot, hit, need, now_us)
+    put(state, rules, rank, batch, slot, tokens_to_compute(state, slot))
+    return True
+
+
+def nobody_new(state: LoopState, rules: SchedulerRules, rank: int) -> bool:
+    """Whether nobody waits but who was refused before."""
+    first = first_waiting(state, rank)
+    return first == NONE or first == state.ranks[rank].refused

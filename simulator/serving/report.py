@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..question.serving import ServingRequest
-from ..report.account import shares_of
+from ..report.account import shares_of_total
 from ..report.served import ServingReport, TimeSpread
 from .histogram import Histogram
 from .rules import SchedulerRules, ServingSetup, first_decode_rank
 from .state import SIZES, LoopState
 
 if TYPE_CHECKING:
-    from .setup import ServedReplica
+    from .replica import ServedReplica
     from .tally import Tally
 
 PERCENTILES = (50, 90, 99)
@@ -26,7 +27,7 @@ MOVED = ("prefill_e2e", "kv_transfer", "decode_e2e")
 SLO_SCALES = np.geomspace(0.1, 10, 61)
 
 
-def counted(value: float) -> str:
+def number_text(value: float) -> str:
     """A number with three digits, without an exponent where there are more."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
@@ -40,7 +41,7 @@ def spread(times: Histogram) -> TimeSpread:
 
 def report_of(
     request: ServingRequest,
-    made: ServingSetup,
+    setup: ServingSetup,
     state: LoopState,
     tally: Tally,
     backlog: list[tuple[float, int, int]],
@@ -57,7 +58,9 @@ def report_of(
     counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
     devices = sum(counts)
     joules = energy_j(request, state, replicas, seconds)
-    price = sum(count * each.price_per_hour for count, each in zip(counts, replicas, strict=True)) * seconds / 3600
+    price = (
+        sum(count * replica.price_per_hour for count, replica in zip(counts, replicas, strict=True)) * seconds / 3600
+    )
     million = max(totals["output_tokens"], 1) / 1e6
     moved: dict[str, Any] = {f"{name}_ms": spread(times[name]) for name in MOVED} if pool.replicas else {}
     return ServingReport(
@@ -77,26 +80,26 @@ def report_of(
         total_tokens_per_s=(totals["output_tokens"] + totals["input_tokens"]) / seconds,
         goodput=attained * totals["arrived"] / seconds,
         slo_attainment=attained,
-        kv_peak=kv_peak(state, made),
-        **kv_tokens(state.ranks[: first_decode_rank(made)], made.rules, request.attention_dp),
+        kv_peak=kv_peak(state, setup),
+        **kv_tokens(state.ranks[: first_decode_rank(setup)], setup.rules, request.attention_dp),
         preemptions=totals["preemptions"],
         swaps=totals["swaps"],
         prefix_hit_share=totals["hit_tokens"] / max(1, totals["hit_tokens"] + totals["computed_tokens"]),
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
         utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0),
-        replicas=made.replicas,
+        replicas=setup.replicas,
         devices=devices,
         overload=overload(request, backlog, totals["rejected"]),
         backlog=tuple({"s": at / 1e6, "came": came, "waiting": waits} for at, came, waits in backlog),
-        over_time=over_time(state, made),
-        slo={name: value for name, value in vars(request.slo).items() if value is not None and request.slo.named},
+        over_time=over_time(state, setup),
+        slo={name: value for name, value in asdict(request.slo).items() if value is not None and request.slo.named},
         slo_curve=slo_curve(tally, counted) if request.slo.named else (),
         power_w=None if joules is None else joules / seconds / devices,
         kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
         cost_per_million_tokens=price / million if price else None,
         tokens_per_decode=1 + totals["guessed"] / max(totals["guesses"], 1),
-        pools=pools(state, made, counts, (request.attention_dp, request.decode_dp)) if pool.replicas else {},
+        pools=pools(state, setup, counts, (request.attention_dp, request.decode_dp)) if pool.replicas else {},
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
         notes=notes(request, totals, replicas),
@@ -105,10 +108,10 @@ def report_of(
     )
 
 
-def kv_peak(state: LoopState, made: ServingSetup) -> float:
+def kv_peak(state: LoopState, setup: ServingSetup) -> float:
     """The largest share of its KV blocks that any rank had in use."""
-    first = first_decode_rank(made)
-    blocks = np.where(np.arange(len(state.ranks)) < first, made.rules.blocks, made.decode_rules.blocks)
+    first = first_decode_rank(setup)
+    blocks = np.where(np.arange(len(state.ranks)) < first, setup.rules.blocks, setup.decode_rules.blocks)
     return float((state.ranks["peak"] / blocks).max())
 
 
@@ -119,62 +122,62 @@ def kv_tokens(ranks: np.ndarray, rules: SchedulerRules, ranks_per_replica: int) 
     return {"kv_tokens": fit * ranks_per_replica, "kv_rank_tokens": fit, "kv_peak_tokens": most}
 
 
-def parts(state: LoopState, made: ServingSetup) -> dict[str, tuple[slice, SchedulerRules]]:
+def parts(state: LoopState, setup: ServingSetup) -> dict[str, tuple[slice, SchedulerRules]]:
     """The ranks of each pool and their rules, ``all`` where there is one."""
-    first = first_decode_rank(made)
+    first = first_decode_rank(setup)
     if first == len(state.ranks):
-        return {"all": (slice(0, first), made.rules)}
-    return {"prefill": (slice(0, first), made.rules), "decode": (slice(first, None), made.decode_rules)}
+        return {"all": (slice(0, first), setup.rules)}
+    return {"prefill": (slice(0, first), setup.rules), "decode": (slice(first, None), setup.decode_rules)}
 
 
-def over_time(state: LoopState, made: ServingSetup) -> dict[str, tuple[Mapping[str, float], ...]]:
+def over_time(state: LoopState, setup: ServingSetup) -> dict[str, tuple[Mapping[str, float], ...]]:
     """Each pool's spans of time up to the last iteration: means over their iterations, weighted by their length."""
-    pools = parts(state, made)
+    pools = parts(state, setup)
     spans = state.spans.reshape(len(pools), -1)
     used = np.flatnonzero(spans["iterations"].sum(axis=0))
     width_s = float(state.totals["width_us"][0]) / 1e6
-    found: dict[str, tuple[Mapping[str, float], ...]] = {}
-    for (name, (part, own)), whole in zip(pools.items(), spans, strict=True):
-        kept = whole[: used[-1] + 1] if len(used) else whole[:0]
-        busy, count = np.maximum(kept["busy_us"], 1e-9), len(state.ranks[part])
-        stages = made.decode_stages if name == "decode" else made.stages
+    series: dict[str, tuple[Mapping[str, float], ...]] = {}
+    for (name, (ranks, rules)), pool_spans in zip(pools.items(), spans, strict=True):
+        used_spans = pool_spans[: used[-1] + 1] if len(used) else pool_spans[:0]
+        busy, count = np.maximum(used_spans["busy_us"], 1e-9), len(state.ranks[ranks])
+        stages = setup.decode_stages if name == "decode" else setup.stages
         columns = {
-            "start_s": np.arange(len(kept)) * width_s,
-            "iterations": kept["iterations"],
-            "busy_share": carried_on(kept["busy_us"] / (width_s * 1e6 * count * stages)),
-            "decodes": kept["decodes"] / busy,
-            "prefill_tokens": kept["prefill_tokens"] / np.maximum(kept["iterations"], 1),
-            "kv_share": kept["blocks"] / busy / own.blocks,
-            "waiting": kept["waiting"] / busy,
+            "start_s": np.arange(len(used_spans)) * width_s,
+            "iterations": used_spans["iterations"],
+            "busy_share": carried_on(used_spans["busy_us"] / (width_s * 1e6 * count * stages)),
+            "decodes": used_spans["decodes"] / busy,
+            "prefill_tokens": used_spans["prefill_tokens"] / np.maximum(used_spans["iterations"], 1),
+            "kv_share": used_spans["blocks"] / busy / rules.blocks,
+            "waiting": used_spans["waiting"] / busy,
         }
         rows = zip(*columns.values(), strict=True)
-        found[name] = tuple(dict(zip(columns, map(float, row), strict=True)) for row in rows)
-    return found
+        series[name] = tuple(dict(zip(columns, map(float, row), strict=True)) for row in rows)
+    return series
 
 
 def carried_on(shares: np.ndarray) -> np.ndarray:
     """Shares of spans that iterations which began in them take, none above 1: what is more goes on in the next."""
-    found, left = [], 0.0
+    pieces, remainder = [], 0.0
     for share in shares.tolist():
-        found.append(min(share + left, 1.0))
-        left += share - found[-1]
-    return np.array(found)
+        pieces.append(min(share + remainder, 1.0))
+        remainder += share - pieces[-1]
+    return np.array(pieces)
 
 
 def pools(
-    state: LoopState, made: ServingSetup, devices: tuple[int, int], ranks: tuple[int, int]
+    state: LoopState, setup: ServingSetup, devices: tuple[int, int], ranks: tuple[int, int]
 ) -> dict[str, dict[str, float]]:
     """Replicas and devices of each pool, the share of the time that they compute, KV memory, the most of it in use."""
     duration_us = float(state.totals["now_us"][0]) or 1.0
     return {
         name: {
-            "replicas": float(made.first_decode if name == "prefill" else made.replicas - made.first_decode),
+            "replicas": float(setup.first_decode if name == "prefill" else setup.replicas - setup.first_decode),
             "devices": float(count),
-            "utilisation": float(state.ranks["busy_us"][part].mean()) / duration_us,
-            "kv_peak": float(state.ranks["peak"][part].max()) / own.blocks,
-            **kv_tokens(state.ranks[part], own, dp),
+            "utilisation": float(state.ranks["busy_us"][pool_ranks].mean()) / duration_us,
+            "kv_peak": float(state.ranks["peak"][pool_ranks].max()) / rules.blocks,
+            **kv_tokens(state.ranks[pool_ranks], rules, dp),
         }
-        for (name, (part, own)), count, dp in zip(parts(state, made).items(), devices, ranks, strict=True)
+        for (name, (pool_ranks, rules)), count, dp in zip(parts(state, setup).items(), devices, ranks, strict=True)
     }
 
 
@@ -192,18 +195,18 @@ def energy_j(
     counts = (request.replicas, request.decode_pool.replicas)
     total, sizes = 0.0, state.sizes.reshape(-1, 2, SIZES)
     ranks = (request.attention_dp, request.decode_dp)
-    for own, replica, count, dp in zip(sizes, replicas, counts, ranks, strict=False):
-        known = replica.figures
-        if known is None or not np.isfinite(known.idle_w):
+    for pool_sizes, replica, count, dp in zip(sizes, replicas, counts, ranks, strict=False):
+        figures = replica.figures
+        if figures is None or not np.isfinite(figures.idle_w):
             return None
         per_rank = replica.devices / dp
-        rest_s = seconds * replica.devices * count - float(own["busy_us"].sum()) * per_rank * 1e-6
-        total += max(rest_s, 0.0) * float(known.idle_w)
-        axes = (known.decode_axis, known.decode_w), (known.prompt_axis, known.prompt_w)
-        for sized, (axis, watts) in zip(own, axes, strict=True):
+        rest_s = seconds * replica.devices * count - float(pool_sizes["busy_us"].sum()) * per_rank * 1e-6
+        total += max(rest_s, 0.0) * float(figures.idle_w)
+        axes = (figures.decode_axis, figures.decode_w), (figures.prompt_axis, figures.prompt_w)
+        for sized, (axis, watts) in zip(pool_sizes, axes, strict=True):
             ran = sized[sized["iterations"] > 0]
-            drawn = np.interp(ran["tokens_us"] / np.maximum(ran["busy_us"], 1e-9), axis, watts)
-            total += float((ran["busy_us"] * drawn).sum()) * per_rank * 1e-6
+            watts_drawn = np.interp(ran["tokens_us"] / np.maximum(ran["busy_us"], 1e-9), axis, watts)
+            total += float((ran["busy_us"] * watts_drawn).sum()) * per_rank * 1e-6
     return total
 
 
@@ -220,7 +223,7 @@ def overload(request: ServingRequest, backlog: list[tuple[float, int, int]], rej
     seconds = max((at[last][0] - at[half][0]) / 1e6, 1e-9)
     share = grown / max(1, last - half)
     return (
-        f"overload: when {last:,} requests had come {at[last][1]:,} waited, {counted(grown / seconds)} more every "
+        f"overload: when {last:,} requests had come {at[last][1]:,} waited, {number_text(grown / seconds)} more every "
         f"second; {share:.0%} of what comes is more than is served, so that times depend on how long the run is"
     )
 
@@ -228,22 +231,22 @@ def overload(request: ServingRequest, backlog: list[tuple[float, int, int]], rej
 def sources_of(replicas: tuple[ServedReplica, ServedReplica]) -> dict[str, float]:
     """Share of kernel time by whose measurements answered, the mean of prefilling and decoding replicas."""
     names = dict.fromkeys(name for replica in replicas for name in replica.sources)
-    return shares_of({name: sum(replica.sources.get(name, 0.0) for replica in replicas) for name in names})
+    return shares_of_total({name: sum(replica.sources.get(name, 0.0) for replica in replicas) for name in names})
 
 
 def notes(
     request: ServingRequest, totals: Mapping[str, Any], replicas: tuple[ServedReplica, ServedReplica]
 ) -> tuple[str, ...]:
     """What a reader should know."""
-    own = (note for replica in replicas for note in (*replica.notes, replica.shortened) if note)
-    said = list(dict.fromkeys(own))
+    candidates = (note for replica in replicas for note in (*replica.notes, replica.shortened) if note)
+    texts = list(dict.fromkeys(candidates))
     if (request.traffic.prefixes or request.traffic.turns > 1) and not request.scheduler.prefix_caching:
-        said.append(
+        texts.append(
             "prompts begin alike, and each is computed whole: scheduler.prefix_caching=true finds what was before"
         )
     if totals["rejected"]:
-        said.append(
+        texts.append(
             f"{totals['rejected']:,} of {totals['arrived']:,} requests were rejected: longer than the context "
             "(scheduler.max_model_len), the KV memory, or an iteration (scheduler.max_tokens) allows"
         )
-    return tuple(said)
+    return tuple(texts)

@@ -27,18 +27,20 @@ def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
         return trace_stream(traffic)
     longest = _most(traffic.input) + _most(traffic.output)
     if traffic.turns > 1:
-        made = with_turns(traffic)
-        whole = int((made.input + made.output).max())
-        outputs, prompt = float(made.output.sum()), float(made.input.mean())
-        return RequestStream(iter([made]), traffic.requests, 0, whole, outputs, prompt, True, np.zeros(0, np.int64))
+        sessions = with_turns(traffic)
+        longest_request = int((sessions.input + sessions.output).max())
+        outputs, prompt = float(sessions.output.sum()), float(sessions.input.mean())
+        return RequestStream(
+            iter([sessions]), traffic.requests, 0, longest_request, outputs, prompt, True, np.zeros(0, np.int64)
+        )
     outputs, prompt = traffic.requests * traffic.output.average, traffic.input.average
-    chunks, keys = drawn(traffic, size), np.zeros(0, np.int64)
+    chunks, keys = draw_requests(traffic, size), np.zeros(0, np.int64)
     return RequestStream(
         chunks, traffic.requests, traffic.concurrency, longest, outputs, prompt, traffic.prefixes > 0, keys
     )
 
 
-def drawn(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:
+def draw_requests(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:
     """Chunks of independent requests."""
     arrivals, inputs, outputs, prefixes = generators(traffic.seed)
     times = ArrivalClock(traffic, arrivals)
@@ -54,7 +56,7 @@ def drawn(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:
 
 def generators(seed: int) -> list[np.random.Generator]:
     """Random numbers for each column."""
-    return [np.random.Generator(np.random.PCG64(each)) for each in np.random.SeedSequence(seed).spawn(4)]
+    return [np.random.Generator(np.random.PCG64(child_seed)) for child_seed in np.random.SeedSequence(seed).spawn(4)]
 
 
 class ArrivalClock:
@@ -124,10 +126,9 @@ def _most(kind: Lengths) -> int:
     return max(kind.values) if kind.kind == "empirical" else kind.high
 
 
-def sizes(traffic: RequestTraffic) -> tuple[int, float]:
-    """The most tokens that a request can have, prompt and answer, and those of a prompt on average."""
-    made = stream(traffic)
-    return made.longest, made.prompt
+def longest_of(traffic: RequestTraffic) -> int:
+    """The most tokens that a request can have, prompt and answer."""
+    return stream(traffic).longest
 
 
 def with_turns(traffic: RequestTraffic) -> RequestChunk:
@@ -143,9 +144,9 @@ def with_turns(traffic: RequestTraffic) -> RequestChunk:
     begun = replace(traffic, turns=1, think_s=0.0, requests=sessions, warmup=None, rate=traffic.rate / turns)
     if traffic.arrival == "ramp":
         begun = replace(begun, rate_end=traffic.rate_end / turns)
-    own = lengths(traffic.input, inputs, sessions * turns).reshape(turns, sessions)
+    new_tokens = lengths(traffic.input, inputs, sessions * turns).reshape(turns, sessions)
     output = lengths(traffic.output, outputs, sessions * turns).reshape(turns, sessions)
-    prompt = np.cumsum(own, axis=0) + np.cumsum(output, axis=0) - output
+    prompt = np.cumsum(new_tokens, axis=0) + np.cumsum(output, axis=0) - output
     count = traffic.requests
     rows = np.arange(count)
     times = np.zeros(count)

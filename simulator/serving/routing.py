@@ -1,41 +1,37 @@
-"""Which rank a request goes to: one function per policy, over the ranks ``first`` .. ``last`` - 1 of its pool.
+"""Which rank a request goes to: one function and one row of :data:`TABLE` for each router, over the ranks ``first`` ..
+``last`` - 1 of its pool.
 
-A policy of a user's own has the form ``route(state, setup, slot, first, last)`` and returns a rank.
+A router of a user's own has the same form, ``route(state, setup, slot, first, last)``, and returns a rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..question.serving import ROUTERS
 from .blocks import blocks_for, hit_tokens
-from .rules import (
-    JOIN_SHORTEST,
-    KV_AWARE,
-    LEAST_OUTSTANDING,
-    LEAST_WAITING,
-    POWER_OF_TWO,
-    RANDOM,
-    ServingSetup,
-    rules_of,
-)
+from .chain import chain
+from .rules import ServingSetup, rules_of
 from .state import LoopState
+
+Route = Callable[[Any, Any, int, int, int], int]
+
+
+@dataclass(frozen=True)
+class RequestRouter:
+    """``choose`` returns the rank of a request; whether it ``reads_blocks`` of the caches of ranks."""
+
+    choose: Route
+    reads_blocks: bool = False
 
 
 def route(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
-    """The rank of a request by the policy of the set-up."""
+    """The rank of a request by the router of the set-up."""
     if last - first == 1:
         return first
-    if setup.router == RANDOM:
-        return first + draw(state, last - first)
-    if setup.router == LEAST_OUTSTANDING:
-        return least_outstanding(state, first, last)
-    if setup.router == LEAST_WAITING:
-        return least_waiting(state, first, last)
-    if setup.router == POWER_OF_TWO:
-        return power_of_two(state, first, last)
-    if setup.router == KV_AWARE:
-        return kv_aware(state, setup, slot, first, last)
-    if setup.router == JOIN_SHORTEST:
-        return shortest(state, first, last)
-    return round_robin(state, first, last)
+    return chosen(state, setup, slot, first, last)
 
 
 def draw(state: LoopState, count: int) -> int:
@@ -45,7 +41,7 @@ def draw(state: LoopState, count: int) -> int:
     return totals.seed * count // 2147483647
 
 
-def round_robin(state: LoopState, first: int, last: int) -> int:
+def round_robin(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """One after the other."""
     totals = state.totals[0]
     if first > 0:
@@ -55,7 +51,12 @@ def round_robin(state: LoopState, first: int, last: int) -> int:
     return (totals.turn - 1) % last
 
 
-def least_outstanding(state: LoopState, first: int, last: int) -> int:
+def at_random(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
+    """Any of them."""
+    return first + draw(state, last - first)
+
+
+def least_outstanding(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """The fewest requests that have not ended."""
     best = first
     for rank in range(first + 1, last):
@@ -64,7 +65,7 @@ def least_outstanding(state: LoopState, first: int, last: int) -> int:
     return best
 
 
-def least_waiting(state: LoopState, first: int, last: int) -> int:
+def least_waiting(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """The shortest queue."""
     best = first
     for rank in range(first + 1, last):
@@ -73,7 +74,7 @@ def least_waiting(state: LoopState, first: int, last: int) -> int:
     return best
 
 
-def power_of_two(state: LoopState, first: int, last: int) -> int:
+def power_of_two(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """Of two ranks by chance the one with fewer requests that have not ended."""
     one, other = first + draw(state, last - first), first + draw(state, last - first)
     return other if state.ranks[other].outstanding < state.ranks[one].outstanding else one
@@ -93,10 +94,36 @@ def kv_aware(state: LoopState, setup: ServingSetup, slot: int, first: int, last:
     return best
 
 
-def shortest(state: LoopState, first: int, last: int) -> int:
+def shortest(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """The fewest tokens still to compute: Splitwise's queues."""
     best = first
     for rank in range(first + 1, last):
         if state.ranks[rank].work < state.ranks[best].work:
             best = rank
     return best
+
+
+TABLE = {
+    "round_robin": RequestRouter(round_robin),
+    "random": RequestRouter(at_random),
+    "least_outstanding": RequestRouter(least_outstanding),
+    "least_waiting": RequestRouter(least_waiting),
+    "power_of_two": RequestRouter(power_of_two),
+    "kv_aware": RequestRouter(kv_aware, reads_blocks=True),
+    "splitwise": RequestRouter(shortest),
+}
+
+
+def link_route(code: int, choose: Route, others: Route) -> Route:
+    """A function that routes as ``choose`` does where the router is ``code``, else as ``others``."""
+
+    def route_one(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
+        if setup.router == code:
+            return choose(state, setup, slot, first, last)
+        return others(state, setup, slot, first, last)
+
+    return route_one
+
+
+ROUTES = chain(link_route, [TABLE[name].choose for name in ROUTERS], round_robin)
+chosen = ROUTES[-1]

@@ -9,11 +9,7 @@ import numpy as np
 from ..question.serving import POLICIES, ROUTERS
 from .iteration import IterationTables
 
-# Codes of policies and routers, in the order of their names; the last is a user's own function.
-VLLM, VLLM_V0, SARATHI, ORCA, FASTER_TRANSFORMER, LIGHTLLM, SGLANG, TRTLLM, TRTLLM_MAX, SPLITWISE = range(len(POLICIES))
-OWN = len(POLICIES)
-ROUND_ROBIN, RANDOM, LEAST_OUTSTANDING, LEAST_WAITING, POWER_OF_TWO, KV_AWARE, JOIN_SHORTEST = range(len(ROUTERS))
-OWN_ROUTER = len(ROUTERS)
+OWN, OWN_ROUTER = len(POLICIES), len(ROUTERS)  # codes of a user's own; ours are places in POLICIES and ROUTERS
 
 
 class SchedulerRules(NamedTuple):
@@ -27,11 +23,14 @@ class SchedulerRules(NamedTuple):
     blocks: int
     block_tokens: int
     watermark: int  # blocks that admission leaves free
+    spare: int  # and those that must stay free beside decodes
     long_prefill: int  # most tokens of one prompt in an iteration; 0: no limit
     whole_prompt: int  # 1: a prompt is admitted only if all of it fits
     chunked: int  # 1: prompts may be cut
+    uncut: int  # 1: no prompt may be longer than an iteration
     padded: int  # 1: prompts of a batch count as long as its longest
     mixed: int  # 1: sglang decodes beside prompts
+    reserves: int  # 1: blocks for prompt and answer are taken at the start
     lag: int  # 1: the next iteration is scheduled while one runs: who arrives in between waits for one more
     swap_us_per_token: float  # less than 0: who is preempted computes anew
     conservativeness: float  # of sglang's estimate
@@ -43,6 +42,9 @@ class SchedulerRules(NamedTuple):
     gather_iterations: int  # and so many more once each has one
     wait_tokens: float  # or until the batch has so many tokens
     answers: int  # 1: who comes with a cache has its first token sent when it starts here
+    lasting: int  # 1: who finds no place finds none until a request ends
+    asks: int  # 1: its policy says itself whether a batch may come again
+    repeats: int  # 1: batches that only decode may be counted again (:mod:`.repeating`)
 
 
 class IterationTiming(NamedTuple):
@@ -50,9 +52,8 @@ class IterationTiming(NamedTuple):
 
     tables: IterationTables
     graphs: np.ndarray  # batch sizes of CUDA graphs, ascending: decodes are padded up to the next
-    host_us: float
+    host_us: float  # after what the GPU takes
     host_seq_us: float  # for each sequence of the batch
-    overlapped: int  # 1: the host works beside the GPU, the longer of the two counts
     drafts: int  # tokens that are guessed ahead in each iteration
     draft_share: float  # of the model's layers that guessing one takes
 
@@ -77,11 +78,6 @@ class ServingSetup(NamedTuple):
     move_us: float  # of every transfer of a cache
     move_token_us: float  # and of every token of it
     move_exposed: float  # the share of it that prefill does not hide
-
-
-def spare_blocks(rules: SchedulerRules) -> int:
-    """Blocks that must stay free beside decodes (:func:`.queues.decode_all`)."""
-    return 1 if rules.policy == VLLM_V0 or rules.policy == SPLITWISE or rules.policy == SARATHI else 0
 
 
 def first_decode_rank(setup: ServingSetup) -> int:

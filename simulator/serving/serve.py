@@ -17,10 +17,12 @@ from . import setup as setups
 from .compiled import compiled, on_disk, with_own
 from .histogram import BINS
 from .loop import RequestChunk
+from .own import load_router
+from .policies import policy_of
+from .replica import ServedReplica
 from .report import report_of
 from .requests import stream
 from .rules import ServingSetup, first_decode_rank
-from .setup import ServedReplica
 from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
 from .tally import Tally
@@ -49,57 +51,63 @@ class ServedTraffic:
     setup: ServingSetup
     replica: ServedReplica
     bytes_per_token: float  # of keys and values, as they move to another replica
+    host_us: float  # that the host adds to a first token
 
 
 def serve(
     request: ServingRequest,
     replica: ServedReplica,
     decoder: ServedReplica | None = None,
-    kept: Keeping | None = None,
+    keeping: Keeping | None = None,
     progress: Callable[[int], None] | None = None,
+    clients: float | None = None,
 ) -> ServedTraffic:
     """The traffic of a request on replicas like ``replica``, and ``decoder`` where a pool only decodes.
 
-    ``progress`` is told how many more requests came in. Always ends: overload is reported, not waited for. Raises
-    RequestError and RequestTraceError.
+    ``progress`` is told how many more requests came in. ``clients`` send to a replica at a time; None: its part of
+    those of the traffic, as each that prefills has a server of its own, none where requests come at a rate. Always
+    ends: overload is reported, not waited for. Raises RequestError and RequestTraceError.
     """
-    kept, source = kept or Keeping(), stream(request.traffic)
+    keeping, source = keeping or Keeping(), stream(request.traffic)
     if request.scheduler.prefix_caching and not source.shares and alike_without(request):
         bare = replace(request, scheduler=replace(request.scheduler, prefix_caching=False))
-        served = once(bare, source, replica, decoder, kept, progress)
+        served = serve_once(bare, source, replica, decoder, keeping, progress, clients)
         if not served.report.preemptions:
             return served
         source = stream(request.traffic)
-    return once(request, source, replica, decoder, kept, progress)
+    return serve_once(request, source, replica, decoder, keeping, progress, clients)
 
 
 def alike_without(request: ServingRequest) -> bool:
     """Whether prefix caching changes nothing where prompts share nothing and nobody comes back after a preemption:
     SGLang's sums of ends and caches that move to a pool differ with it, and a user's own function may look at it."""
-    own = request.scheduler.own or ":" in request.router
-    ends = request.scheduler.policy == "sglang" and request.scheduler.ignore_eos
-    return not (own or ends or request.decode_pool.replicas)
+    custom = request.scheduler.own or ":" in request.router
+    ends = request.scheduler.ignore_eos and policy_of(request.scheduler.policy).counts_ends
+    return not (custom or ends or request.decode_pool.replicas)
 
 
-def once(
+def serve_once(
     request: ServingRequest,
     source: RequestStream,
     replica: ServedReplica,
     decoder: ServedReplica | None,
-    kept: Keeping,
+    keeping: Keeping,
     progress: Callable[[int], None] | None,
+    clients: float | None,
 ) -> ServedTraffic:
     """Serve the requests of a stream once."""
     began = time.perf_counter()
     warmup = request.traffic.warmup or 0
     if warmup >= source.requests:
         raise RequestError(f"traffic.warmup={warmup} leaves none of {source.requests} requests to count")
-    made = setups.setup(request, replica, decoder)
-    shape = setups.shape(request, made, source.requests, source.longest, kept.iterations, BINS)
-    made = setups.with_room_for(made, shape.seats)
-    ledger = Tally(replica.host.ttft_us, request.slo, kept.requests, warmup)
+    setup = setups.setup(request, replica, decoder)
+    shape = setups.shape(request, setup, source.requests, source.longest, keeping.iterations, BINS)
+    setup = setups.with_room_for(setup, shape.seats)
+    sending = request.traffic.concurrency / request.replicas if clients is None else clients
+    host_us = replica.first_token_us(sending, source.prompt)
+    ledger = Tally(host_us, request.slo, keeping.requests, warmup)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
-    state, backlog = through(made, state, source, ledger, runner(request, source.outputs), progress)
+    state, backlog = run_chunks(setup, state, source, ledger, runner(request, source.outputs), progress)
     if unserved := int((state.totals["arrived"] - state.totals["completed"] - state.totals["rejected"])[0]):
         raise RequestError(
             f"scheduler.policy={request.scheduler.policy} left {unserved} requests unserved: it formed no batch of them"
@@ -107,27 +115,27 @@ def once(
     rows = np.concatenate(ledger.rows) if ledger.rows else state.left[:0]
     wall_s = time.perf_counter() - began
     replicas = replica, decoder or replica
-    report = report_of(request, made, state, ledger, backlog, replicas, wall_s)
+    report = report_of(request, setup, state, ledger, backlog, replicas, wall_s)
     kept_rows, log = rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])]
-    return ServedTraffic(report, kept_rows, log, state, made, replica, replicas[1].kv.bytes_per_token)
+    return ServedTraffic(report, kept_rows, log, state, setup, replica, replicas[1].kv.bytes_per_token, host_us)
 
 
 def serve_with_intervals(
     request: ServingRequest,
     replica: ServedReplica,
     decoder: ServedReplica | None = None,
-    kept: Keeping | None = None,
+    keeping: Keeping | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> ServedTraffic:
     """The same as :func:`serve`, with the intervals of its figures where they are wanted and steps have some."""
-    served = serve(request, replica, decoder, kept, progress)
-    if not confidence.wanted(request) or replica.figures is None:
+    served = serve(request, replica, decoder, keeping, progress)
+    if not confidence.wants_intervals(request) or replica.figures is None:
         return served
     began = time.perf_counter()
 
     def at(z: float) -> ServingReport:
-        other = None if decoder is None else confidence.shifted(decoder, z)
-        return serve(request, confidence.shifted(replica, z), other).report
+        other = None if decoder is None else confidence.at_deviation(decoder, z)
+        return serve(request, confidence.at_deviation(replica, z), other).report
 
     report = confidence.with_intervals(served.report, request, at)
     wall_s = report.wall_time_s + time.perf_counter() - began
@@ -136,8 +144,8 @@ def serve_with_intervals(
 
 def runner(request: ServingRequest, outputs: float) -> RunLoop:
     """The event loop for so many tokens of answers: compiled, or in plain Python with functions of the user's own."""
-    form = setups.own_function(request.scheduler.policy, "scheduler.policy") if request.scheduler.own else None
-    route = setups.own_router(request.router) if ":" in request.router else None
+    form = policy_of(request.scheduler.policy).form if request.scheduler.own else None
+    route = load_router(request.router) if ":" in request.router else None
     if form is None and route is None and worth_compiling(outputs):
         return compiled()
     return plain(with_own(form, route))
@@ -155,16 +163,16 @@ def worth_compiling(outputs: float) -> bool:
 def plain(run: Callable[..., Any]) -> RunLoop:
     """A loop in plain Python on objects, which it reads faster than arrays."""
 
-    def on_objects(state: LoopState, made: ServingSetup, chunk: RequestChunk, more: bool) -> None:
+    def on_objects(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
         objects = as_objects(state)
-        run(objects, made, chunk, more)
+        run(objects, setup, chunk, more)
         write_back(objects, state)
 
     return on_objects
 
 
-def through(
-    made: ServingSetup,
+def run_chunks(
+    setup: ServingSetup,
     state: LoopState,
     source: RequestStream,
     ledger: Tally,
@@ -173,39 +181,39 @@ def through(
 ) -> tuple[LoopState, list[tuple[float, int, int]]]:
     """Run all chunks; the state at the end, and (microseconds, requests that came, requests that wait) after each
     tenth of them came in."""
-    first = first_decode_rank(made)
-    state.ranks["free"][:first], state.ranks["free"][first:] = made.rules.blocks, made.decode_rules.blocks
-    state.totals["credits"], state.totals["key_tokens"] = made.concurrency, source.key_tokens
+    first = first_decode_rank(setup)
+    state.ranks["free"][:first], state.ranks["free"][first:] = setup.rules.blocks, setup.decode_rules.blocks
+    state.totals["credits"], state.totals["key_tokens"] = setup.concurrency, source.key_tokens
     state = state._replace(keys=source.keys)
     backlog: list[tuple[float, int, int]] = []
     came = 0
     for chunk in source.chunks:
-        for part in parts(chunk, max(1, source.requests // 10)):
-            came += len(part.input)
-            state = with_room(state, len(part.input))
-            run(state, made, part, came < source.requests)
+        for rows in parts(chunk, max(1, source.requests // 10)):
+            came += len(rows.input)
+            state = with_room(state, len(rows.input))
+            run(state, setup, rows, came < source.requests)
             totals = state.totals[0]
-            left = state.left[: totals["left"]]
-            ledger.add(left)
-            if len(part.follower):
-                backlog += backlog_of(left, part.arrival_us[part.comes_after == 0])
+            ended = state.left[: totals["left"]]
+            ledger.add(ended)
+            if len(rows.follower):
+                backlog += backlog_of(ended, rows.arrival_us[rows.comes_after == 0])
             state.totals["left"] = 0
             backlog.append((float(totals["now_us"]), came, int(totals["waiting"])))
             if progress is not None:
-                progress(len(part.input))
+                progress(len(rows.input))
     return state, backlog
 
 
-def backlog_of(left: np.ndarray, begun_us: np.ndarray) -> list[tuple[float, int, int]]:
+def backlog_of(ended: np.ndarray, begun_us: np.ndarray) -> list[tuple[float, int, int]]:
     """The same of sessions, which have ended: after each tenth of them that began at ``begun_us``, ascending."""
-    came = np.sort(left["arrival_us"])
-    admitted = np.sort(np.where(left["rank"] == NONE, left["arrival_us"], left["admitted_us"]))
-    found = []
-    for place in sorted({max(len(begun_us) * tenth // 10 - 1, 0) for tenth in range(1, 11)}):
-        time_us = float(begun_us[place])
+    came = np.sort(ended["arrival_us"])
+    admitted = np.sort(np.where(ended["rank"] == NONE, ended["arrival_us"], ended["admitted_us"]))
+    backlog = []
+    for index in sorted({max(len(begun_us) * tenth // 10 - 1, 0) for tenth in range(1, 11)}):
+        time_us = float(begun_us[index])
         arrived, gone = (int(np.searchsorted(times, time_us, side="right")) for times in (came, admitted))
-        found.append((time_us, arrived, arrived - gone))
-    return found
+        backlog.append((time_us, arrived, arrived - gone))
+    return backlog
 
 
 def parts(chunk: RequestChunk, size: int) -> list[RequestChunk]:
@@ -214,10 +222,12 @@ def parts(chunk: RequestChunk, size: int) -> list[RequestChunk]:
     if len(chunk.follower) or rows <= size:
         return [chunk]
     cuts = range(0, rows, size)
-    return [RequestChunk(*(each[cut : cut + size] if len(each) == rows else each for each in chunk)) for cut in cuts]
+    return [
+        RequestChunk(*(column[cut : cut + size] if len(column) == rows else column for column in chunk)) for cut in cuts
+    ]
 
 
-def rescaled(request: ServingRequest, rate: float) -> ServingRequest:
+def rescale(request: ServingRequest, rate: float) -> ServingRequest:
     """The request at another rate; a trace is sent faster or slower, a ramp ends as many times faster."""
     traffic = request.traffic
     if traffic.trace is not None:

@@ -16,19 +16,19 @@ from .engines import ServingEngine
 from .kv import KvBudget, KvError
 
 
-def longest_served(engine: ServingEngine, scheduler: Scheduler, kv: KvBudget, own: int) -> tuple[int, str]:
+def longest_served(engine: ServingEngine, scheduler: Scheduler, kv: KvBudget, model_len: int) -> tuple[int, str]:
     """The most tokens of a sequence once an engine has started, and what to say where that is less than was asked for.
 
-    ``own`` is the model's context. KvError, with the largest length that starts, where the engine would not start.
+    ``model_len`` is the model's context. KvError, with the largest length that starts, where the engine would not.
     """
     stated = scheduler.max_model_len
-    asked = stated if isinstance(stated, int) else own
-    check_iteration(engine, scheduler, asked)
-    if asked <= kv.tokens or asked == NO_LIMIT:
-        return asked, beyond_model(engine, asked, own)
+    length = stated if isinstance(stated, int) else model_len
+    check_iteration(engine, scheduler, length)
+    if length <= kv.tokens or length == NO_LIMIT:
+        return length, beyond_model(engine, length, model_len)
     if engine.too_long.stops and stated != AUTO:
         raise KvError(
-            f"{engine.id} would not start: a sequence of max_model_len={asked:,} does not fit into its KV memory of "
+            f"{engine.id} would not start: a sequence of max_model_len={length:,} does not fit into its KV memory of "
             f"{kv.tokens:,} tokens; the largest that starts is {engine.too_long.argument} {kv.tokens}, or take more "
             "GPUs, fewer bits or a larger fraction"
         )
@@ -36,16 +36,16 @@ def longest_served(engine: ServingEngine, scheduler: Scheduler, kv: KvBudget, ow
         way = f"start {engine.id} with {engine.too_long.argument} {kv.tokens} at most, or it stops"
     else:
         way = f"{engine.id} serves none that is longer"
-    whose = f"of max_model_len={asked:,}" if isinstance(stated, int) else f"of the model's {asked:,} tokens"
+    whose = f"of max_model_len={length:,}" if isinstance(stated, int) else f"of the model's {length:,} tokens"
     return kv.tokens, f"a sequence {whose} does not fit into the KV memory of {kv.tokens:,} tokens: {way}"
 
 
-def beyond_model(engine: ServingEngine, asked: int, own: int) -> str:
+def beyond_model(engine: ServingEngine, length: int, model_len: int) -> str:
     """What to say of sequences longer than the model's own."""
-    if asked <= own or not engine.too_long.beyond_model:
+    if length <= model_len or not engine.too_long.beyond_model:
         return ""
     return (
-        f"max_model_len={asked:,} is more than the model's {own:,} tokens: {engine.id} starts so with positions "
+        f"max_model_len={length:,} is more than the model's {model_len:,} tokens: {engine.id} starts so with positions "
         f"stretched by its configuration, or with {engine.too_long.beyond_model}"
     )
 

@@ -20,9 +20,9 @@ NONE = -1
 REJECTED_RANK = -1
 
 
-def _kind(whole: str, real: str) -> np.dtype:
+def _kind(integers: str, real: str) -> np.dtype:
     """A record with these whole numbers and these real ones."""
-    return np.dtype([(name, np.int64) for name in whole.split()] + [(name, np.float64) for name in real.split()])
+    return np.dtype([(name, np.int64) for name in integers.split()] + [(name, np.float64) for name in real.split()])
 
 
 SLOT = _kind(
@@ -156,10 +156,10 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
     totals["seed"] = 1 + seed % 2147483646
     batches = shape.batches
     ranks["seats"] = shape.rows
-    made = np.zeros(slots, SLOT)
-    made["free"] = np.arange(slots)[::-1]
+    records = np.zeros(slots, SLOT)
+    records["free"] = np.arange(slots)[::-1]
     return LoopState(
-        slots=made,
+        slots=records,
         ranks=ranks,
         running=np.zeros((shape.ranks, shape.seats), np.int64),
         order=np.zeros((shape.ranks, shape.seats + 1), np.int64),
@@ -211,8 +211,8 @@ def _longer(records: np.ndarray, more: int) -> np.ndarray:
 
 def as_objects(state: LoopState) -> LoopState:
     """The state with a list of objects in place of each array of records: what plain Python reads fastest."""
-    made: Any = {name: [SimpleNamespace(**_named(each)) for each in getattr(state, name)] for name in RECORDS}
-    return state._replace(**made)
+    lists: Any = {name: [SimpleNamespace(**_named(record)) for record in getattr(state, name)] for name in RECORDS}
+    return state._replace(**lists)
 
 
 def _named(record: Any) -> dict[str, Any]:
@@ -222,6 +222,6 @@ def _named(record: Any) -> dict[str, Any]:
 def write_back(objects: LoopState, state: LoopState) -> None:
     """Copy what :func:`as_objects` made into the arrays it was made from."""
     for name in RECORDS:
-        array, made = getattr(state, name), getattr(objects, name)
+        array, records = getattr(state, name), getattr(objects, name)
         for field in array.dtype.names:
-            array[field] = [getattr(each, field) for each in made]
+            array[field] = [getattr(record, field) for record in records]

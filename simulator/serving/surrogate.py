@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,11 @@ from ..question.work import Work
 from .figures import SeenSteps, StepFigures
 from .iteration import IterationTables, iteration_us
 from .kv import KvBudget
-from .tabulate import Extent, Simulate, tabulated
+from .steps import ReplicaSteps, steps_of
+from .tabulate import Extent, Simulate, tabulate
 
 if TYPE_CHECKING:
-    from ..engines import Engine
     from ..question.requests import SimulateRequest
-    from ..step.state import State
     from .bench import ServingBench as Workbench
 
 FORMAT = 8
@@ -40,11 +39,11 @@ CHECKED = 16  # random batches that tables are checked on
 class HeldOut:
     """Errors of tables on random batches, in percent of the step simulated directly."""
 
-    n: int
-    median_ape: float
-    p90_ape: float
-    max_ape: float
-    bias: float
+    n: int = 0
+    median_ape: float = 0.0
+    p90_ape: float = 0.0
+    max_ape: float = 0.0
+    bias: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Surrogate:
     """
 
     tables: IterationTables
-    held_out: HeldOut
+    held_out: HeldOut = HeldOut()
     figures: StepFigures | None = None
     kv: KvBudget | None = None
     sources: Mapping[str, float] = field(default_factory=dict)
@@ -81,45 +80,35 @@ def surrogate(request: SimulateRequest, bench: Workbench, extent: Extent, folder
     ``request.work`` does not matter. Without a ``folder`` nothing is kept. Raises the errors of :func:`..simulate`.
     """
     path = None if folder is None else folder / f"{key_of(request, bench, extent)}.npz"
-    found = read(path) if path is not None else None
-    if found is None:
-        found = made(request, bench, extent)
-        if path is not None:
-            write(path, found)
-    return found
+    return load_or_make(path, lambda: make_surrogate(steps_of(request, bench), extent))
 
 
-def made(request: SimulateRequest, bench: Workbench, extent: Extent) -> Surrogate:
-    """The surrogate, tabulated and checked now."""
-    simulate, engine = stepper(request, bench)
-    seen = SeenSteps(simulate)
-    tables = tabulated(seen, engine, extent)
-    errors = held_out(Surrogate(tables, HeldOut(0, 0, 0, 0, 0)), simulate, extent)
-    return Surrogate(tables, errors, seen.figures, sources=seen.sources)
+def load_or_make(path: Path | None, make: Callable[[], Surrogate]) -> Surrogate:
+    """The surrogate of a file, or one made now and kept there; without a ``path`` nothing is kept."""
+    cached = None if path is None else read(path)
+    if cached is not None:
+        return cached
+    tables = make()
+    if path is not None:
+        write(path, tables)
+    return tables
 
 
-def stepper(request: SimulateRequest, bench: Workbench) -> tuple[Simulate, Engine]:
-    """What simulates a step of a request's model, layout, stack and device, and the engine that answers its kernels."""
-    from ..question.requests import plan_of
-    from ..simulate import simulated
-    from ..step.build import engine_of
-
-    device = bench.device(request.device, request.cluster)
-    plan = plan_of(request, device)
-    engine = bench.engine_with_links(device, request.cluster, request.network, plan)
-
-    def simulate(work: Work) -> State:
-        own = replace(work, expert_load=request.work.expert_load, cache="static")
-        return simulated(request.model, own, plan, device, engine, bench.graphs)
-
-    return simulate, engine_of(plan.stack, engine)
+def make_surrogate(steps: ReplicaSteps, extent: Extent) -> Surrogate:
+    """The surrogate of a replica's steps, tabulated and checked now."""
+    recorder = SeenSteps(steps.simulate)
+    tables = tabulate(recorder, steps.kernels, extent)
+    errors = errors_on_random_batches(Surrogate(tables), steps.simulate, extent)
+    return Surrogate(tables, errors, recorder.figures, sources=recorder.sources)
 
 
-def held_out(own: Surrogate, simulate: Simulate, extent: Extent, count: int = CHECKED, seed: int = 0) -> HeldOut:
+def errors_on_random_batches(
+    tables: Surrogate, simulate: Simulate, extent: Extent, count: int = CHECKED, seed: int = 0
+) -> HeldOut:
     """Errors on random batches against their direct simulation."""
     works = random_batches(extent, count, seed)
-    pairs = [(own.iteration_us(work), simulate(work).total_us) for work in works]
-    predicted, direct = (np.array(each) for each in zip(*pairs, strict=True))
+    pairs = [(tables.iteration_us(work), simulate(work).total_us) for work in works]
+    predicted, direct = (np.array(column) for column in zip(*pairs, strict=True))
     off = 100 * (predicted / direct - 1)
     apes = np.abs(off)
     return HeldOut(len(pairs), *map(float, (np.median(apes), np.quantile(apes, 0.9), apes.max(), off.mean())))
@@ -132,24 +121,24 @@ def random_batches(extent: Extent, count: int, seed: int = 0) -> list[Work]:
     def log_uniform(least: float, most: float) -> int:
         return int(np.exp(random.uniform(np.log(least), np.log(max(most, least)))))
 
-    found = []
-    for place in range(count):
+    batches = []
+    for index in range(count):
         decodes: list[tuple[int, int]] = []
         prompts: list[tuple[int, int]] = []
-        if place % 3 != 1:
+        if index % 3 != 1:
             total = log_uniform(1, extent.sequences)
             parts = [total - total // 2, total // 2] if total > 1 else [1]
-            decodes = [(each, log_uniform(64, extent.context / 2)) for each in parts]
-        if place % 3 != 0:
-            left = log_uniform(64, extent.tokens)
+            decodes = [(sequences, log_uniform(64, extent.context / 2)) for sequences in parts]
+        if index % 3 != 0:
+            budget = log_uniform(64, extent.tokens)
             for _ in range(int(random.integers(1, 4))):
-                new = min(log_uniform(16, extent.tokens), left, extent.context)
+                new = min(log_uniform(16, extent.tokens), budget, extent.context)
                 cached = int(random.integers(0, 2)) * log_uniform(1, max(extent.context / 2 - new, 1))
                 if new > 0:
                     prompts.append((new, cached))
-                    left -= new
-        found.append(Work("batch", prompts=tuple(prompts), decodes=tuple(decodes)))
-    return found
+                    budget -= new
+        batches.append(Work("batch", prompts=tuple(prompts), decodes=tuple(decodes)))
+    return batches
 
 
 # --- on disk -----------------------------------------------------------------------------------------------
@@ -173,10 +162,10 @@ def key_of(request: SimulateRequest, bench: Workbench, extent: Extent) -> str:
         "known": bench.stamp,
         "extent": [extent.sequences, extent.tokens, extent.context],
     }
-    return hashed(about, request.sources.calibration)
+    return table_key(about, request.sources.calibration)
 
 
-def hashed(about: Mapping[str, Any], calibration: str) -> str:
+def table_key(about: Mapping[str, Any], calibration: str) -> str:
     """What tables are kept under: a hash of what they are about, of the calibration's content and opcast's version."""
     from ..question.calibration import load_calibration
 
@@ -184,16 +173,18 @@ def hashed(about: Mapping[str, Any], calibration: str) -> str:
     return hashlib.sha256(json.dumps({**about, **more}, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def write(path: Path, own: Surrogate) -> Path:
+def write(path: Path, tables: Surrogate) -> Path:
     """Keeps a surrogate, all of it or nothing."""
-    named: dict[str, Any] = {name: np.asarray(table) for name, table in own.tables._asdict().items()}
-    errors = np.array([own.held_out.n, *(getattr(own.held_out, name) for name in list(vars(own.held_out))[1:])])
-    if own.figures is not None:
-        named |= {f"step_{name}": value for name, value in own.figures._asdict().items()}
+    named: dict[str, Any] = {name: np.asarray(table) for name, table in tables.tables._asdict().items()}
+    errors = np.array(
+        [tables.held_out.n, *(getattr(tables.held_out, name) for name in list(vars(tables.held_out))[1:])]
+    )
+    if tables.figures is not None:
+        named |= {f"step_{name}": value for name, value in tables.figures._asdict().items()}
     content = io.BytesIO()
-    if own.kv is not None:
-        named["kv"] = np.array([own.kv.blocks, own.kv.block_tokens, own.kv.bytes_per_token])
-    named |= {"sources": np.array([*own.sources], dtype=str), "source_shares": np.array([*own.sources.values()])}
+    if tables.kv is not None:
+        named["kv"] = np.array([tables.kv.blocks, tables.kv.block_tokens, tables.kv.bytes_per_token])
+    named |= {"sources": np.array([*tables.sources], dtype=str), "source_shares": np.array([*tables.sources.values()])}
     np.savez(content, held_out=errors, **named)
     return write_atomically(path, lambda temporary: temporary.write_bytes(content.getvalue()), RequestError)
 
@@ -204,8 +195,8 @@ def read(path: Path) -> Surrogate | None:
         with np.load(path, allow_pickle=False) as file:
             tables = IterationTables(*(file[name] for name in IterationTables._fields))
             count, *errors = file["held_out"].tolist()
-            known = "step_idle_w" in file
-            figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if known else None
+            has_idle_watts = "step_idle_w" in file
+            figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if has_idle_watts else None
             sources = dict(zip(file["sources"].tolist(), file["source_shares"].tolist(), strict=True))
             blocks, block_tokens, size = file["kv"].tolist() if "kv" in file else (0, 0, 0)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):

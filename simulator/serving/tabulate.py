@@ -22,7 +22,7 @@ from ..graph import Node
 from ..passes.mixed import ABSORBED, DECODE, PROMPT, SCAN
 from ..question.work import Work
 from ..step.state import State
-from .between import FEW, Executed, Simulated, between, executed, last_layer
+from .between import FEW, Executed, Simulated, between, executed_nodes, last_layer
 from .iteration import IterationTables, at_point
 
 Simulate = Callable[[Work], State]
@@ -77,13 +77,16 @@ class Kernel:
     factor: float
 
 
-def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TablePoints | None = None) -> IterationTables:
+def tabulate(simulate: Simulate, engine: Engine, extent: Extent, points: TablePoints | None = None) -> IterationTables:
     """The tables of whatever ``simulate`` simulates; its errors."""
     points = points or TablePoints()
-    rows, tokens = reaching(points.rows, extent.sequences), reaching(points.tokens, extent.tokens + extent.sequences)
-    contexts, lengths = reaching(points.contexts, extent.context), reaching(points.prompts, extent.tokens)
+    rows, tokens = (
+        points_up_to(points.rows, extent.sequences),
+        points_up_to(points.tokens, extent.tokens + extent.sequences),
+    )
+    contexts, lengths = points_up_to(points.contexts, extent.context), points_up_to(points.prompts, extent.tokens)
     usual = points.usual
-    samples = reaching(points.samples, max(extent.sequences, 2))
+    samples = points_up_to(points.samples, max(extent.sequences, 2))
     sample_axis, sample_us = _axis(last_layer(_with_samples(simulate, samples[-1]), samples, engine))
     head_us = {row: at_point(sample_axis, sample_us, row) for row in (1, *rows)}
     # a sequence that is longer than any window, so that what a window cuts shows
@@ -92,7 +95,7 @@ def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TableP
     decode = between(decoding, rows, FEW if usual else (), engine, partial(_token_wise, DECODE, head_us, 0.0))
     mixed = between(prompts, tokens, FEW if usual else (), engine, partial(_token_wise, MIXING, {}, head_us[1]))
     longest = prompts.at(tokens[-1])
-    attending = reaching(points.attending, extent.sequences)
+    attending = points_up_to(points.attending, extent.sequences)
     attend = _attend(decoding, engine, attending, contexts, extent.context)
     chunks = _kernels(longest, MIXING, engine)
     prompt = _prompt(chunks, engine, lengths, contexts)
@@ -104,18 +107,18 @@ def tabulated(simulate: Simulate, engine: Engine, extent: Extent, points: TableP
         sample_axis,
         sample_us,
         cached_axis,
-        np.zeros(len(cached_axis)) if cached is None else rising(cached - cached[0]),
+        np.zeros(len(cached_axis)) if cached is None else make_monotone(cached - cached[0]),
         _floats(attending),
         _floats(contexts),
-        rising(attend),
+        make_monotone(attend),
         _floats(lengths),
         _floats(contexts),
-        rising(prompt),
+        make_monotone(prompt),
         *_axis(between(prompts, tokens, FEW if usual else (), engine, _of_experts)),
     )
 
 
-def reaching(usual: Sequence[int], last: int) -> tuple[int, ...]:
+def points_up_to(usual: Sequence[int], last: int) -> tuple[int, ...]:
     """The points of an axis up to ``last``, itself included; beyond the usual ones they double. At least two."""
     points = [point for point in usual if point < last]
     while points and points[-1] * 2 < last and last > usual[-1]:
@@ -123,12 +126,12 @@ def reaching(usual: Sequence[int], last: int) -> tuple[int, ...]:
     return (*points, last) if points else (last, last + 1)
 
 
-def rising(values: np.ndarray) -> np.ndarray:
+def make_monotone(values: np.ndarray) -> np.ndarray:
     """The values made monotone along every axis: none is less than one before it."""
-    made = np.maximum(np.asarray(values, dtype=np.float64), 0.0)
-    for axis in range(made.ndim):
-        made = np.maximum.accumulate(made, axis=axis)
-    return made
+    monotone = np.maximum(np.asarray(values, dtype=np.float64), 0.0)
+    for axis in range(monotone.ndim):
+        monotone = np.maximum.accumulate(monotone, axis=axis)
+    return monotone
 
 
 def _floats(values: Sequence[int]) -> np.ndarray:
@@ -136,7 +139,7 @@ def _floats(values: Sequence[int]) -> np.ndarray:
 
 
 def _axis(points: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    return _floats(list(points)), rising(np.array(list(points.values())))
+    return _floats(list(points)), make_monotone(np.array(list(points.values())))
 
 
 # --- what a step says --------------------------------------------------------------------------------------
@@ -149,21 +152,21 @@ def _token_wise(
     attention = _of_attention(state, kinds)
     took_us = state.total_us - sum(times * each_us for _, times, each_us in attention)
     left_out = {id(node) for node, _, _ in attention}
-    rest = [each for each in executed(state) if id(each[0]) not in left_out]
-    return took_us - head_us.get(size, other_us), rest
+    others = [kernel for kernel in executed_nodes(state) if id(kernel[0]) not in left_out]
+    return took_us - head_us.get(size, other_us), others
 
 
 def _of_experts(size: int, state: State) -> tuple[float, list[Executed]]:
     """Microseconds of a step's experts that ranks of attention data parallelism share, and their kernels."""
     parallel = state.plan.parallel
     shared = parallel.dp > 1 and parallel.ep * parallel.etp > parallel.tp
-    found = [each for each in executed(state) if shared and each[0].op and each[0].op.kind in EXPERTS]
-    return sum(times * each_us for _, times, each_us in found), found
+    experts = [kernel for kernel in executed_nodes(state) if shared and kernel[0].op and kernel[0].op.kind in EXPERTS]
+    return sum(times * each_us for _, times, each_us in experts), experts
 
 
 def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float, float]]:
     """Attention kernels of these kinds, absorbed products and projections of a latent cache for a prompt."""
-    nodes = executed(state)
+    nodes = executed_nodes(state)
     ranks = {node.path: node.op.kv_lora_rank for node, _, _ in nodes if node.op and node.op.kind == "mla_prefill"}
     sparse = any(node.op and node.op.kind.startswith("sparse") for node, _, _ in nodes)  # absorbed in prompts, too
 
@@ -176,21 +179,21 @@ def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float,
         projects = node.op.kind == "gemm" and node.op.batch == 1 and node.op.k == ranks.get(above)
         return node.op.kind in MIXING or projects
 
-    return [each for each in nodes if belongs(each[0])]
+    return [node for node in nodes if belongs(node[0])]
 
 
 def _kernels(state: State, kinds: Sequence[str], engine: Engine) -> list[Kernel]:
     """The distinct attention kernels of a step."""
-    found: dict[tuple[Op, str], list[float]] = {}
+    sums_by_kernel: dict[tuple[Op, str], list[float]] = {}
     for node, times, each_us in _of_attention(state, kinds):
         assert node.op is not None
-        sums = found.setdefault((node.op, node.source), [0.0, 0.0])
+        sums = sums_by_kernel.setdefault((node.op, node.source), [0.0, 0.0])
         sums[0] += times
         sums[1] += times * each_us
-    answers = ask(engine, [op for op, _ in found], "cold").latency_us
+    answers = ask(engine, [op for op, _ in sums_by_kernel], "cold").latency_us
     return [
         Kernel(op, source, times, total / times / answer)
-        for ((op, source), (times, total)), answer in zip(found.items(), answers.tolist(), strict=True)
+        for ((op, source), (times, total)), answer in zip(sums_by_kernel.items(), answers.tolist(), strict=True)
     ]
 
 
@@ -206,7 +209,7 @@ def _asked(kernels: Sequence[Kernel], engine: Engine, sized: Callable[[Kernel, i
     """Microseconds of all kernels at each of ``count`` sizes."""
     total = np.zeros(count)
     for kernel in kernels:
-        ops = [sized(kernel, place) for place in range(count)]
+        ops = [sized(kernel, index) for index in range(count)]
         total += kernel.times * kernel.factor * ask(engine, ops, "cold").latency_us
     return total
 
@@ -218,12 +221,12 @@ def _attend(steps: Simulated, engine: Engine, rows: Sequence[int], contexts: Seq
     one simulated step to that of the next.
     """
     grid = [(row, context) for row in rows for context in contexts]
-    known = {size: _kernels(steps.at(size), DECODE, engine) for size in sorted(steps.known)}
-    kernels = known[max(known)]
-    alike = {size: each for size, each in known.items() if len(each) == len(kernels)}
+    kernels_by_size = {size: _kernels(steps.at(size), DECODE, engine) for size in sorted(steps.known)}
+    kernels = kernels_by_size[max(kernels_by_size)]
+    alike = {size: same_kernels for size, same_kernels in kernels_by_size.items() if len(same_kernels) == len(kernels)}
 
-    def sized(kernel: Kernel, place: int) -> Op:
-        row, context = grid[place]
+    def sized(kernel: Kernel, index: int) -> Op:
+        row, context = grid[index]
         if kernel.op.kind == "gemm":
             return kernel.op.replace(m=row)
         if kernel.op.kind == "linear_attention_decode":
@@ -231,11 +234,13 @@ def _attend(steps: Simulated, engine: Engine, rows: Sequence[int], contexts: Seq
         keys = min(context + 1, kernel.op.seq_kv) if kernel.op.seq_kv < reach else context + 1
         return kernel.op.replace(batch=row, seq_kv=keys)
 
-    found = np.zeros((len(rows), len(contexts)))
-    for place, kernel in enumerate(kernels):
-        factors = np.interp(rows, list(alike), [each[place].factor / kernel.factor for each in alike.values()])
-        found += factors[:, None] * _asked([kernel], engine, sized, len(grid)).reshape(found.shape)
-    return found
+    total_us = np.zeros((len(rows), len(contexts)))
+    for index, kernel in enumerate(kernels):
+        factors = np.interp(
+            rows, list(alike), [row_kernels[index].factor / kernel.factor for row_kernels in alike.values()]
+        )
+        total_us += factors[:, None] * _asked([kernel], engine, sized, len(grid)).reshape(total_us.shape)
+    return total_us
 
 
 def _prompt(kernels: Sequence[Kernel], engine: Engine, lengths: Sequence[int], contexts: Sequence[int]) -> np.ndarray:
@@ -252,8 +257,8 @@ def _prompt(kernels: Sequence[Kernel], engine: Engine, lengths: Sequence[int], c
         else:
             scan = kernel.op.kind == SCAN
             sizes = [{"seq": new} if scan else {"seq_q": new, "seq_kv": keys} for _, new, keys, _ in shapes]
-            ops = [kernel.op.replace(batch=shape[0], **each) for shape, each in zip(shapes, sizes, strict=True)]
-            parts = np.array([part for *_, part in shapes])
+            ops = [kernel.op.replace(batch=shape[0], **size) for shape, size in zip(shapes, sizes, strict=True)]
+            parts = np.array([share for *_, share in shapes])
         total += kernel.times * kernel.factor * ask(engine, ops, "cold").latency_us * parts
     return total.reshape(len(lengths), len(contexts))
 
@@ -271,4 +276,4 @@ def _shape(tokens: int, keys: int) -> tuple[int, int, int, float]:
 def _projected(kernels: Sequence[Kernel], engine: Engine, contexts: Sequence[int]) -> np.ndarray:
     """What projecting cached tokens of a latent cache takes: the same products of as many rows."""
     products = [kernel for kernel in kernels if kernel.op.kind == "gemm"]
-    return _asked(products, engine, lambda kernel, place: kernel.op.replace(m=max(contexts[place], 1)), len(contexts))
+    return _asked(products, engine, lambda kernel, index: kernel.op.replace(m=max(contexts[index], 1)), len(contexts))

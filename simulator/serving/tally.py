@@ -13,21 +13,22 @@ SCALE = 1e6  # a target met just so, in the bins of times
 
 
 class Tally:
-    """Times of requests that ended, as distributions; and their records where they are kept."""
+    """Times of requests that ended, as distributions; and their records where they are kept. ``host_us`` is what the
+    host adds to a first token."""
 
-    def __init__(self, ttft_us: float, targets: ServingTargets, keep: bool, warmup: int = 0) -> None:
-        self.ttft_us, self.targets, self.keep, self.warmup = ttft_us, targets, keep, warmup
+    def __init__(self, host_us: float, targets: ServingTargets, keep: bool, warmup: int = 0) -> None:
+        self.host_us, self.targets, self.keep, self.warmup = host_us, targets, keep, warmup
         self.times = {name: Histogram() for name in TIMES}
         self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
         self.good = 0
         self.rows: list[np.ndarray] = []
 
-    def add(self, left: np.ndarray) -> None:
+    def add(self, ended: np.ndarray) -> None:
         """Count requests that ended; those rejected and those of the warm-up have no times."""
         if self.keep:
-            self.rows.append(left.copy())
-        done = left[(left["rank"] != NONE) & (left["request"] >= self.warmup)]
-        ttft = done["first_token_us"] - done["arrival_us"] + self.ttft_us
+            self.rows.append(ended.copy())
+        done = ended[(ended["rank"] != NONE) & (ended["request"] >= self.warmup)]
+        ttft = done["first_token_us"] - done["arrival_us"] + self.host_us
         decode = done["finish_us"] - done["first_token_us"]
         outputs = done["output_tokens"]
         several = outputs > 1
@@ -39,7 +40,7 @@ class Tally:
         self.times["queue"].add(done["admitted_us"] - done["arrival_us"])
         self.times["normalised"].add((ttft + decode) / outputs)
         moved = done["moved_us"] > 0
-        prefill = done["prefilled_us"] - done["arrival_us"] + self.ttft_us
+        prefill = done["prefilled_us"] - done["arrival_us"] + self.host_us
         self.times["kv_transfer"].add(done["moved_us"][moved])
         self.times["prefill_e2e"].add(prefill[moved])
         self.times["decode_e2e"].add((done["finish_us"] - done["prefilled_us"] - done["moved_us"])[moved])

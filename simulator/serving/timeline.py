@@ -20,15 +20,15 @@ def tracks(iterations: np.ndarray, requests: np.ndarray, setup: ServingSetup) ->
     few rows as they can without overlapping.
     """
     end_us = float(iterations["end_us"].max()) if len(iterations) else 0.0
-    shown = requests[(requests["rank"] >= 0) & (requests["arrival_us"] <= end_us)]
-    found = []
+    visible = requests[(requests["rank"] >= 0) & (requests["arrival_us"] <= end_us)]
+    rank_tracks = []
     for rank in range(first_rank(setup, setup.replicas)):
-        own = iterations[iterations["rank"] == rank]
-        found.append(_iterations(rank, own, setup))
-        came = shown[shown["prefill_rank"] == rank]
+        log = iterations[iterations["rank"] == rank]
+        rank_tracks.append(_iterations(rank, log, setup))
+        came = visible[visible["prefill_rank"] == rank]
         if len(came):
-            found.append(RankTrack(f"requests of {rank_name(rank, setup)}", _requests(came)))
-    return found
+            rank_tracks.append(RankTrack(f"requests of {rank_name(rank, setup)}", _requests(came)))
+    return rank_tracks
 
 
 def rank_name(rank: int, setup: ServingSetup) -> str:
@@ -40,23 +40,23 @@ def rank_name(rank: int, setup: ServingSetup) -> str:
     return f"{pool}replica {replica}" + (f" rank {local}" if ranks_of(setup, replica) > 1 else "")
 
 
-def _iterations(rank: int, own: np.ndarray, setup: ServingSetup) -> RankTrack:
+def _iterations(rank: int, log: np.ndarray, setup: ServingSetup) -> RankTrack:
     rules = rules_of(setup, rank)
-    lanes = {lane: number for number, lane in enumerate(np.unique(own["lane"]).tolist())}
+    lanes = {lane: number for number, lane in enumerate(np.unique(log["lane"]).tolist())}
     spans = []
-    for row in own:
+    for row in log:
         start, stage = float(row["start_us"]), lanes[int(row["lane"])]
         prompts, decodes = int(row["prefill_tokens"]), int(row["decodes"])
         kind = "mixed" if prompts and decodes else "prefill" if prompts else "decode"
-        told = {name: float(row[name]) for name in ("decodes", "prefill_tokens", "decode_context", "samples")}
+        arguments = {name: float(row[name]) for name in ("decodes", "prefill_tokens", "decode_context", "samples")}
         stream = f"iterations {stage + 1}" if len(lanes) > 1 else "iterations"
-        spans.append(TrackSpan(f"{prompts} + {decodes}", start, float(row["end_us"]) - start, stream, kind, told))
-    times = own["start_us"].tolist()
+        spans.append(TrackSpan(f"{prompts} + {decodes}", start, float(row["end_us"]) - start, stream, kind, arguments))
+    times = log["start_us"].tolist()
     counters = {
-        "KV memory in use, %": (100 * own["blocks"] / max(rules.blocks, 1)).tolist(),
-        "requests waiting": own["waiting"].astype(float).tolist(),
-        "sequences decoding": own["decodes"].tolist(),
-        "prompt tokens": own["prefill_tokens"].tolist(),
+        "KV memory in use, %": (100 * log["blocks"] / max(rules.blocks, 1)).tolist(),
+        "requests waiting": log["waiting"].astype(float).tolist(),
+        "sequences decoding": log["decodes"].tolist(),
+        "prompt tokens": log["prefill_tokens"].tolist(),
     }
     named = {name: list(zip(times, values, strict=True)) for name, values in counters.items()}
     return RankTrack(rank_name(rank, setup), spans, counters=named)
@@ -65,17 +65,17 @@ def _iterations(rank: int, own: np.ndarray, setup: ServingSetup) -> RankTrack:
 def _requests(came: np.ndarray) -> list[TrackSpan]:
     rows: list[tuple[float, int]] = []  # (when it is free, its number)
     spans = []
-    for each in came[np.argsort(came["arrival_us"], kind="stable")]:
-        begin, finish = float(each["arrival_us"]), float(each["finish_us"])
+    for request in came[np.argsort(came["arrival_us"], kind="stable")]:
+        begin, finish = float(request["arrival_us"]), float(request["finish_us"])
         row = heapq.heappop(rows)[1] if rows and rows[0][0] <= begin else len(rows)
         heapq.heappush(rows, (finish, row))
         stream = f"row {row + 1}"
         names = ("input_tokens", "output_tokens", "preemptions", "hit_tokens")
-        told = {name: int(each[name]) for name in names}
-        spans.append(TrackSpan(f"request {each['request']}", begin, finish - begin, stream, "request", told))
-        moved = float(each["moved_us"])
-        decode = float(each["prefilled_us"]) + moved
-        parts = [(name, float(each[start]), float(each[end])) for name, start, end in PHASES]
+        arguments = {name: int(request[name]) for name in names}
+        spans.append(TrackSpan(f"request {request['request']}", begin, finish - begin, stream, "request", arguments))
+        moved = float(request["moved_us"])
+        decode = float(request["prefilled_us"]) + moved
+        parts = [(name, float(request[start]), float(request[end])) for name, start, end in PHASES]
         parts += [("KV transfer", decode - moved, decode)] if moved > 0 else []
         parts += [("decode", decode, finish)]
         spans += [TrackSpan(name, start, end - start, stream, name) for name, start, end in parts if end > start]

@@ -44,22 +44,22 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
     more: dict[str, Any] = {}
     keys, prefix, shared = np.zeros(0, np.int64), None, None
     if "hash_ids" in table.columns:
-        found = [_hashes(path, row, each) for row, each in enumerate(table["hash_ids"], 1)]
-        keys = np.concatenate([*found, np.zeros(0, np.int64)])
-        more["keys"] = np.cumsum([0, *map(len, found)])[:-1].astype(np.int64)
-        shared = np.minimum(inputs, np.array([len(each) for each in found]) * MOONCAKE_BLOCK)
+        hashes = [_hashes(path, row, ids) for row, ids in enumerate(table["hash_ids"], 1)]
+        keys = np.concatenate([*hashes, np.zeros(0, np.int64)])
+        more["keys"] = np.cumsum([0, *map(len, hashes)])[:-1].astype(np.int64)
+        shared = np.minimum(inputs, np.array([len(row_hashes) for row_hashes in hashes]) * MOONCAKE_BLOCK)
     elif "prefix_id" in table.columns:
         prefix = table["prefix_id"].factorize()[0].astype(np.int64)  # NONE where there is none
         shared = inputs
         if "prefix_tokens" in table:
-            known = table.assign(prefix_tokens=table["prefix_tokens"].where(prefix >= 0, 0))
-            shared = np.minimum(_tokens(path, known, "prefix_tokens", 0), inputs)
+            columns = table.assign(prefix_tokens=table["prefix_tokens"].where(prefix >= 0, 0))
+            shared = np.minimum(_tokens(path, columns, "prefix_tokens", 0), inputs)
         shared = np.where(prefix < 0, 0, shared)
     shares = shared is not None and bool((shared > 0).any())
-    made = chunk(times, inputs, outputs, prefix, shared, **more)
+    requests = chunk(times, inputs, outputs, prefix, shared, **more)
     longest, answers, mean = int((inputs + outputs).max()), float(outputs.sum()), float(inputs.mean())
     return RequestStream(
-        iter([made]), len(table), traffic.concurrency, longest, answers, mean, shares, keys, MOONCAKE_BLOCK
+        iter([requests]), len(table), traffic.concurrency, longest, answers, mean, shares, keys, MOONCAKE_BLOCK
     )
 
 
@@ -90,33 +90,35 @@ def _bad_line(path: Path) -> str:
     return ""
 
 
-def _hashes(path: Path, row: int, given: Any) -> np.ndarray:
+def _hashes(path: Path, row: int, hash_ids: Any) -> np.ndarray:
     """The contents of a request's blocks, int64. RequestTraceError for what is no list of whole numbers."""
-    if not isinstance(given, list) or not all(type(each) is int and abs(each) < MOST_TOKENS**2 for each in given):
-        raise RequestTraceError(f"{path} row {row}: hash_ids={str(given)[:60]} must be a list of whole numbers")
-    return np.array(given, np.int64)
+    if not isinstance(hash_ids, list) or not all(
+        type(hash_id) is int and abs(hash_id) < MOST_TOKENS**2 for hash_id in hash_ids
+    ):
+        raise RequestTraceError(f"{path} row {row}: hash_ids={str(hash_ids)[:60]} must be a list of whole numbers")
+    return np.array(hash_ids, np.int64)
 
 
-def _format(path: Path, table: pd.DataFrame, asked: str) -> str:
+def _format(path: Path, table: pd.DataFrame, format_name: str) -> str:
     """The format whose columns the file has."""
     for kind, columns in FORMATS.items():
-        if asked in ("auto", kind) and set(columns[:3]) <= set(table.columns):
+        if format_name in ("auto", kind) and set(columns[:3]) <= set(table.columns):
             return kind
-    wanted = FORMATS["columns" if asked == "auto" else asked][:3]
+    required = FORMATS["columns" if format_name == "auto" else format_name][:3]
     has = ", ".join(map(str, table.columns[:8]))
-    raise RequestTraceError(f"{path} lacks the columns {', '.join(wanted)}: it has {has}")
+    raise RequestTraceError(f"{path} lacks the columns {', '.join(required)}: it has {has}")
 
 
 def _times(path: Path, table: pd.DataFrame, name: str) -> np.ndarray:
     """Arrivals in the file's unit, ascending. Dates become seconds."""
     import pandas as pd
 
-    given = table[name]
-    if not pd.api.types.is_numeric_dtype(given):
-        dates = pd.to_datetime(given, errors="coerce", utc=True, format="ISO8601")
+    values = table[name]
+    if not pd.api.types.is_numeric_dtype(values):
+        dates = pd.to_datetime(values, errors="coerce", utc=True, format="ISO8601")
         if dates.isna().any():
-            dates = dates.fillna(pd.to_datetime(given[dates.isna()], errors="coerce", utc=True, format="mixed"))
-        if dates.notna().sum() > pd.to_numeric(given, errors="coerce").notna().sum():
+            dates = dates.fillna(pd.to_datetime(values[dates.isna()], errors="coerce", utc=True, format="mixed"))
+        if dates.notna().sum() > pd.to_numeric(values, errors="coerce").notna().sum():
             _complain(path, table, name, dates.isna().to_numpy(), "is no time")
             times = (dates - dates.iloc[0]).dt.total_seconds().to_numpy()
             return _ascending(path, table, name, times)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...datasets.devices import Device
-from ..memory.advice import MemoryChange, changes, degrees_text, with_degrees
-from ..memory.amounts import Memory
+from ..memory.advice import MemoryChange, degrees_text, propose_changes, replace_degrees
+from ..memory.breakdown import Memory
 from ..question.errors import DegreeError, PlanError
 from ..question.plan import Plan
 from ..question.work import Work
@@ -27,11 +27,11 @@ def other_degree(error: DegreeError, work: Work, plan: Plan, device: Device, att
     able = (d for d in range(1, devices + 1) if devices % d == 0 and d != error.value)
     passed = []
     for degree in sorted(able, key=lambda d: (abs(d - error.value), d)):
-        made = with_degrees(plan, **{error.name: degree}) if error.name != "dp" else _with_data(plan, degree)
-        peak = _peak(attempt, work, made)
+        changed = replace_degrees(plan, **{error.name: degree}) if error.name != "dp" else _with_data(plan, degree)
+        peak = _peak(attempt, work, changed)
         if peak is None:
             continue
-        settings = degrees_text(made, error.name) if error.name != "dp" else f"parallel.dp={degree}"
+        settings = degrees_text(changed, error.name) if error.name != "dp" else f"parallel.dp={degree}"
         if peak <= device.memory_gib:
             return PlanError(f"{error.why}; take {settings}")
         passed.append(f"{settings}, of which a device needs {peak:.1f} GiB and has {device.memory_gib:g}")
@@ -44,12 +44,12 @@ def fitting(memory: Memory, work: Work, plan: Plan, device: Device, attempt: Att
     """What makes a step fit: the first change that is enough alone, else several together, each tried."""
     over = memory.peak_gib - device.memory_gib
     much = f"{over:.1f} GiB too much for {device.memory_gib:g} GiB"
-    proposed = list(changes(memory, work, plan, device))
-    able = [each for each in proposed if each.saves_gib >= NEAR * over]
-    for each in able[:MOST_TRIED]:
-        peak = _peak(attempt, each.work, each.plan)
+    proposed = list(propose_changes(memory, work, plan, device))
+    able = [change for change in proposed if change.saves_gib >= NEAR * over]
+    for change in able[:MOST_TRIED]:
+        peak = _peak(attempt, change.work, change.plan)
         if peak is not None and peak <= device.memory_gib:
-            return f"{much}; shrink {each.spent}: {each.settings}"
+            return f"{much}; shrink {change.spent}: {change.settings}"
     return f"{much}; {_together(memory.peak_gib, proposed, work, plan, device, attempt)}"
 
 
@@ -57,31 +57,36 @@ def _together(
     peak_gib: float, proposed: Iterable[MemoryChange], work: Work, plan: Plan, device: Device, attempt: Attempt
 ) -> str:
     """Changes that are enough together, one added to the other where it lowers the peak; what is left if none are."""
-    taken: dict[str, str] = {}
+    combined: dict[str, str] = {}
     least = peak_gib
-    for each in [each for each in proposed if not each.alone][:MOST_TRIED]:
-        both = _added(work, plan, each)
+    for change in [change for change in proposed if not change.alone][:MOST_TRIED]:
+        both = _merge_change(work, plan, change)
         peak = _peak(attempt, *both)
         if peak is None or peak >= least:
             continue
         least, (work, plan) = peak, both
-        taken[each.settings.partition("=")[0]] = each.settings
+        combined[change.settings.partition("=")[0]] = change.settings
         if least <= device.memory_gib:
-            return f"take {' and '.join(taken.values())}"
-    if not taken:
+            return f"take {' and '.join(combined.values())}"
+    if not combined:
         return "no single change that opcast tried is enough"
     return (
-        f"with {' and '.join(taken.values())} it still needs {least:.1f} GiB: take more devices or a shorter sequence"
+        f"with {' and '.join(combined.values())} it still needs {least:.1f} GiB: "
+        "take more devices or a shorter sequence"
     )
 
 
-def _added(work: Work, plan: Plan, change: MemoryChange) -> tuple[Work, Plan]:
+def _merge_change(work: Work, plan: Plan, change: MemoryChange) -> tuple[Work, Plan]:
     """A question with one more change, of the settings that a change may have."""
-    p, own = plan.parallel, change.plan.parallel
+    p, degrees = plan.parallel, change.plan.parallel
     degrees = replace(
-        p, tp=max(p.tp, own.tp), pp=max(p.pp, own.pp), zero_stage=max(p.zero_stage, own.zero_stage), dp=own.dp
+        p,
+        tp=max(p.tp, degrees.tp),
+        pp=max(p.pp, degrees.pp),
+        zero_stage=max(p.zero_stage, degrees.zero_stage),
+        dp=degrees.dp,
     )
-    made = replace(
+    merged = replace(
         plan,
         parallel=degrees,
         recompute="full" if "full" in (plan.recompute, change.plan.recompute) else plan.recompute,
@@ -90,7 +95,7 @@ def _added(work: Work, plan: Plan, change: MemoryChange) -> tuple[Work, Plan]:
         kv_dtype=plan.kv_dtype or change.plan.kv_dtype,
     )
     batches = {name: min(getattr(work, name), getattr(change.work, name)) for name in ("micro_batch", "batch")}
-    return replace(work, **batches), made
+    return replace(work, **batches), merged
 
 
 def _with_data(plan: Plan, ranks: int) -> Plan:

@@ -13,12 +13,12 @@ from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine
 from ..engines.learned import LearnedEngine
 from ..graph import Graph
-from ..memory.amounts import GIB, Memory
+from ..memory.breakdown import GIB, Memory
+from ..memory.lifetimes import ChunkWalk
 from ..memory.stage import stage_memory
-from ..memory.walk import ChunkWalk
 from ..passes import remembered
-from ..passes.caches import sized_caches
-from ..passes.mixed import mixed
+from ..passes.caches import size_caches
+from ..passes.mixed import mix
 from ..passes.model_flops import count_model_flops
 from ..passes.order import INFERENCE, TRAINING, apply_passes
 from ..passes.pipeline import Chunk, split_pipeline
@@ -67,19 +67,20 @@ def parts(work: Work) -> Iterator[Part]:
     steps = work.output_len - 1 if work.kind == "generate" else 0
     if steps > 0:
         first, last = work.input_len, work.input_len + steps - 1
-        weights = {first: 1.0} if first == last else {first: 1 / 6, (first + last) // 2: 4 / 6}
-        weights[last] = weights.get(last, 0.0) + (1 / 6 if first != last else 0.0)
+        weights = {first: 1 / 6, (first + last) // 2: 4 / 6, last: 1 / 6}
+        if steps <= 2:  # no context lies between them
+            weights = dict.fromkeys((first, last), 1 / steps)
         for context, weight in weights.items():
             yield Part("decode", context, steps * weight)
 
 
-def in_a_row(wanted: Sequence[Part]) -> list[float]:
+def in_a_row(phases: Sequence[Part]) -> list[float]:
     """How many steps of each kind follow each other without a pause: a prompt stands alone, with what it generates.
 
     A training step, a decode step and a served iteration that are asked for by themselves are one of many.
     """
-    repeated = {part.kind for part in wanted} in ({"train"}, {"decode"}, {"batch"})
-    return [MANY if repeated else part.times for part in wanted]
+    repeated = {phase.kind for phase in phases} in ({"train"}, {"decode"}, {"batch"})
+    return [MANY if repeated else phase.times for phase in phases]
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,16 @@ def lay_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Pat
 
     Raises PlanError for degrees that do not go together, and the errors of :func:`..trace.trace`.
     """
-    wanted = tuple(parts(work))
+    phases = tuple(parts(work))
     orders = orders_of(work, plan)
-    graphs = tuple(traced(model, work, plan, part, device, cache_dir) for part in wanted)
+    graphs = tuple(traced(model, work, plan, phase, device, cache_dir) for phase in phases)
     passes = TRAINING
     if work.kind != "train":
         graphs = tuple(remembered.run(count_model_flops, graph, plan) for graph in graphs)
         passes = INFERENCE
     rewritten = [
-        apply_passes(graph, replace(plan, context=part.context), passes)
-        for graph, part in zip(graphs, wanted, strict=True)
+        apply_passes(graph, replace(plan, context=phase.context), passes)
+        for graph, phase in zip(graphs, phases, strict=True)
     ]
     if work.kind == "batch":
         rewritten = [served(rewritten[0], model, work, plan, device, cache_dir)]
@@ -129,7 +130,7 @@ def lay_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Pat
     memories = [stage_memories(orders, chunks, plan, device, work, walks) for chunks in pipelines]
     saved = tuple(tuple(walks[id(chunk.graph)].saved / GIB for chunk in chunks) for chunks in pipelines)
     fullest = tuple(max(stage, key=lambda memory: memory.peak_gib) for stage in zip(*memories, strict=True))
-    return LaidOut(work, plan, device, wanted, orders, graphs, pipelines, saved, fullest)
+    return LaidOut(work, plan, device, phases, orders, graphs, pipelines, saved, fullest)
 
 
 def build(laid: LaidOut, engine: Engine) -> State:
@@ -137,26 +138,39 @@ def build(laid: LaidOut, engine: Engine) -> State:
     work, plan, device, orders = laid.work, laid.plan, laid.device, laid.orders
     engine = engine_of(plan.stack, engine)
     slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
-    kinds = [part.kind for part in laid.parts]
+    kinds = [phase.kind for phase in laid.parts]
     times = time_chunks(laid.pipelines, kinds, in_a_row(laid.parts), [slow] * len(kinds), plan, device, engine)
     overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
     steps = []
-    for part, graph, chunks, saved, own in zip(
+    for phase, graph, chunks, saved, phase_plan in zip(
         laid.parts, laid.graphs, laid.pipelines, laid.saved_gib, times, strict=True
     ):
         sends = send_times(orders, chunks, plan, engine)
-        pipeline = place_tasks(orders, own, plan, sends)
+        pipeline = place_tasks(orders, phase_plan, plan, sends)
         steps.append(
-            Step(part.kind, part.times, graph, plan, device, chunks, own, saved, orders, sends, pipeline, overhead_us)
+            Step(
+                phase.kind,
+                phase.times,
+                graph,
+                plan,
+                device,
+                chunks,
+                phase_plan,
+                saved,
+                orders,
+                sends,
+                pipeline,
+                overhead_us,
+            )
         )
-    return State(work, plan, device, tuple(steps), laid.memories, *_learned(engine))
+    return State(work, plan, device, tuple(steps), laid.memories, *_find_learned(engine))
 
 
-def _learned(engine: Engine) -> tuple[tuple[Path, ...], str | None]:
+def _find_learned(engine: Engine) -> tuple[tuple[Path, ...], str | None]:
     """The folders of predictors that an engine asks, and for which backend."""
     engines = engine.engines if isinstance(engine, FusedEngine) else [engine]
-    found = [each for each in engines if isinstance(each, LearnedEngine)]
-    usual = found[-1] if found else None  # before it come those of a stack, for its own kinds
+    learned = [each for each in engines if isinstance(each, LearnedEngine)]
+    usual = learned[-1] if learned else None  # before it come those of a stack, for its own kinds
     return (tuple(each.root for each in usual.registries), usual.backend) if usual else ((), None)
 
 
@@ -168,18 +182,18 @@ def orders_of(work: Work, plan: Plan) -> Orders:
     return forward_orders(p.pp, plan.micro_batches)
 
 
-def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cache_dir: Path | None) -> Graph:
+def traced(model: Model, work: Work, plan: Plan, phase: Part, device: Device, cache_dir: Path | None) -> Graph:
     """The graph of one step of one micro-batch on one device, before any pass.
 
     Engines keep a preallocated cache; plain PyTorch keeps the cache that the workload names. Where the host computes,
     attention is what torch runs there.
     """
     attention = "sdpa" if device.synchronous else "fused"
-    if part.kind == "train":
+    if phase.kind == "train":
         usual = Workload(
             "train",
             work.micro_batch,
-            part.seq_len,
+            phase.seq_len,
             attention=attention,
             expert_load=traced_load(work.expert_load),
             frozen=work.frozen,
@@ -193,34 +207,34 @@ def traced(model: Model, work: Work, plan: Plan, part: Part, device: Device, cac
         return trace(model, usual, plan.precision, cache_dir)
     engine = "paged_attention" in plan.stack.fusion
     workload = Workload(
-        kind="prefill" if part.kind == "batch" else part.kind,
+        kind="prefill" if phase.kind == "batch" else phase.kind,
         batch=work.batch // plan.micro_batches,
-        seq_len=part.seq_len,
+        seq_len=phase.seq_len,
         cache="static" if engine else work.cache,
         optimizer="none",
         attention=attention,
         expert_load=traced_load(work.expert_load),
         logits="all" if plan.stack.all_logits else "last",
-        images=work.images if part.kind == "prefill" else 0,
+        images=work.images if phase.kind == "prefill" else 0,
         image_px=work.image_px,
     )
-    if part.kind == "batch":
+    if phase.kind == "batch":
         batch = work.iteration
         return batch_graph(model, workload, batch.sampled, batch.kept, plan.precision, cache_dir)
-    windows = engine and part.kind == "decode"
+    windows = engine and phase.kind == "decode"
     return step_graph(model, workload, plan.precision, cache_dir, windows)
 
 
 def served(prompts: Graph, model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None) -> Graph:
     """A pass over all tokens of a batch, after all passes, with the attention of its chunks and decoding sequences."""
-    batch, decodes, own = work.iteration, None, plan
+    batch, decodes, decode_plan = work.iteration, None, plan
     if batch.decoding:
         context = max(round(batch.decode_context / batch.decoding), 1)
         alone = replace(work, kind="decode", batch=batch.decoding, input_len=context)
         graph = traced(model, alone, plan, Part("decode", context), device, cache_dir)
-        own = replace(plan, context=context + 1)
-        decodes = apply_passes(graph, own, INFERENCE)
-    return sized_caches(mixed(prompts, decodes, batch), own)
+        decode_plan = replace(plan, context=context + 1)
+        decodes = apply_passes(graph, decode_plan, INFERENCE)
+    return size_caches(mix(prompts, decodes, batch), decode_plan)
 
 
 def stage_memories(
@@ -231,15 +245,15 @@ def stage_memories(
     ``walks`` is filled with what was found about each distinct chunk graph.
     """
     flying = in_flight(orders) if work.kind == "train" else np.ones((orders.stages, orders.chunks), dtype=np.int64)
-    made: dict[tuple[object, ...], Memory] = {}
-    found = []
+    memory_of: dict[tuple[object, ...], Memory] = {}
+    memories = []
     for stage, counts in enumerate(flying.tolist()):
-        graphs = [chunks[part].graph for part in parts_of(orders, stage)]
+        graphs = [chunks[chunk].graph for chunk in parts_of(orders, stage)]
         key = tuple(map(id, graphs)), tuple(counts)
-        if key not in made:
-            made[key] = stage_memory(graphs, counts, plan, device, walks)
-        found.append(made[key])
-    return found
+        if key not in memory_of:
+            memory_of[key] = stage_memory(graphs, counts, plan, device, walks)
+        memories.append(memory_of[key])
+    return memories
 
 
 def engine_of(stack: Stack, engine: Engine) -> Engine:
@@ -249,8 +263,8 @@ def engine_of(stack: Stack, engine: Engine) -> Engine:
     key = repr((stack.id, stack.backend, stack.collectives, stack.attention, stack.fusion, stack.kernels))
     if key not in engine.derived:
         engines = [
-            replace(each, beneath=engine_of(stack, each.beneath)) if isinstance(each, FlowEngine) else each
-            for each in engine.engines
+            replace(member, beneath=engine_of(stack, member.beneath)) if isinstance(member, FlowEngine) else member
+            for member in engine.engines
         ]
         engine.derived[key] = FusedEngine(engines, stack=stack)
     return engine.derived[key]

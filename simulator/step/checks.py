@@ -8,7 +8,8 @@ from ...datasets.devices import Device, DeviceError
 from ..passes.serving import OTHERS, STEPS
 from ..question.calibration import StepCalibration, calibrated, chip_of, load_calibration, of_chip, run_kind
 from ..question.options import OF_INFERENCE, OF_TRAINING
-from ..question.plan import FUSED, STACK_DIRECTORY, Parallel, Plan, PlanError, Stack, check_plan, load_stack
+from ..question.plan import Parallel, Plan, PlanError, check_plan
+from ..question.stack import FUSED, Stack, known_stacks, load_stack
 from ..question.work import Work
 
 MOST_MICRO_BATCHES = 2**16
@@ -32,21 +33,21 @@ def prepared(plan: Plan, work: Work, device: Device) -> Plan:
     for dtype in (plan.precision, plan.quantization, *(rule.weights.name for rule in plan.weight_rules)):
         if dtype and not device.supports(dtype):
             raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
-    return replace(plan, calibrated=_calibrated(plan, work, device), device=device)
+    return replace(plan, calibrated=_calibrations_of(plan, work, device), device=device)
 
 
-def _calibrated(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibration]:
+def _calibrations_of(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibration]:
     """What the plan's calibration says of each kind of step that the work has.
 
     Known runs are of GPUs: to a processor only what its own runs say applies.
     """
-    known = load_calibration(plan.calibration)
+    calibrations = load_calibration(plan.calibration)
     if device.synchronous:
-        known = of_chip(known, chip_of(device))
+        calibrations = of_chip(calibrations, chip_of(device))
     kinds = ("prefill", "decode") if work.kind == "generate" else (work.kind,)
     like = {kind: "prefill" if kind == "batch" else kind for kind in kinds}
     settings = {kind: run_kind(plan.stack.framework, device, plan.regime(regime)) for kind, regime in like.items()}
-    return {kind: calibrated(known, setting) for kind, setting in settings.items()}
+    return {kind: calibrated(calibrations, setting) for kind, setting in settings.items()}
 
 
 def filled(work: Work, plan: Plan) -> Work:
@@ -66,7 +67,7 @@ def _check_kind(plan: Plan, work: Work) -> None:
     p, train = plan.parallel, work.kind == "train"
     if not train and p.vpp > 1:
         raise PlanError("inference has no virtual stages; take parallel.vpp=1")
-    amiss = [f"offload={each}" for each in plan.offload if (each == "kv") == train]
+    amiss = [f"offload={choice}" for choice in plan.offload if (choice == "kv") == train]
     others = OF_INFERENCE if train else OF_TRAINING
     amiss += [f"options.{name}={value}" for name, value in plan.options.items() if name in others and value is not None]
     amiss += [f"kv_dtype={plan.kv_dtype}"] if train and plan.kv_dtype and "kv_dtype" not in plan.options else []
@@ -84,8 +85,8 @@ def _check_kind(plan: Plan, work: Work) -> None:
 def _check_batch(plan: Plan) -> None:
     """PlanError for what a batch of chunks and decoding sequences cannot be combined with."""
     if "paged_attention" not in plan.stack.fusion:
-        known = ", ".join(sorted(name for name, each in _stacks().items() if "paged_attention" in each.fusion))
-        raise PlanError(f"stack={plan.stack.id} has no pass over prompts and decodes together; take one of {known}")
+        engines = ", ".join(sorted(name for name, stack in _stacks().items() if "paged_attention" in stack.fusion))
+        raise PlanError(f"stack={plan.stack.id} has no pass over prompts and decodes together; take one of {engines}")
     if plan.stack.attention not in FUSED:
         raise PlanError(f"stack.attention={plan.stack.attention} has no kernel of mixed batches; take fused")
     amiss = [f"parallel.cp={plan.parallel.cp}"] if plan.parallel.cp > 1 else []
@@ -97,7 +98,7 @@ def _check_batch(plan: Plan) -> None:
 
 
 def _stacks() -> dict[str, Stack]:
-    return {path.stem: load_stack(path.stem) for path in sorted(STACK_DIRECTORY.glob("*.yaml"))}
+    return {name: load_stack(name) for name in known_stacks()}
 
 
 def _training(plan: Plan, work: Work) -> Plan:

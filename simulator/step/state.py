@@ -17,8 +17,8 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ..graph import Graph
-from ..memory.amounts import Memory
-from ..network.together import Shared
+from ..memory.breakdown import Memory
+from ..network.timeline_sharing import SharedTimeline
 from ..passes.pipeline import Chunk
 from ..question.orders import BACKWARD, FORWARD, INPUT, Orders, parts_of
 from ..question.plan import Plan
@@ -62,7 +62,7 @@ class Step:
     sends: Sends
     pipeline: PipelineTimes
     overhead_us: float = 0.0
-    shared: Shared | None = None
+    shared: SharedTimeline | None = None
 
     @property
     def trains(self) -> bool:
@@ -75,11 +75,11 @@ class Step:
 
     def optimizer_us(self, stage: int) -> float:
         """Microseconds of a stage's optimizer phase."""
-        found = 0.0
-        for part in self.parts(stage):
-            phases = self.times_of[part].phases
-            found += phases[ONLY if ONLY in phases else LAST]["optimizer"].total_us
-        return found
+        longest_us = 0.0
+        for chunk in self.parts(stage):
+            phases = self.times_of[chunk].phases
+            longest_us += phases[ONLY if ONLY in phases else LAST]["optimizer"].total_us
+        return longest_us
 
     @cached_property
     def total_us(self) -> float:
@@ -110,8 +110,8 @@ class Step:
         """What a stage runs: every phase of its chunks, first and last micro-batches apart."""
         row = slice(self.orders.offsets[stage], self.orders.offsets[stage + 1])
         kinds, chunks = self.orders.kind[row], self.orders.chunk[row]
-        for position, part in enumerate(self.parts(stage)):
-            times = self.times_of[part]
+        for position, chunk in enumerate(self.parts(stage)):
+            times = self.times_of[chunk]
             here = chunks == position
             forwards = int(np.sum(here & (kinds == FORWARD)))
             backwards = int(np.sum(here & ((kinds == BACKWARD) | (kinds == INPUT))))

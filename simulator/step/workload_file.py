@@ -17,9 +17,9 @@ from ...datasets.clusters import Cluster
 from ...datasets.ops import Op, bus_factor, make_op
 from ..engines import Engine, FusedEngine, ask
 from ..engines.flow import FlowEngine
-from ..formats.simai import LISTS, PHASES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer, members
-from ..network.faults import Fault, drawing
-from ..network.study import Study, trials
+from ..formats.simai import LISTS, PHASES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer, group_ranks
+from ..network.faults import Fault, read_drawing
+from ..network.study import Study, run_trials
 from ..network.topology import TopologyError
 from ..question.plan import Group, Parallel, Plan
 
@@ -69,12 +69,12 @@ def plan_of(workload: SimaiWorkload, cluster: Cluster) -> Plan:
     """
     degrees, devices = workload.degrees, cluster.devices
     if degrees["gpus"] != devices:
-        nodes, rest = divmod(degrees["gpus"], cluster.devices_per_node)
-        hint = f"; take cluster.nodes={nodes}" if not rest else ""
+        nodes, remainder = divmod(degrees["gpus"], cluster.devices_per_node)
+        hint = f"; take cluster.nodes={nodes}" if not remainder else ""
         raise FormatError(f"the workload is for {degrees['gpus']} GPUs, {cluster.id} has {devices}{hint}")
     for phase in PHASES:
         for scope in ("", "EP", "DP_EP") if degrees["ep"] > 1 else ("",):
-            members(workload, phase, LayerPhase(0, scope=scope))
+            group_ranks(workload, phase, LayerPhase(0, scope=scope))
     return Plan(Parallel(tp=degrees["tp"], pp=degrees["pp"], ep=degrees["ep"], etp=degrees["tp"]), cluster)
 
 
@@ -106,9 +106,9 @@ def run_file(
     """
     if vpp is not None:
         workload = replace(workload, degrees={**workload.degrees, "vpp": vpp})
-    known = communications(workload, plan, engine, busbw or {})
-    total, account, bubble = step(workload, {key: each.time_us for key, each in known.items()})
-    return FileStep(workload, plan, known, account, bubble, total)
+    collectives = communications(workload, plan, engine, busbw or {})
+    total, account, bubble = step(workload, {key: collective.time_us for key, collective in collectives.items()})
+    return FileStep(workload, plan, collectives, account, bubble, total)
 
 
 def group_of(phase: str, work: LayerPhase) -> str:
@@ -132,26 +132,26 @@ def communications(
     groups = {name: plan.group(name) for name in {key[0] for key in counts}}
     ops = {key: _op(key, groups[key[0]]) for key in counts if groups[key[0]].ranks > 1}
     answers = ask(engine, list(ops.values()))
-    place = {key: i for i, key in enumerate(ops)}
-    made = {}
+    index_of = {key: i for i, key in enumerate(ops)}
+    collectives = {}
     for key, count in counts.items():
         name, collective, size = key
         ranks = groups[name].ranks if name != "pp" else 2
         us = low = high = 0.0
         who = "none"
-        if key in place:
-            at = place[key]
-            us, low, high = (float(getattr(answers, each)[at]) for each in ("latency_us", "low_us", "high_us"))
+        if key in index_of:
+            at = index_of[key]
+            us, low, high = (float(getattr(answers, column)[at]) for column in ("latency_us", "low_us", "high_us"))
             who = str(answers.engine[at])
-            given = busbw.get(GROUPS[name], {})
-            rate = given.get("busbw" if name == "pp" else collective)
+            bandwidths = busbw.get(GROUPS[name], {})
+            rate = bandwidths.get("busbw" if name == "pp" else collective)
             if rate:
                 us = low = high = size * float(bus_factor(collective, ranks)) / (rate * 1e3)
                 who = "busbw"
         alg = size / (us * 1e3) if us else 0.0
         bus = alg * float(bus_factor(collective, ranks))
-        made[key] = FileCollective(name, collective, ranks, size, count, us, low, high, who, alg, bus)
-    return made
+        collectives[key] = FileCollective(name, collective, ranks, size, count, us, low, high, who, alg, bus)
+    return collectives
 
 
 def _op(key: Key, group: Group) -> Op:
@@ -165,7 +165,7 @@ def _op(key: Key, group: Group) -> Op:
 def step(workload: SimaiWorkload, times: Mapping[Key, float]) -> tuple[float, Account, float]:
     """Microseconds of the whole step, the account of a stage, and how long it waits for other stages."""
     done = Account()
-    layers, again = workload.layers, recomputed(workload)
+    layers, again = workload.layers, recompute_of(workload)
     for layer in layers:
         _forward(layer, times, done)
     for at in range(len(layers) - 1, -1, -1):
@@ -187,15 +187,15 @@ def turns(workload: SimaiWorkload) -> int:
     return workload.degrees["ga"] * workload.degrees["vpp"]
 
 
-def recomputed(workload: SimaiWorkload) -> dict[int, int]:
+def recompute_of(workload: SimaiWorkload) -> dict[int, int]:
     """By line whose backward starts with running forward again: the checkpoint that it starts from."""
     marks, starts = (sorted(workload.lists.get(name, ())) for name in LISTS)
-    found = {}
+    settings = {}
     for at in starts:
         before = [mark for mark in marks if mark <= at]
         if before and at < len(workload.layers):
-            found[at] = before[-1]
-    return found
+            settings[at] = before[-1]
+    return settings
 
 
 def _forward(layer: WorkloadLayer, times: Mapping[Key, float], done: Account) -> None:
@@ -230,21 +230,21 @@ def study(
     flows: FlowEngine,
     engines: Sequence[Engine],
     settings: Mapping[str, Any],
-    **given: Any,
+    **options: Any,
 ) -> Study:
     """The step with faults at random places, or with ``everywhere`` at each in turn; ``flows`` is one of ``engines``.
 
-    ``given`` are further arguments of :func:`run_file`. TopologyError for a setting that is not there.
+    ``options`` are further arguments of :func:`run_file`. TopologyError for a setting that is not there.
     """
-    asked = drawing(settings, "faults_study")
-    if asked.straggler is not None:
+    drawing = read_drawing(settings, "faults_study")
+    if drawing.straggler is not None:
         raise TopologyError(
-            f"faults_study.straggler={asked.straggler!r} cannot be: a workload file is studied with faults of links"
+            f"faults_study.straggler={drawing.straggler!r} cannot be: a workload file is studied with faults of links"
         )
 
     def measure(faults: Sequence[Fault]) -> float:
         broken = flows.with_faults((*flows.faults, *faults))
-        engine = FusedEngine([broken if each is flows else each for each in engines])
-        return run_file(workload, plan, engine, **given).total_us
+        engine = FusedEngine([broken if member is flows else member for member in engines])
+        return run_file(workload, plan, engine, **options).total_us
 
-    return trials(asked.faults(flows.topology), measure)
+    return run_trials(drawing.faults(flows.topology), measure)

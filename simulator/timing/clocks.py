@@ -24,44 +24,46 @@ SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratio
 KNOWN, UNKNOWN = (0.04, 0.04), (0.02, 0.15)
 
 
-def sustained(costs: Sequence[Costs], device: Device, busy_us: float) -> list[Costs]:
+def limit_power(costs: Sequence[Costs], device: Device, busy_us: float) -> list[Costs]:
     """The costs under the device's power limit, in a step that keeps it busy for ``busy_us``."""
     capped = power.Limits().of(device).asked
-    settled = 1.0 if capped else _settled(busy_us)
+    settled = 1.0 if capped else _settle_clock(busy_us)
     if not costs or not device.tdp_w or settled <= 0.0:
         return list(costs)
     factor = 1.0 + settled * (_slower(costs, device, capped) - 1.0)
-    ends = np.cumsum([len(each.nodes) for each in costs])
+    ends = np.cumsum([len(costs_of_graph.nodes) for costs_of_graph in costs])
     parts = zip(costs, np.split(factor, ends[:-1]), strict=True)
-    return [unsure(_held(each, own, capped), device, settled) for each, own in parts]
+    return [
+        unsure(_hold_clock(costs_of_graph, slowdown, capped), device, settled) for costs_of_graph, slowdown in parts
+    ]
 
 
 def unsure(costs: Costs, device: Device, settled: float) -> Costs:
     """The costs with bounds that hold what the law of clocks may be off by where the limiter has settled so far."""
     ops = [node.op if node.op is not None and _draws(node.op.kind, False) else None for node in costs.nodes]
-    known = {dtype: anchor(device, dtype) is not None for dtype in {op.dtype for op in ops if op is not None}}
-    off = [(0.0, 0.0) if op is None else KNOWN if known[op.dtype] else UNKNOWN for op in ops]
+    anchored = {dtype: anchor(device, dtype) is not None for dtype in {op.dtype for op in ops if op is not None}}
+    off = [(0.0, 0.0) if op is None else KNOWN if anchored[op.dtype] else UNKNOWN for op in ops]
     below, above = settled * np.array(off, dtype=float).reshape(-1, 2).T
     low = np.exp(-np.hypot(np.log(costs.low), below))
     return replace(costs, low=low, high=np.exp(np.hypot(np.log(costs.high), above)))
 
 
-def _settled(busy: float) -> float:
-    start, end = (1e3 * each for each in SETTLING_MS)
+def _settle_clock(busy: float) -> float:
+    start, end = (1e3 * limit for limit in SETTLING_MS)
     return float(np.clip((busy - start) / (end - start), 0.0, 1.0))
 
 
 def _slower(costs: Sequence[Costs], device: Device, capped: bool) -> np.ndarray:
     """How many times longer each node of all takes at the clock that the limit leaves [nodes]."""
-    nodes = [node for each in costs for node in each.nodes]
-    latency = np.concatenate([each.kernel_us for each in costs])
+    nodes = [node for graph_costs in costs for node in graph_costs.nodes]
+    latency = np.concatenate([graph_costs.kernel_us for graph_costs in costs])
     slower, limits = np.ones(len(nodes)), power.Limits(device.tdp_w)
     places = [at for at, node in enumerate(nodes) if node.op is not None and _draws(node.op.kind, capped)]
     ops = [op for at in places if (op := nodes[at].op) is not None]
     for kind, dtype, out_dtype, positions, columns in iterate_groups(ops):
         at = np.array(places)[positions]
-        drawn = power.drawn(None, kind, columns, dtype, out_dtype, device, "cold", limits, latency[at])
-        slower[at] = drawn.slower
+        watts = power.drawn(None, kind, columns, dtype, out_dtype, device, "cold", limits, latency[at])
+        slower[at] = watts.slower
     return slower
 
 
@@ -70,6 +72,6 @@ def _draws(kind: str, capped: bool) -> bool:
     return family in power.PRODUCTS or (capped and family not in power.WITHOUT_POWER)
 
 
-def _held(costs: Costs, factor: np.ndarray, capped: bool) -> Costs:
+def _hold_clock(costs: Costs, factor: np.ndarray, capped: bool) -> Costs:
     inside = costs.in_envelope & (factor == 1.0) if capped else costs.in_envelope
     return replace(costs, kernel_us=costs.kernel_us * factor, in_envelope=inside)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from ...datasets.ops import KINDS
-from ..graph import REST, Node
+from ..graph import REST_SUFFIX, Node
 from ..question.plan import Stack
 from .costs import DATA_PARALLEL, Costs
 
 MERGED = {"fused.qkv": 3, "fused.gate_up": 2}  # forward products of merged weights, and of how many
 
 
-def checked(costs: Costs, stack: Stack) -> Costs:
+def add_collective_checks(costs: Costs, stack: Stack) -> Costs:
     """The costs with what hosts take to check collectives before they issue them, once a rank (``Stack.check_us``).
 
     Messages between the ranks of a node may be faster (``Stack.check_inside_us``; 0: they are not).
@@ -22,30 +22,30 @@ def checked(costs: Costs, stack: Stack) -> Costs:
     if not stack.check_us:
         return costs
     extra = np.zeros(len(costs.nodes))
-    for place, node in enumerate(costs.nodes):
+    for position, node in enumerate(costs.nodes):
         if node.op is not None and node.group and _checks(node):
             inside = node.op.ranks <= node.op.ranks_per_node
             faster = stack.check_inside_us if inside else 0.0
-            extra[place] = node.op.ranks * (faster or stack.check_us)
+            extra[position] = node.op.ranks * (faster or stack.check_us)
     return replace(costs, host_us=costs.host_us + extra)
 
 
-def shared(costs: Costs, share_us: float) -> Costs:
+def add_shard_copies(costs: Costs, share_us: float) -> Costs:
     """The costs with what hosts take to cut weights and gradients in shares of ranks (``Stack.share_us``): ZeRO-1's.
 
     Once for each weight and rank; weights that one product reads merged are one.
     """
     if not share_us:
         return costs
-    extra, apart = np.zeros(len(costs.nodes)), _whole(costs)
-    for place, node in enumerate(costs.nodes):
+    extra, apart = np.zeros(len(costs.nodes)), _weights_apart(costs)
+    for position, node in enumerate(costs.nodes):
         if node.op is not None and node.group in DATA_PARALLEL and node.op.kind in ("all_gather", "reduce_scatter"):
-            extra[place] = share_us * node.op.ranks * len(node.reads) * apart
+            extra[position] = share_us * node.op.ranks * len(node.reads) * apart
     return replace(costs, host_us=costs.host_us + extra)
 
 
-def _whole(costs: Costs) -> float:
-    """Weights as the framework keeps them, for each one that the model has."""
+def _weights_apart(costs: Costs) -> float:
+    """Weights in the framework's own list for each weight of the model: those of a merged product count as one."""
     gathered = [len(node.reads) for node in costs.nodes if node.phase == "optimizer" and node.group in DATA_PARALLEL]
     merged = [MERGED.get(node.source, 1) - 1 if node.phase == "forward" else 0 for node in costs.nodes]
     return 1.0 - float(costs.repeats @ merged) / sum(gathered) if gathered else 1.0
@@ -53,6 +53,6 @@ def _whole(costs: Costs) -> float:
 
 def _checks(node: Node) -> bool:
     """Whether a node is a collective that torch.distributed checks: sends are not, nor are ZeRO's coalesced ones."""
-    if node.op is None or KINDS[node.op.kind].family != "collective" or node.source.endswith(REST):
+    if node.op is None or KINDS[node.op.kind].family != "collective" or node.source.endswith(REST_SUFFIX):
         return False
     return node.op.kind == "all_reduce" or node.group not in DATA_PARALLEL

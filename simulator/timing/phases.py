@@ -63,7 +63,7 @@ class PhaseTimes(Mapping[str, PhaseTime]):
 
     def __getitem__(self, name: str) -> PhaseTime:
         if name not in self.known:
-            self.known[name] = self._timed(name)
+            self.known[name] = self._time_phase(name)
         return self.known[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -72,26 +72,26 @@ class PhaseTimes(Mapping[str, PhaseTime]):
     def __len__(self) -> int:
         return len(PHASES) + 2
 
-    def _timed(self, name: str) -> PhaseTime:
+    def _time_phase(self, name: str) -> PhaseTime:
         if name == "weight":
             return PhaseTime(min(weight_us(self.costs), self["backward"].total_us))
         if name == "paired":
-            return paired(self["forward"], self["backward"], self.plan)
+            return pair_phases(self["forward"], self["backward"], self.plan)
         time = time_phase(self.costs, name, self.plan, self.device)
-        beside = self.plan.options.get("ep_overlap") and name != "optimizer"
+        beside = self.plan.settings.ep_overlap and name != "optimizer"
         return beside_another(time, self.plan) if beside else time
 
 
-def selected(costs: Costs, phase: str) -> np.ndarray:
+def select_nodes(costs: Costs, phase: str) -> np.ndarray:
     """Positions of the stored nodes that a phase runs."""
-    wanted = PHASES[phase]
-    return np.array([i for i, node in enumerate(costs.nodes) if node.phase in wanted], dtype=np.int64)
+    kinds = PHASES[phase]
+    return np.array([i for i, node in enumerate(costs.nodes) if node.phase in kinds], dtype=np.int64)
 
 
 def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
     """The nodes of a phase in time, from its start."""
-    chosen = selected(costs, phase)
-    host = None if graphed(plan) else costs.host_us[chosen]
+    chosen = select_nodes(costs, phase)
+    host = None if replays_graph(plan) else costs.host_us[chosen]
     latency = costs.kernel_us[chosen]
     if device.synchronous and host is not None:
         latency, host = latency + host, None
@@ -107,7 +107,7 @@ def lead_of(costs: Costs, plan: Plan, device: Device) -> float:
     0 in a pipeline: Megatron waits for the device after every exchange with a neighbour (``torch.cuda.synchronize`` of
     ``p2p_communication.py``). Approximation: the host begins every forward level with the device.
     """
-    chosen = selected(costs, "forward")
+    chosen = select_nodes(costs, "forward")
     if plan.parallel.pp > 1 or not len(chosen):
         return 0.0
     placed = place_phase(costs, "forward", plan, device)
@@ -124,7 +124,7 @@ def routing_waits(nodes: Sequence[Node], plan: Plan) -> np.ndarray | None:
     Forward alone asks: backward runs on the same numbers. Experts of a fixed capacity, or tokens dropped to one, have
     the same number always.
     """
-    fixed = plan.options.get("capacity") or plan.options.get("token_drop")
+    fixed = plan.settings.capacity or plan.settings.token_drop
     if not plan.stack.waits_for_routing or fixed:
         return None
     kinds = [node.op.kind if node.op is not None and node.phase != "backward" else "" for node in nodes]
@@ -134,24 +134,24 @@ def routing_waits(nodes: Sequence[Node], plan: Plan) -> np.ndarray | None:
 
 def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:
     """The blocks of a graph with the nodes of one phase only."""
-    wanted = PHASES[phase]
-    kept = []
+    kinds = PHASES[phase]
+    blocks = []
     for block in graph.blocks:
-        nodes = tuple(node for node in block.nodes if node.phase in wanted)
+        nodes = tuple(node for node in block.nodes if node.phase in kinds)
         if nodes:
-            kept.append(block if len(nodes) == len(block.nodes) else replace(block, nodes=nodes, uneven={}))
-    return tuple(kept)
+            blocks.append(block if len(nodes) == len(block.nodes) else replace(block, nodes=nodes, uneven={}))
+    return tuple(blocks)
 
 
 def time_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> PhaseTime:
     """The account of a phase placed on the device's streams, with what passes between kernels (``Stack.gap_us``)."""
-    chosen = selected(costs, phase)
+    chosen = select_nodes(costs, phase)
     if not len(chosen):
         return PhaseTime()
     placed = place_phase(costs, phase, plan, device)
     repeats = costs.repeats[chosen]
     gaps_us = plan.stack.gap_us * float(repeats.sum())
-    own_us = float(costs.host_us[chosen] @ repeats) if device.synchronous and not graphed(plan) else 0.0
+    own_us = float(costs.host_us[chosen] @ repeats) if device.synchronous and not replays_graph(plan) else 0.0
     return PhaseTime(
         placed.total_us + gaps_us,
         max(placed.compute_us - own_us, 0.0),
@@ -161,10 +161,10 @@ def time_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> PhaseTim
     )
 
 
-def graphed(plan: Plan) -> bool:
+def replays_graph(plan: Plan) -> bool:
     """Whether a CUDA graph holds the kernels of a phase, so that none waits for the host: by option, else by stack."""
-    given = plan.options.get("cuda_graph")
-    return plan.stack.cuda_graph if given is None else bool(given)
+    choice = plan.settings.cuda_graph
+    return plan.stack.cuda_graph if choice is None else choice
 
 
 def beside_another(time: PhaseTime, plan: Plan) -> PhaseTime:
@@ -197,7 +197,7 @@ def weight_us(costs: Costs) -> float:
     return float((costs.kernel_us[chosen] * costs.repeats[chosen]).sum())
 
 
-def paired(forward: PhaseTime, backward: PhaseTime, plan: Plan) -> PhaseTime:
+def pair_phases(forward: PhaseTime, backward: PhaseTime, plan: Plan) -> PhaseTime:
     """A forward beside a backward: what one exposes, the other's compute hides as far as it reaches.
 
     DeepSeek-V3 (arXiv 2412.19437, sec. 3.2.1) arranges the two so that all-to-all and sends are hidden; compute that
@@ -208,10 +208,10 @@ def paired(forward: PhaseTime, backward: PhaseTime, plan: Plan) -> PhaseTime:
     hidden = min(exposed, compute)
     slowed = compute + hidden * plan.stack.compute_slowdown
     host = forward.host_us + backward.host_us
-    left = exposed - hidden
+    remaining = exposed - hidden
     by_group = {
-        group: (forward.exposed_us.get(group, 0.0) + backward.exposed_us.get(group, 0.0)) * left / exposed
+        group: (forward.exposed_us.get(group, 0.0) + backward.exposed_us.get(group, 0.0)) * remaining / exposed
         for group in {*forward.exposed_us, *backward.exposed_us}
         if exposed
     }
-    return PhaseTime(slowed + left + host, slowed, by_group, host_us=host)
+    return PhaseTime(slowed + remaining + host, slowed, by_group, host_us=host)

@@ -15,13 +15,9 @@ from ..passes.micro_batches import REFRESH, micro_batch_variant
 from ..passes.pipeline import Chunk
 from ..question.orders import FORWARD, WEIGHT, Orders
 from ..question.plan import Plan
-from .attention import as_run
-from .clocks import sustained
-from .costs import Costs, cost_graphs, ringing, scaled, slowed, stepping
-from .hosts import checked, shared
+from .costs import Costs, cost_graphs, slow_compute
+from .modifiers import Run, modify
 from .phases import FIRST, LAST, MIDDLE, ONLY, ChunkTimes, PhaseTimes, Variant
-from .products import by_library
-from .sampling import drawn
 from .schedule.pipeline import PipelineTimes, run_pipeline
 
 
@@ -33,15 +29,15 @@ class Sends(NamedTuple):
 
     def of(self, back: np.ndarray, stage: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """Those of senders [n], where they are by [stage, chunk]."""
-        found: np.ndarray = np.where(back, self.back_us[stage, chunk], self.onward_us[stage, chunk])
-        return found
+        times: np.ndarray = np.where(back, self.back_us[stage, chunk], self.onward_us[stage, chunk])
+        return times
 
     def scaled(self, usual: Sends, now: Sends) -> Sends:
         """These, each as many times longer as ``now`` is than ``usual``, both by [stage, chunk]."""
 
-        def one(own: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        def one(base: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
             ratio = np.divide(after, before, out=np.ones_like(after), where=before > 0)
-            return own * ratio.reshape(ratio.shape + (1,) * (own.ndim - 2))
+            return base * ratio.reshape(ratio.shape + (1,) * (base.ndim - 2))
 
         return Sends(one(self.onward_us, usual.onward_us, now.onward_us), one(self.back_us, usual.back_us, now.back_us))
 
@@ -59,8 +55,8 @@ def time_chunks(
 
     ``regimes`` are the kinds of step that they belong to, ``runs`` how many of those follow each other; ``slowdowns``
     say how many times longer each chunk's compute takes. Steps with an optimizer have variants for the first, the
-    middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none. The power limit acts on what ops
-    take alone, the calibration's factors on what is left of that.
+    middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none. What changes the time of an op
+    that is asked alone is in :mod:`.modifiers`.
     """
     graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
     variants = {which: _variants(graph, plan) for which, graph in graphs.items()}
@@ -71,26 +67,27 @@ def time_chunks(
         for chunk in chunks
         for graph in variants[id(chunk.graph)].values()
     }
-    asked = cost_graphs(list(distinct.values()), device, engine, plan.stack.issue_us)
-    found = [by_library(each, plan.stack.products, device) for each in asked]
-    costs = dict(zip(distinct, found, strict=True))
-    usual = {which: costs[id(next(iter(made.values())))] for which, made in variants.items()}
-    found = sustained(found, device, plan.micro_batches * _busiest_us(pipelines, runs, usual))
-    found = [stepping(as_run(each, plan.stack.attention, device), plan.stack.step_us) for each in found]
-    found = [ringing(each, plan.stack.ring_factor) for each in found]
-    found = [drawn(each, str(plan.options.get("sampling") or ""), plan.parallel.tp, device) for each in found]
-    found = [scaled(each, *scales[key]) for key, each in zip(distinct, found, strict=True)]
-    found = [shared(each, plan.stack.share_us) for each in found]
-    costs = {key: checked(each, plan.stack) for key, each in zip(distinct, found, strict=True)}
-    known: dict[tuple[int, float], ChunkTimes] = {}
+
+    def busy_us(now: Sequence[Costs]) -> float:
+        by_graph = dict(zip(distinct, now, strict=True))
+        usual = {which: by_graph[id(next(iter(made.values())))] for which, made in variants.items()}
+        return plan.micro_batches * _busiest_us(pipelines, runs, usual)
+
+    stack, without = plan.stack, plan.settings.without
+    graph_costs = cost_graphs(list(distinct.values()), device, engine, stack.issue_us, stack.eager, without)
+    run = Run(plan, device, busy_us, [scales[key] for key in distinct])
+    costs = dict(zip(distinct, modify(graph_costs, run), strict=True))
+    times_of: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):
         for chunk, factor in zip(chunks, factors, strict=True):
             key = id(chunk.graph), factor
-            if key not in known:
-                own = {id(graph): slowed(costs[id(graph)], factor) for graph in variants[key[0]].values()}
-                known[key] = timed_chunk({v: own[id(graph)] for v, graph in variants[key[0]].items()}, plan, device)
+            if key not in times_of:
+                slowed = {id(graph): slow_compute(costs[id(graph)], factor) for graph in variants[key[0]].values()}
+                times_of[key] = time_chunk(
+                    {v: slowed[id(graph)] for v, graph in variants[key[0]].items()}, plan, device
+                )
     return [
-        tuple(known[id(chunk.graph), factor] for chunk, factor in zip(chunks, factors, strict=True))
+        tuple(times_of[id(chunk.graph), factor] for chunk, factor in zip(chunks, factors, strict=True))
         for chunks, factors in zip(pipelines, slowdowns, strict=True)
     ]
 
@@ -100,8 +97,8 @@ def _busiest_us(pipelines: Sequence[tuple[Chunk, ...]], runs: Sequence[float], c
     busy: dict[int, float] = {}
     for chunks, times in zip(pipelines, runs, strict=True):
         for chunk in chunks:
-            own = costs[id(chunk.graph)]
-            busy[chunk.stage] = busy.get(chunk.stage, 0.0) + times * float(own.kernel_us @ own.repeats)
+            chunk_costs = costs[id(chunk.graph)]
+            busy[chunk.stage] = busy.get(chunk.stage, 0.0) + times * float(chunk_costs.kernel_us @ chunk_costs.repeats)
     return max(busy.values(), default=0.0)
 
 
@@ -120,11 +117,11 @@ def _variants(graph: Graph, plan: Plan) -> dict[Variant, Graph]:
     return {FIRST: first, MIDDLE: middle, LAST: micro_batch_variant(graph, *LAST)}
 
 
-def timed_chunk(costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
+def time_chunk(costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
     """The chunk whose variants cost so much; those that share their costs are placed once."""
-    phases = {id(each): each for each in costs.values()}
-    placed = {which: PhaseTimes(each, plan, device) for which, each in phases.items()}
-    return ChunkTimes(dict(costs), {variant: placed[id(each)] for variant, each in costs.items()})
+    phases = {id(phase_costs): phase_costs for phase_costs in costs.values()}
+    placed = {which: PhaseTimes(phase_costs, plan, device) for which, phase_costs in phases.items()}
+    return ChunkTimes(dict(costs), {variant: placed[id(phase_costs)] for variant, phase_costs in costs.items()})
 
 
 def retime(times: ChunkTimes, costs: Mapping[Variant, Costs], plan: Plan, device: Device) -> ChunkTimes:
@@ -141,8 +138,10 @@ def place_tasks(orders: Orders, times: Sequence[ChunkTimes], plan: Plan, sends: 
     table = {name: np.zeros((orders.stages, orders.chunks)) for name in names}
     together, put_off = orders.paired.any(), (orders.kind == WEIGHT).any()
     for route in orders.routes.tolist():
-        for part, (stage, position) in zip(times, route, strict=True):
-            first, usual, last = (part.phases[ONLY if ONLY in part.phases else v] for v in (FIRST, MIDDLE, LAST))
+        for chunk_time, (stage, position) in zip(times, route, strict=True):
+            first, usual, last = (
+                chunk_time.phases[ONLY if ONLY in chunk_time.phases else v] for v in (FIRST, MIDDLE, LAST)
+            )
             at = stage, position
             table["forward"][at] = usual["forward"].total_us
             table["backward"][at] = usual["backward"].total_us
@@ -167,31 +166,31 @@ def place_tasks(orders: Orders, times: Sequence[ChunkTimes], plan: Plan, sends: 
 
 def send_times(orders: Orders, chunks: tuple[Chunk, ...], plan: Plan, engine: Engine) -> Sends:
     """How long what each chunk makes takes to the next one's stage, and what its backward makes to the one before."""
-    found = Sends(np.zeros((orders.stages, orders.chunks)), np.zeros((orders.stages, orders.chunks)))
+    sends = Sends(np.zeros((orders.stages, orders.chunks)), np.zeros((orders.stages, orders.chunks)))
     ops = send_ops(chunks, plan)
     if not ops:
-        return found
-    taken = ask(engine, ops).latency_us + plan.stack.send_us
-    onward = np.where([chunk.send_bytes > 0 for chunk in chunks], taken, 0.0)
+        return sends
+    latency_us = ask(engine, ops).latency_us + plan.stack.send_us
+    onward = np.where([chunk.send_bytes > 0 for chunk in chunks], latency_us, 0.0)
     for route in orders.routes:
-        found.onward_us[route[:, 0], route[:, 1]] = onward
-        found.back_us[route[:, 0], route[:, 1]] = np.roll(onward, 1)
-    return found
+        sends.onward_us[route[:, 0], route[:, 1]] = onward
+        sends.back_us[route[:, 0], route[:, 1]] = np.roll(onward, 1)
+    return sends
 
 
 def by_micro_batch(sends: Sends, count: int) -> Sends:
     """The same sends by [stage, chunk, micro-batch]."""
-    return Sends(*(np.repeat(each[:, :, None], count, axis=2) for each in sends))
+    return Sends(*(np.repeat(times[:, :, None], count, axis=2) for times in sends))
 
 
 def send_ops(chunks: tuple[Chunk, ...], plan: Plan) -> list[Op]:
     """The transfer of each chunk's result to the stage of the next; none where there is but one chunk."""
     if len(chunks) == 1:
         return []
-    made = []
+    ops = []
     for chunk, after in zip(chunks, (*chunks[1:], chunks[0]), strict=True):
         near = plan.neighbours(chunk.stage, after.stage)
         link = plan.cluster.link if near else plan.cluster.fabric
         size = round(chunk.send_bytes)
-        made.append(make_op("send_recv", size_bytes=size, ranks=2, ranks_per_node=2 if near else 1, link=link))
-    return made
+        ops.append(make_op("send_recv", size_bytes=size, ranks=2, ranks_per_node=2 if near else 1, link=link))
+    return ops

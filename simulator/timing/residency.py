@@ -55,21 +55,21 @@ def reuse_of(blocks: Sequence[Block], walked: Sequence[int], tensor_bytes: np.nd
     What one execution frees is freed in order of ids. The step is walked twice and the second walk counts, because a
     step follows a step.
     """
-    moves = np.concatenate([np.zeros(0), *(np.tile(_moved(b), n) for b, n in zip(blocks, walked, strict=True))])
+    moves = np.concatenate([np.zeros(0), *(np.tile(_move_ids(b), n) for b, n in zip(blocks, walked, strict=True))])
     events = _events(blocks, walked, len(moves))
     sizes = tensor_bytes[events.tensor].astype(float)
     moved = np.where(events.freed, 0.0, np.minimum(sizes, moves[events.at]))
     total = np.bincount(events.at, moved, len(moves))
     after = np.cumsum(total)  # bytes that have passed in this walk when an execution ends
-    distance = (after - total)[events.at] - _touched(events, sizes, after) + sizes / 2  # its own bytes pass too
+    distance = (after - total)[events.at] - _touch_distances(events, sizes, after) + sizes / 2  # its own bytes pass too
     before = after - total
     return Reuse(
         events.at,
         moved,
         np.where(events.freed, 0.0, distance),
         total,
-        before - _ended(_named(blocks, walked), after),
-        before - _ended(_placed(blocks, walked), after),
+        before - _end_values(_named_tensors(blocks, walked), after),
+        before - _end_values(_place_tensors(blocks, walked), after),
     )
 
 
@@ -97,31 +97,31 @@ def _gone(distance: np.ndarray, cache_bytes: float) -> np.ndarray:
     return gone
 
 
-def _moved(block: Block) -> np.ndarray:
+def _move_ids(block: Block) -> np.ndarray:
     return np.array([node.bytes_moved for node in block.nodes], dtype=float)
 
 
-def _named(blocks: Sequence[Block], walked: Sequence[int]) -> np.ndarray:
+def _named_tensors(blocks: Sequence[Block], walked: Sequence[int]) -> np.ndarray:
     """A number for the operator of each execution."""
     names: dict[str, int] = {}
-    found = [
+    tensors = [
         np.tile([names.setdefault(node.source, len(names)) for node in block.nodes], count)
         for block, count in zip(blocks, walked, strict=True)
     ]
-    return np.concatenate([np.zeros(0), *found]).astype(np.int64)
+    return np.concatenate([np.zeros(0), *tensors]).astype(np.int64)
 
 
-def _placed(blocks: Sequence[Block], walked: Sequence[int]) -> np.ndarray:
+def _place_tensors(blocks: Sequence[Block], walked: Sequence[int]) -> np.ndarray:
     """The stored node of each execution."""
     firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)]).tolist()
-    found = [
+    placements = [
         np.tile(np.arange(len(block.nodes)) + first, count)
         for block, count, first in zip(blocks, walked, firsts, strict=False)
     ]
-    return np.concatenate([np.zeros(0), *found]).astype(np.int64)
+    return np.concatenate([np.zeros(0), *placements]).astype(np.int64)
 
 
-def _ended(which: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _end_values(which: np.ndarray, after: np.ndarray) -> np.ndarray:
     """The bytes that had passed when the last execution of the same number ended, in this walk or the one before."""
     found = np.empty(len(which))
     if not len(which):
@@ -156,20 +156,20 @@ def _events(blocks: Sequence[Block], walked: Sequence[int], count: int) -> _Even
         every = np.arange(repeat)
         used = [(block.read, every, READ), (block.written, every, WRITE)]
         used += [(freed, those[those < repeat], FREE) for freed, those in block.freed]
-        for each, repetitions, kind in used:
-            ids, at = each.over(repetitions, offset)
+        for touches, repetitions, kind in used:
+            ids, at = touches.over(repetitions, offset)
             keys.append((ids * count + at) * KINDS + kind)
         offset += len(block.nodes) * repeat
     key = np.sort(np.concatenate(keys))
-    place, which = np.divmod(key, KINDS)
-    again = np.diff(place, prepend=-1) == 0  # a tensor that is read is not new where it is written
+    position, which = np.divmod(key, KINDS)
+    again = np.diff(position, prepend=-1) == 0  # a tensor that is read is not new where it is written
     once = ~again | ((which == FREE) & (np.diff(which, prepend=FREE) != 0))
-    place, which = place[once], which[once]
-    tensor, at = np.divmod(place, max(count, 1))
+    position, which = position[once], which[once]
+    tensor, at = np.divmod(position, max(count, 1))
     return _Events(tensor, at, which == READ, which == FREE, np.diff(tensor, prepend=-1) == 0)
 
 
-def _touched(events: _Events, sizes: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _touch_distances(events: _Events, sizes: np.ndarray, after: np.ndarray) -> np.ndarray:
     """The bytes that had passed when what each event of the second walk touches was touched last.
 
     Those of the walk before are negative. A tensor that is new stands in the memory that was freed last of those of its
@@ -184,22 +184,24 @@ def _touched(events: _Events, sizes: np.ndarray, after: np.ndarray) -> np.ndarra
     opens = ~events.freed & ~before  # touches of what is new, in the first walk
     opened = np.maximum.accumulate(np.where(opens, np.arange(number), 0))
     lasting = ~events.freed[ends]
-    left = lasting & ~events.reading[opened[ends]]  # made by the step; its caller drops it before the next
-    stays = lasting & ~left
+    written_back = lasting & ~events.reading[opened[ends]]  # made by the step; its caller drops it before the next
+    stays = lasting & ~written_back
     earlier = np.append(0.0, after[events.at[:-1]]) if number else np.zeros(0)
     passed = after[-1] if len(after) else 0.0
-    held = after[events.at[ends]] - passed
-    touched = np.where(before, earlier, np.where(first & stays[group], held[group], NEVER)) if number else earlier
-    known = before | (first & stays[group]) if number else before
+    reuse_bytes = after[events.at[ends]] - passed
+    touched = (
+        np.where(before, earlier, np.where(first & stays[group], reuse_bytes[group], NEVER)) if number else earlier
+    )
+    warm = before | (first & stays[group]) if number else before
 
-    dropped = ends[left]
+    dropped = ends[written_back]
     order = events.at * 2 + events.freed  # memory is handed out before an execution and given back after it
     walk = 2 * (len(after) + 1)
-    one, two = np.flatnonzero(opens | (events.freed & before)), np.flatnonzero(events.freed == known)
+    one, two = np.flatnonzero(opens | (events.freed & before)), np.flatnonzero(events.freed == warm)
     which = np.concatenate([one, dropped, two])
     time = np.concatenate([order[one], np.full(len(dropped), walk - 1), order[two] + walk])
     pushed = np.concatenate([events.freed[one], np.ones(len(dropped), dtype=bool), events.freed[two]])
-    value = np.concatenate([earlier[one] - passed, held[left], touched[two]])
+    value = np.concatenate([earlier[one] - passed, reuse_bytes[written_back], touched[two]])
     popped = last_freed(sizes[which], time, pushed, value)
     touched[two] = np.where(events.freed[two], touched[two], popped[len(one) + len(dropped) :])
     return touched
@@ -223,9 +225,9 @@ def last_freed(size: np.ndarray, time: np.ndarray, freed: np.ndarray, value: np.
     lowest = np.minimum.accumulate(np.minimum(height, 0) - bins * apart) + bins * apart
     level = height - lowest + ~put  # at which an event puts or takes
     short = ~put & (np.minimum(np.append(0, lowest[:-1]) * np.append(False, np.diff(bins) == 0), 0) > lowest)
-    found = np.full(len(size), NEVER)
-    held = np.flatnonzero(~short)
-    pairs = held[np.lexsort((level[held], bins[held]))]
+    times = np.full(len(size), NEVER)
+    lasting = np.flatnonzero(~short)
+    pairs = lasting[np.lexsort((level[lasting], bins[lasting]))]
     taking = np.flatnonzero(~put[pairs])
-    found[order[pairs[taking]]] = value[order[pairs[taking - 1]]]
-    return found
+    times[order[pairs[taking]]] = value[order[pairs[taking - 1]]]
+    return times

@@ -22,12 +22,12 @@ SORT_CLOCKS = 12.0  # a key
 HEADS = ("lm_head", "embed_out", "output_layer")  # modules that make logits
 
 
-def drawn(costs: Costs, sampling: str, tensor_ranks: int, device: Device) -> Costs:
+def add_top_p_sort(costs: Costs, sampling: str, tensor_ranks: int, device: Device) -> Costs:
     """The costs with the draw after logits; the very same where none is asked for (``options.sampling``)."""
     if sampling != TOP_P:
         return costs
     return replace(
-        costs, kernel_us=costs.kernel_us + np.array([_sort(each, tensor_ranks, device) for each in costs.nodes])
+        costs, kernel_us=costs.kernel_us + np.array([_sort(node, tensor_ranks, device) for node in costs.nodes])
     )
 
 

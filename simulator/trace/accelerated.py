@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .caches import kept
 from .mixers import choose_tokens
+from .model_caches import returned_cache
 
 
 def accelerate(module: nn.Module) -> None:
@@ -43,10 +43,10 @@ def _heads_joined(context: torch.Tensor) -> torch.Tensor:
     return context.transpose(1, 2).flatten(2)
 
 
-def _mpt(self: Any, hidden_states: torch.Tensor, *_: Any, **given: Any) -> Any:
+def _mpt(self: Any, hidden_states: torch.Tensor, *_: Any, **options: Any) -> Any:
     parts = self.Wqkv(hidden_states).chunk(3, dim=2)
-    query, key, value = (part.unflatten(2, (self.n_heads, self.head_dim)).transpose(1, 2) for part in parts)
-    if (cache := kept(given)) is not None:
+    query, key, value = (piece.unflatten(2, (self.n_heads, self.head_dim)).transpose(1, 2) for piece in parts)
+    if (cache := returned_cache(options)) is not None:
         key, value = cache.update(key, value, self.layer_idx)
     return self.out_proj(_heads_joined(_attend(query, key, value))), None
 

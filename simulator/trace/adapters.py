@@ -24,9 +24,9 @@ class LowRank(nn.Module):
         weight: Any = base.weight
         wide, narrow = weight.shape if isinstance(base, nn.Linear) else weight.shape[::-1]
         self.base = base
-        given: dict[str, Any] = {"bias": False, "dtype": weight.dtype, "device": weight.device}
-        self.lora_a = nn.Linear(narrow, rank, **given)
-        self.lora_b = nn.Linear(rank, wide, **given)
+        options: dict[str, Any] = {"bias": False, "dtype": weight.dtype, "device": weight.device}
+        self.lora_a = nn.Linear(narrow, rank, **options)
+        self.lora_b = nn.Linear(rank, wide, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The frozen product, and the scaled thin one added to it."""
@@ -42,10 +42,12 @@ def choose_trained(model: nn.Module, workload: Workload, name: str) -> nn.Module
         _adapt(model, workload, name)
     if workload.frozen:
         pattern = re.compile(workload.frozen)
-        chosen = [parameter for path, parameter in model.named_parameters() if pattern.search(path)]
-        if not chosen:
-            raise TraceError(f"workload.frozen={workload.frozen!r} matches no weight of {name}, {_like(model)}")
-        for parameter in chosen:
+        frozen = [parameter for path, parameter in model.named_parameters() if pattern.search(path)]
+        if not frozen:
+            raise TraceError(
+                f"workload.frozen={workload.frozen!r} matches no weight of {name}, {_example_weight(model)}"
+            )
+        for parameter in frozen:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise TraceError(f"workload.frozen={workload.frozen!r} leaves nothing of {name} to train")
@@ -58,18 +60,18 @@ def _adapt(model: nn.Module, workload: Workload, name: str) -> None:
     model.requires_grad_(False)
     pattern = re.compile(workload.lora_modules)
     linears = [path for path, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
-    chosen = [path for path in linears if pattern.search(path)]
-    if not chosen:
+    adapted = [path for path in linears if pattern.search(path)]
+    if not adapted:
         raise TraceError(
             f"workload.lora_modules={workload.lora_modules!r} matches no Linear of {name}, such as {linears[-1]}"
             if linears
             else f"{name} has no Linear that workload.lora_modules={workload.lora_modules!r} could adapt"
         )
-    for path in chosen:
+    for path in adapted:
         model.set_submodule(path, LowRank(model.get_submodule(path), workload.lora_rank))
 
 
-def _like(model: nn.Module) -> str:
+def _example_weight(model: nn.Module) -> str:
     """A weight of a model as an example of their names."""
     path = next((path for path, _ in model.named_parameters()), "")
     return f"such as {path}" if path else "which has none"

@@ -17,7 +17,7 @@ from ...datasets.ops import KINDS, Op, make_op
 from .calls import Call, View
 from .layout import contiguous_run, dtype_of, in_memory_order, numel, size_bytes, transposed, unique_numel
 
-VERSION = 8
+VERSION = 9
 
 Rule = Callable[[Call], Op | None]
 RULES: dict[str, Rule] = {}
@@ -74,12 +74,12 @@ def may_be_empty(function: Rule) -> Rule:
 def to_op(call: Call) -> Op | None:
     """The op of a call, or None when no kind covers it."""
     namespace, _, name = call.name.partition(".")
-    found = RULES.get(name) or RULES.get(name.removesuffix("_"))
-    if found is None and namespace != "aten" and name in KINDS and KINDS[name].row_wise:
-        found = _named
-    if found is None or (found not in MAY_BE_EMPTY and any(not numel(view) for view in call.outputs)):
+    function = RULES.get(name) or RULES.get(name.removesuffix("_"))
+    if function is None and namespace != "aten" and name in KINDS and KINDS[name].row_wise:
+        function = _row_wise_op
+    if function is None or (function not in MAY_BE_EMPTY and any(not numel(view) for view in call.outputs)):
         return None
-    return found(call)
+    return function(call)
 
 
 def bytes_moved(call: Call) -> int:
@@ -108,7 +108,7 @@ def _result(call: Call) -> View:
 # --- matrix products -----------------------------------------------------------------------------------
 
 
-def product(a: View, b: View, out: View) -> Op:
+def gemm_op(a: View, b: View, out: View) -> Op:
     """gemm of two (batches of) matrices, with the layout that their strides show.
 
     Aᵀ·Bᵀ, for which no layout has a name, is the transpose of B·A.
@@ -131,27 +131,27 @@ def _flip(matrix: View) -> View:
 @rule("mm", "bmm", "_int_mm", "_scaled_mm")
 def _mm(call: Call) -> Op | None:
     a, b = call.inputs[:2]
-    return product(a, b, _result(call))
+    return gemm_op(a, b, _result(call))
 
 
 @rule("addmm", "baddbmm", "addbmm")
 def _addmm(call: Call) -> Op | None:
     a, b = call.inputs[1:3]
-    return product(a, b, _result(call))
+    return gemm_op(a, b, _result(call))
 
 
 @rule("linear", "mkldnn_linear", "_linear_pointwise")
 def _linear(call: Call) -> Op | None:
     x, weight = call.inputs[:2]
     rows = x._replace(shape=(numel(x) // x.shape[-1], x.shape[-1]), stride=(x.shape[-1], 1))
-    return product(rows, _flip(weight), _result(call))
+    return gemm_op(rows, _flip(weight), _result(call))
 
 
 @rule("mv")
 def _mv(call: Call) -> Op | None:
     matrix, vector = call.inputs[:2]
     column = vector._replace(shape=(vector.shape[0], 1), stride=(1, 1))
-    return product(matrix, column, _result(call))
+    return gemm_op(matrix, column, _result(call))
 
 
 @rule("_grouped_mm", "grouped_mm_fallback")
@@ -159,7 +159,7 @@ def _grouped(call: Call) -> Op | None:
     """Rows by experts' weights, or, where both are matrices, the weights' gradients."""
     a, b = call.inputs[:2]
     if len(a.shape) != 2:
-        return product(a, b, _result(call))
+        return gemm_op(a, b, _result(call))
     weight_gradient = len(b.shape) == 2
     experts = _result(call).shape[0] if weight_gradient else b.shape[0]
     tokens, k = (a.shape[1], a.shape[0]) if weight_gradient else a.shape
@@ -227,7 +227,7 @@ def _rows(kind: str, x: View, cols: int, out: View) -> Op:
     return make_op(kind, dtype=dtype_of(x.dtype), out_dtype=dtype_of(out.dtype), rows=numel(x) // cols, cols=cols)
 
 
-def _named(call: Call) -> Op:
+def _row_wise_op(call: Call) -> Op:
     """An operator that has the name of a kind of op: the rows are those of its result."""
     out, kind = _result(call), call.name.partition(".")[2]
     cols, dtypes = out.shape[-1], {"dtype": dtype_of(_first(call).dtype), "out_dtype": dtype_of(out.dtype)}
@@ -262,7 +262,7 @@ def _gelu(call: Call) -> Op | None:
 # --- elements ------------------------------------------------------------------------------------------
 
 
-def pointwise(function: str, call: Call) -> Op:
+def elementwise_op(function: str, call: Call) -> Op:
     """elementwise of one cost class: operands of the result's size are read, smaller ones are broadcast.
 
     Broadcast operands count in the run: they, too, break the inner loop where they begin anew.
@@ -292,7 +292,7 @@ for _function, _names in (
     ("exponential", EXPONENTIAL),
     ("fill", FILL),
 ):
-    rule(*_names.split())(partial(pointwise, _function))
+    rule(*_names.split())(partial(elementwise_op, _function))
 
 
 PLAIN_POWERS = dict.fromkeys((1, 2, 3), "arithmetic") | dict.fromkeys((0.5, -0.5, -1, -2), "division")
@@ -302,8 +302,8 @@ PLAIN_POWERS = dict.fromkeys((1, 2, 3), "arithmetic") | dict.fromkeys((0.5, -0.5
 def _pow(call: Call) -> Op | None:
     """Squares and cubes are products, square roots and inverses divisions; only the rest are powers."""
     exponent = call.arguments.get("exponent")
-    plain = PLAIN_POWERS.get(exponent) if isinstance(exponent, (int, float)) else None
-    return pointwise(plain or "exponential", call)
+    cost_class = PLAIN_POWERS.get(exponent) if isinstance(exponent, (int, float)) else None
+    return elementwise_op(cost_class or "exponential", call)
 
 
 @rule(*SUMS.split())
@@ -361,7 +361,7 @@ def _nll(call: Call) -> Op | None:
 @rule("nll_loss_backward", "nll_loss2d_backward")
 def _nll_backward(call: Call) -> Op | None:
     """Zeros everywhere but in one element of every row."""
-    return pointwise("fill", call)
+    return elementwise_op("fill", call)
 
 
 @rule("embedding")
@@ -382,10 +382,12 @@ def _lookup(kind: str, x: View, tokens: int, vocab: int, hidden: int) -> Op:
 
 @rule("topk")
 def _topk(call: Call) -> Op | None:
+    """The selection alone: a router's softmax and sum are calls of their own."""
     scores, out = _first(call), call.outputs[0]
     experts = scores.shape[-1]
     dtypes = {"dtype": dtype_of(scores.dtype), "out_dtype": dtype_of(out.dtype)}
-    return make_op("moe_route", tokens=numel(scores) // experts, experts=experts, topk=out.shape[-1], **dtypes)
+    tokens, topk = numel(scores) // experts, out.shape[-1]
+    return make_op("moe_route", tokens=tokens, experts=experts, topk=topk, kernels="topk", **dtypes)
 
 
 @rule("index", "index_select")
@@ -395,7 +397,7 @@ def _index(call: Call) -> Op | None:
     positions = call.arguments.get("indices", ())
     by_row = call.arguments.get("dim", 0) == 0 and sum(p is not None for p in positions) <= 1 and len(x.shape) > 1
     if not by_row or (positions and positions[0] is None):
-        return _scattered(call)
+        return _copy_elements(call)
     hidden = math.prod(x.shape[1:])
     rows, tokens = numel(out) // hidden, x.shape[0]
     if rows % tokens:
@@ -417,7 +419,7 @@ def _index_put(call: Call) -> Op | None:
 
 
 @rule(*SCATTERED.split())
-def _scattered(call: Call) -> Op | None:
+def _copy_elements(call: Call) -> Op | None:
     """Single elements by index: as many as the smaller of what is read and written, none next to another."""
     index = call.arguments.get("index")
     out = index if isinstance(index, View) and numel(index) < numel(_result(call)) else _result(call)
@@ -428,10 +430,11 @@ def _scattered(call: Call) -> Op | None:
 # --- copies --------------------------------------------------------------------------------------------
 
 
-def copied(view: View, run: int) -> Op:
-    """A copy of a view's bytes in contiguous runs of ``run`` elements."""
+def copy_op(view: View, run: int, joins: int = 0) -> Op:
+    """A copy of a view's bytes in contiguous runs of ``run`` elements, of so many parts with gaps."""
     size = itemsize(dtype_of(view.dtype))
-    return make_op("copy", dtype_of(view.dtype), size_bytes=int(numel(view) * size), run_bytes=int(run * size))
+    total_bytes, run_bytes = int(numel(view) * size), int(run * size)
+    return make_op("copy", dtype_of(view.dtype), size_bytes=total_bytes, run_bytes=run_bytes, joins=joins)
 
 
 @rule(*COPIES.split())
@@ -440,22 +443,27 @@ def _copy(call: Call) -> Op | None:
     out = _result(call)
     source = call.arguments.get("src") if call.name.endswith("copy_") else _first(call)
     if not isinstance(source, View) or numel(source) == 1 < numel(out):
-        return pointwise("fill", call)
+        return elementwise_op("fill", call)
     if source.dtype != out.dtype:
-        return pointwise("cast", call)
+        return elementwise_op("cast", call)
     same = source.shape == out.shape
-    return copied(out, contiguous_run([out, source]) if same else 0)
+    return copy_op(out, contiguous_run([out, source]) if same else 0)
 
 
 @rule("cat", "stack", "_cat")
 def _cat(call: Call) -> Op | None:
-    """Each part is copied in runs no longer than its own share of the joined axis."""
+    """Each part is copied in runs no longer than its own share of the joined axis.
+
+    Where one of several parts is not contiguous, torch has a slower kernel for them (``joins``).
+    """
     out = _result(call)
     axis = call.arguments.get("dim", 0) % len(out.shape)
-    parts = [view for view in call.inputs if numel(view)]
+    views = [view for view in call.inputs if numel(view)]
     if call.name.endswith("stack"):
-        return copied(out, math.prod(out.shape[axis + 1 :]))
-    shares = [math.prod(part.shape[axis:]) for part in parts]
-    runs = [contiguous_run([part]) or numel(part) for part in parts]
+        return copy_op(out, math.prod(out.shape[axis + 1 :]))
+    shares = [math.prod(view.shape[axis:]) for view in views]
+    runs = [contiguous_run([view]) or numel(view) for view in views]
     shortest = min(min(pair) for pair in zip(shares, runs, strict=True))
-    return copied(out, 0 if shortest == numel(out) else shortest)
+    gaps = len(views) > 1 and any(run < numel(view) for run, view in zip(runs, views, strict=True))
+    joins = numel(out) // max(map(numel, views)) if gaps else 0
+    return copy_op(out, 0 if shortest == numel(out) else shortest, joins)

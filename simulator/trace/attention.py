@@ -33,19 +33,19 @@ def fused_attention() -> Iterator[None]:
     ) -> Any:
         window = windows.get(id(attn_mask), 0)
         if torch.is_autocast_enabled("cpu"):  # attention is a product
-            query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
+            query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
         return operator(query, key, value, None if window else attn_mask, is_causal or bool(window), window)[0]
 
     functional.scaled_dot_product_attention = attention
     try:
-        with _as_kernels_take_it(windows):
+        with _without_copies_and_masks(windows):
             yield
     finally:
         functional.scaled_dot_product_attention = original
 
 
 @contextmanager
-def _as_kernels_take_it(windows: dict[int, int]) -> Iterator[None]:
+def _without_copies_and_masks(windows: dict[int, int]) -> Iterator[None]:
     """While inside, transformers shares key and value heads without copies and tells windows without writing masks.
 
     ``windows`` gets the window of every mask that stands for one, by the identity of a tensor without content.
@@ -59,7 +59,7 @@ def _as_kernels_take_it(windows: dict[int, int]) -> Iterator[None]:
     module: Any = sdpa_attention
     original, masks = module.use_gqa_in_sdpa, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
     module.use_gqa_in_sdpa = lambda *_: True
-    ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _windowed(masks, windows)
+    ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] = _mark_windows(masks, windows)
     try:
         yield
     finally:
@@ -67,19 +67,19 @@ def _as_kernels_take_it(windows: dict[int, int]) -> Iterator[None]:
         del ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 
 
-def _windowed(masks: Any, windows: dict[int, int]) -> Any:
+def _mark_windows(masks: Any, windows: dict[int, int]) -> Any:
     """``masks`` as it is, but for prompts longer than a local window. A chunk sees half its size on average."""
-    kept = []
+    placeholders = []
 
-    def mask(*args: Any, local_size: int | None = None, config: Any = None, **given: Any) -> Any:
-        size = 0 if args or local_size is None or given.get("attention_mask") is not None else local_size
-        if not size or given["q_length"] == 1 or given["kv_length"] <= size:
-            return masks(*args, local_size=local_size, config=config, **given)
+    def mask(*args: Any, local_size: int | None = None, config: Any = None, **arguments: Any) -> Any:
+        size = 0 if args or local_size is None or arguments.get("attention_mask") is not None else local_size
+        if not size or arguments["q_length"] == 1 or arguments["kv_length"] <= size:
+            return masks(*args, local_size=local_size, config=config, **arguments)
         chunked = getattr(config, "attention_chunk_size", None) == size
-        stand_in = torch.empty(1, 1, 1, 1, dtype=torch.bool)
-        kept.append(stand_in)
-        windows[id(stand_in)] = (size + 1) // 2 if chunked else size
-        return stand_in
+        placeholder = torch.empty(1, 1, 1, 1, dtype=torch.bool)
+        placeholders.append(placeholder)
+        windows[id(placeholder)] = (size + 1) // 2 if chunked else size
+        return placeholder
 
     return mask
 

@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 from .adapters import choose_trained
-from .classes import known_config, loader, wraps
+from .classes import choose_loader, known_config, wraps
 from .kbit import prepare_kbit
 from .models import Source
 from .next_tokens import add_next_tokens
-from .switches import settle_switches
-from .vision import left_to_language
+from .switches import simplify_switches
+from .vision import drop_vision
 from .workload import TraceError, Workload
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltModel:
     """A module and, where it brought one, the function that makes its example inputs."""
 
     module: nn.Module
@@ -37,7 +37,7 @@ def load_config(source: Source) -> Any:
     """transformers' configuration object; TraceError when transformers does not take it."""
     from transformers import AutoConfig
 
-    with quiet():
+    with silence_libraries():
         config = known_config(source.name, copy.deepcopy(source.config or {}))  # some write into it
         model_type = config.pop("model_type")
         try:
@@ -46,69 +46,69 @@ def load_config(source: Source) -> Any:
             raise TraceError(f"model {source.name}: {one_line(error)}") from None
 
 
-def build(source: Source, workload: Workload, precision: str, config: Any = None) -> Built:
+def build(source: Source, workload: Workload, precision: str, config: Any = None) -> BuiltModel:
     """The module with weights in ``precision``, randomly initialised unless the caller has turned that off.
 
     ``config`` is a changed configuration to build instead of the source's own.
     """
     dtype = getattr(torch, TORCH_DTYPES[precision])
     if source.factory is not None:
-        made = _made(source, dtype)
-        return Built(_as_trained(made.module, workload, source.name), made.example)
+        built = _call_factory(source, dtype)
+        return BuiltModel(_prepare_training(built.module, workload, source.name), built.example)
     config = copy.deepcopy(config) if config is not None else load_config(source)
     experts = {"experts_implementation": workload.experts} if workload.experts else {}
-    with quiet():
+    with silence_libraries():
         try:
-            module = loader(source.name, config, workload).from_config(config, dtype=dtype, **experts)
+            module = choose_loader(source.name, config, workload).from_config(config, dtype=dtype, **experts)
         except TraceError:
             raise
         except Exception as error:
             raise TraceError(f"model {source.name}: {one_line(error)}") from None
     if wraps(config) and not workload.images:
-        module = left_to_language(module)
+        module = drop_vision(module)
     module.tie_weights()  # part of the initialisation that a trace leaves out
-    settle_switches(module)
+    simplify_switches(module)
     if workload.training and workload.mtp_layers:
         add_next_tokens(module, workload.mtp_layers, source.name)
-    return Built(_as_trained(module, workload, source.name))
+    return BuiltModel(_prepare_training(module, workload, source.name))
 
 
-def _as_trained(module: nn.Module, workload: Workload, name: str) -> nn.Module:
+def _prepare_training(module: nn.Module, workload: Workload, name: str) -> nn.Module:
     """The module with what the workload trains of it, and what it keeps in few bits prepared for that."""
     if workload.trains_part:
         module = choose_trained(module, workload, name)
     return prepare_kbit(module) if workload.kbit else module
 
 
-def structure(source: Source, workload: Workload, precision: str, config: Any = None) -> nn.Module:
+def build_structure(source: Source, workload: Workload, precision: str, config: Any = None) -> nn.Module:
     """The module on the meta device: parameters with shapes, no memory, no initialisation."""
-    with torch.device("meta"), uninitialised():
+    with torch.device("meta"), skip_initialisation():
         return build(source, workload, precision, config).module
 
 
-def _made(source: Source, dtype: torch.dtype) -> Built:
+def _call_factory(source: Source, dtype: torch.dtype) -> BuiltModel:
     """What a factory returns: a module, or a module and the function that makes its example inputs."""
-    factory = source.factory if callable(source.factory) else _imported(str(source.factory))
-    before = torch.get_default_dtype()
+    factory = source.factory if callable(source.factory) else _import_factory(str(source.factory))
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        made = factory()
+        result = factory()
     except SystemExit:
         raise TraceError(f"model {source.name}: the function ended the process instead of returning a module") from None
     finally:
-        torch.set_default_dtype(before)
-    module, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        torch.set_default_dtype(default_dtype)
+    module, example = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(module, nn.Module):
-        raise TraceError(f"model {source.name}: the factory returned {type(made).__name__}, not an nn.Module")
-    return Built(module, example)
+        raise TraceError(f"model {source.name}: the factory returned {type(result).__name__}, not an nn.Module")
+    return BuiltModel(module, example)
 
 
-def _imported(name: str) -> Callable[[], Any]:
+def _import_factory(name: str) -> Callable[[], Any]:
     module, _, attribute = name.partition(":")
     try:
         target: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            target = getattr(target, part)
+        for attribute_name in attribute.split("."):
+            target = getattr(target, attribute_name)
     except (ImportError, AttributeError) as error:
         raise TraceError(f"model {name}: {one_line(error)}") from None
     if not callable(target):
@@ -116,7 +116,7 @@ def _imported(name: str) -> Callable[[], Any]:
     return target
 
 
-def uninitialised() -> AbstractContextManager[Any]:
+def skip_initialisation() -> AbstractContextManager[Any]:
     """Leave out the random initialisation of weights, torch's and transformers'."""
     try:
         from transformers.initialization import no_init_weights
@@ -126,16 +126,16 @@ def uninitialised() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def new_on_conversion() -> Iterator[None]:
+def replace_on_conversion() -> Iterator[None]:
     """``module.to(dtype)`` gives a module new parameters: torch would swap fake ones in place, and then refuses to."""
-    usual = nn.Module._apply
+    original = nn.Module._apply
 
     def convert(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         for child in module.children() if recurse else ():
             child._apply(function)
         with torch.no_grad():
-            for name, held in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(function(held), held.requires_grad))
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(function(parameter), parameter.requires_grad))
             for name, buffer in list(module.named_buffers(recurse=False)):
                 setattr(module, name, function(buffer))
         return module
@@ -144,20 +144,20 @@ def new_on_conversion() -> Iterator[None]:
     try:
         yield
     finally:
-        nn.Module._apply = usual  # type: ignore[method-assign]
+        nn.Module._apply = original  # type: ignore[method-assign]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_libraries() -> Iterator[None]:
     """Keep transformers' advice about configurations, and torch's tracebacks of what we catch, off the terminal."""
     loggers = {"transformers": logging.CRITICAL, "torch._subclasses.fake_tensor": logging.CRITICAL}
-    before = {name: logging.getLogger(name).level for name in loggers}
+    levels = {name: logging.getLogger(name).level for name in loggers}
     for name, level in loggers.items():
         logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:
-        for name, level in before.items():
+        for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
 
 

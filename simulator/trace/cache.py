@@ -21,26 +21,31 @@ from .aten import VERSION
 from .models import Source, digest
 from .workload import Workload
 
-KEPT = 32  # graphs of files that were read
+MAX_GRAPHS_IN_MEMORY = 32  # graphs of files that were read
 
 PACKAGES = ("torch", "transformers")
-LATER = ("mtp_layers", "kbit", "images", "image_px")  # settings that graphs of before them do not have, off in these
+ADDED_SETTINGS = (
+    "mtp_layers",
+    "kbit",
+    "images",
+    "image_px",
+)  # settings that graphs of before them do not have, off in these
 
 
-def key(source: Source, workload: Workload, precision: str) -> str:
+def graph_name(source: Source, workload: Workload, precision: str) -> str:
     """The name of a graph: a hash of model, workload, precision, package versions and our own formats."""
-    about = {
+    identity = {
         "model": [source.name, source.identity],
-        "workload": {name: value for name, value in workload.to_dict().items() if value or name not in LATER},
+        "workload": {name: value for name, value in workload.to_dict().items() if value or name not in ADDED_SETTINGS},
         "precision": precision,
-        "packages": [installed(name) for name in PACKAGES],
+        "packages": [installed_version(name) for name in PACKAGES],
         "format": [FORMAT, VERSION, sorted((name, kind.names) for name, kind in KINDS.items())],
     }
-    return digest(about)[:32]
+    return digest(identity)[:32]
 
 
 @lru_cache(maxsize=len(PACKAGES))
-def installed(package: str) -> str:
+def installed_version(package: str) -> str:
     """Version of a package without importing it; "" when it is not there. A process asks once."""
     try:
         return version(package)
@@ -48,24 +53,24 @@ def installed(package: str) -> str:
         return ""
 
 
-def load(directory: Path, name: str) -> Graph | None:
+def load_graph(directory: Path, name: str) -> Graph | None:
     """The graph of that name, or None when there is none or its file cannot be read."""
     path = directory / f"{name}.json.gz"
     try:
-        written = path.stat()
-        return _read(path, written.st_mtime_ns, written.st_size)
+        status = path.stat()
+        return _read(path, status.st_mtime_ns, status.st_size)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=MAX_GRAPHS_IN_MEMORY)
 def _read(path: Path, mtime_ns: int, size_bytes: int) -> Graph:
     """The graph of a file that was written then: read once, however often it is asked for."""
     with gzip.open(path, "rb") as file:
         return from_plain(json.loads(file.read()))
 
 
-def save(directory: Path, name: str, graph: Graph) -> Path:
+def save_graph(directory: Path, name: str, graph: Graph) -> Path:
     """Write a graph so that others see either all of it or nothing."""
     directory.mkdir(parents=True, exist_ok=True)
     content = gzip.compress(json.dumps(to_plain(graph), separators=(",", ":")).encode(), 6, mtime=0)
@@ -103,7 +108,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
         op = -1 if n.op is None else ops.number(n.op, [n.op.kind, list(n.op.dims), n.op.dtype, n.op.out_dtype])
         names = [texts.number(text, text) for text in (n.source, n.path, n.phase)]
         host = [n.host.dispatch, n.host.views, n.host.modules, n.host.autograd]
-        ids = [_packed(group) for group in (n.reads, n.writes, n.frees)]
+        ids = [_pack_ids(group) for group in (n.reads, n.writes, n.frees)]
         return [op, *names, *ids, n.bytes_moved, calls.number(n.host, host)]
 
     blocks = [
@@ -145,10 +150,10 @@ def from_plain(plain: dict[str, Any]) -> Graph:
             texts[source],
             texts[path],
             texts[phase],
-            _unpacked(reads),
-            _unpacked(writes),
+            _unpack_ids(reads),
+            _unpack_ids(writes),
             moved,
-            _unpacked(frees),
+            _unpack_ids(frees),
             calls[host] if calls[host] != NO_CALLS else NO_CALLS,
         )
 
@@ -181,7 +186,7 @@ def _tensors(rows: Iterable[Sequence[Any]]) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _packed(ids: Sequence[int]) -> list[Any]:
+def _pack_ids(ids: Sequence[int]) -> list[Any]:
     """Ids in order, with every run of consecutive ones as [first, count]."""
     packed: list[Any] = []
     for tensor in ids:
@@ -195,7 +200,7 @@ def _packed(ids: Sequence[int]) -> list[Any]:
     return packed
 
 
-def _unpacked(packed: Sequence[Any]) -> tuple[int, ...]:
+def _unpack_ids(packed: Sequence[Any]) -> tuple[int, ...]:
     ids: list[int] = []
     for item in packed:
         if isinstance(item, list):

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...datasets.near import likeliest
-from .models import LANGUAGE, language_of
+from .models import LANGUAGE_KEYS, language_of
 from .workload import TraceError, Workload
 
-OTHERS = {  # lists of transformers -> what such models work on
+OTHER_INPUTS = {  # lists of transformers -> what such models work on
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES": "images",
     "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES": "images",
     "MODEL_FOR_BACKBONE_MAPPING_NAMES": "images",
@@ -22,7 +22,7 @@ OTHERS = {  # lists of transformers -> what such models work on
     "MODEL_FOR_CTC_MAPPING_NAMES": "sound",
     "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES": "sound",
 }
-OWN_INPUTS = "give it as module:callable that returns a module and a function of its inputs"
+FACTORY_HINT = "give it as module:callable that returns a module and a function of its inputs"
 
 
 def known_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,15 +32,15 @@ def known_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    given, lists = dict(config), _lists()
-    kind = str(given["model_type"])
+    settings, lists = dict(config), _model_types()
+    kind = str(settings["model_type"])
     wrapper = kind.removesuffix("_text")
     if kind not in lists["decoders"] and wrapper != kind and wrapper in lists["wrappers"]:
-        return {"model_type": wrapper, "text_config": given}
+        return {"model_type": wrapper, "text_config": settings}
     if kind in CONFIG_MAPPING_NAMES:
-        return given
-    for part in LANGUAGE:
-        inner = given.get(part)
+        return settings
+    for key in LANGUAGE_KEYS:
+        inner = settings.get(key)
         if isinstance(inner, Mapping) and inner.get("model_type") in CONFIG_MAPPING_NAMES:
             return dict(inner)
     near = ", ".join(likeliest(kind, sorted(lists["decoders"]), most=4))
@@ -50,11 +50,11 @@ def known_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def loader(name: str, config: Any, workload: Workload) -> Any:
+def choose_loader(name: str, config: Any, workload: Workload) -> Any:
     """transformers' factory for a configuration; TraceError for models that do not work on tokens."""
     import transformers as hf
 
-    kind, lists = config.model_type, _lists()
+    kind, lists = config.model_type, _model_types()
     if kind in lists["wrappers"] and (workload.images or kind not in lists["decoders"]):
         return hf.AutoModelForImageTextToText
     if translates(config) and kind in lists["translators"]:
@@ -63,18 +63,18 @@ def loader(name: str, config: Any, workload: Workload) -> Any:
         return hf.AutoModelForMaskedLM if workload.training else hf.AutoModel
     if kind in lists["decoders"] and not translates(config):
         return hf.AutoModelForCausalLM
-    raise TraceError(f"model {name}: {type(config).__name__} {_works_on(kind)}: {OWN_INPUTS}")
+    raise TraceError(f"model {name}: {type(config).__name__} {_describe_inputs(kind)}: {FACTORY_HINT}")
 
 
-def _works_on(kind: str) -> str:
+def _describe_inputs(kind: str) -> str:
     from transformers.models.auto import modeling_auto
 
-    found = (works_on for list_, works_on in OTHERS.items() if kind in getattr(modeling_auto, list_, {}))
-    what = next(found, "")
-    return f"works on {what}, not on tokens" if what else "is of no model that generates or encodes tokens"
+    inputs = (works_on for list_, works_on in OTHER_INPUTS.items() if kind in getattr(modeling_auto, list_, {}))
+    input_kind = next(inputs, "")
+    return f"works on {input_kind}, not on tokens" if input_kind else "is of no model that generates or encodes tokens"
 
 
-def _lists() -> dict[str, Mapping[str, Any]]:
+def _model_types() -> dict[str, Mapping[str, Any]]:
     """Types of models by what transformers builds of them."""
     from transformers.models.auto import modeling_auto as auto
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from ..graph import Block, Graph, Node, layer_of, runs, shift_path
+from ..graph import Block, Graph, Node, join_tensors, layer_of, shift_path
 
-FEWEST_ROUNDS = 3  # a first, a last, and one between that is the rule
+MIN_ROUNDS = 3  # a first, a last, and one between that is the rule
 
 
 class DeepenError(Exception):
@@ -36,40 +36,42 @@ def deepen(graph: Graph, stack: str, first: int, layers: int) -> Graph:
     """
     if layers == 0:
         return graph
-    grown = [block for block in graph.blocks if _repeats(block, stack, first)]
-    phases = [block.nodes[0].phase for block in grown]
+    growing = [block for block in graph.blocks if _repeats(block, stack, first)]
+    phases = [block.nodes[0].phase for block in growing]
     if sorted(phases) != sorted({node.phase for node, _ in graph.weighted() if node.phase != "optimizer"}):
         raise DeepenError(f"layers from {first} on are not one block in each phase")
-    strides = {abs(block.stride) for block in grown}
+    strides = {abs(block.stride) for block in growing}
     if len(strides) != 1 or layers % min(strides):
         raise DeepenError(f"{layers} layers are not whole repetitions of {sorted(strides)} layers")
-    return _Growth(graph, grown, layers, layers // min(strides)).graph()
+    return _Growth(graph, growing, layers, layers // min(strides)).graph()
 
 
-def with_unread(graph: Graph, traced: int, layers: int) -> Graph:
+def add_unread_tensors(graph: Graph, traced: int, layers: int) -> Graph:
     """The graph with what ``layers`` more layers hold and no node reads, such as the sinks of fused attention.
 
     Such tensors stand last; as many alike as layers were traced are one of each.
     """
-    named = (_interval(block, t, block.steps.get(t, 0))[1] for block in graph.blocks for t in _named(block))
-    described = [(t.size_bytes, t.dtype, t.role) for t in graph.tensors for _ in range(t.count)]
-    first = max(named, default=-1) + 1
-    kept = described[:first]
-    for description, alike in groupby(described[first:]):
+    highest_ids = (
+        _interval(block, t, block.steps.get(t, 0))[1] for block in graph.blocks for t in _ids_of_block(block)
+    )
+    descriptions = [(t.size_bytes, t.dtype, t.role) for t in graph.tensors for _ in range(t.count)]
+    first = max(highest_ids, default=-1) + 1
+    grown = descriptions[:first]
+    for description, alike in groupby(descriptions[first:]):
         count = len(list(alike))
-        kept += [description] * (count if count % traced else count // traced * (traced + layers))
-    return replace(graph, tensors=runs(kept))
+        grown += [description] * (count if count % traced else count // traced * (traced + layers))
+    return replace(graph, tensors=join_tensors(grown))
 
 
 def _repeats(block: Block, stack: str, first: int) -> bool:
-    return block.repeat >= FEWEST_ROUNDS and block.stack == stack and min(_span(block)) >= first
+    return block.repeat >= MIN_ROUNDS and block.stack == stack and min(_span(block)) >= first
 
 
 def _span(block: Block) -> tuple[int, int]:
     """The lowest and highest layer that a block's repetitions visit."""
-    own = [layer[1] for node in block.nodes if (layer := layer_of(node.path)) and layer[0] == block.stack]
-    moved = (block.repeat - 1) * block.stride
-    return min(min(own), min(own) + moved), max(max(own), max(own) + moved)
+    layers = [layer[1] for node in block.nodes if (layer := layer_of(node.path)) and layer[0] == block.stack]
+    moved_layers = (block.repeat - 1) * block.stride
+    return min(min(layers), min(layers) + moved_layers), max(max(layers), max(layers) + moved_layers)
 
 
 def _interval(block: Block, tensor: int, step: int) -> tuple[int, int]:
@@ -80,23 +82,23 @@ def _interval(block: Block, tensor: int, step: int) -> tuple[int, int]:
 class _Growth:
     """One deepening: the rows that grow, and how ids and paths change."""
 
-    def __init__(self, graph: Graph, grown: Sequence[Block], layers: int, rounds: int) -> None:
-        self._graph, self._grown = graph, {id(block) for block in grown}
+    def __init__(self, graph: Graph, growing: Sequence[Block], layers: int, rounds: int) -> None:
+        self._graph, self._grown = graph, {id(block) for block in growing}
         self._layers, self._rounds = layers, rounds
-        self._rows = list(_rows([_interval(b, t, s) for b in grown for t, s in b.steps.items()]))
+        self._rows = list(_rows([_interval(b, t, s) for b in growing for t, s in b.steps.items()]))
         self._cuts = [row.cut for row in self._rows]
-        spans = [_span(block) for block in grown]
-        self._stack = grown[0].stack
+        spans = [_span(block) for block in growing]
+        self._stack = growing[0].stack
         self._first, self._last = max(low for low, _ in spans), min(high for _, high in spans)
 
     def graph(self) -> Graph:
-        described = [(t.size_bytes, t.dtype, t.role) for t in self._graph.tensors for _ in range(t.count)]
+        descriptions = [(t.size_bytes, t.dtype, t.role) for t in self._graph.tensors for _ in range(t.count)]
         for cut in reversed(self._cuts):
-            described[cut:cut] = [described[cut]] * self._rounds
+            descriptions[cut:cut] = [descriptions[cut]] * self._rounds
         blocks = tuple(self._grow(b) if id(b) in self._grown else self._keep(b) for b in self._graph.blocks)
-        return replace(self._graph, blocks=blocks, tensors=runs(described))
+        return replace(self._graph, blocks=blocks, tensors=join_tensors(descriptions))
 
-    def _moved(self, tensor: int) -> int:
+    def _shifted_id(self, tensor: int) -> int:
         """The new id of a tensor that stands still; that of the first layer stays the first layer's."""
         below = bisect_right(self._cuts, tensor)
         if below and tensor == self._cuts[below - 1]:
@@ -109,32 +111,32 @@ class _Growth:
         """A block whose repetitions stay as many as they are."""
         for tensor, step in block.steps.items():
             low, high = _interval(block, tensor, step)
-            if self._moved(high) - self._moved(low) != high - low:
+            if self._shifted_id(high) - self._shifted_id(low) != high - low:
                 raise DeepenError("another block runs along the same tensors")
-        return self._rewritten(block, {t: self._moved(t) for t in _named(block)}, outside=True)
+        return self._rewrite_block(block, {t: self._shifted_id(t) for t in _ids_of_block(block)}, outside=True)
 
     def _grow(self, block: Block) -> Block:
         number = {}
-        for tensor in _named(block):
+        for tensor in _ids_of_block(block):
             step = block.steps.get(tensor, 0)
-            number[tensor] = self._stretched(block, tensor, step) if step else self._moved(tensor)
-        grown = self._rewritten(block, number, outside=False)
-        return replace(grown, repeat=block.repeat + self._rounds)
+            number[tensor] = self._stretched_start(block, tensor, step) if step else self._shifted_id(tensor)
+        rewritten = self._rewrite_block(block, number, outside=False)
+        return replace(rewritten, repeat=block.repeat + self._rounds)
 
-    def _stretched(self, block: Block, tensor: int, step: int) -> int:
+    def _stretched_start(self, block: Block, tensor: int, step: int) -> int:
         """The first id of an interval that takes the new ids of its row in."""
         low, _ = _interval(block, tensor, step)
         below = sum(1 for row in self._rows if row.cut <= low) - (low in self._cuts)
         start = low + below * self._rounds
         return start if step > 0 else start + block.repeat + self._rounds - 1
 
-    def _rewritten(self, block: Block, number: dict[int, int], outside: bool) -> Block:
-        nodes = tuple(self._renamed(block, node, number, outside) for node in block.nodes)
+    def _rewrite_block(self, block: Block, number: dict[int, int], outside: bool) -> Block:
+        nodes = tuple(self._rename_tensors(block, node, number, outside) for node in block.nodes)
         steps = {number[tensor]: step for tensor, step in block.steps.items()}
         uneven = {key: tuple(sorted(number[t] for t in frees)) for key, frees in block.uneven.items()}
         return replace(block, nodes=nodes, steps=steps, uneven=uneven)
 
-    def _renamed(self, block: Block, node: Node, number: dict[int, int], outside: bool) -> Node:
+    def _rename_tensors(self, block: Block, node: Node, number: dict[int, int], outside: bool) -> Node:
         return replace(
             node,
             path=shift_path(node.path, self._stack, self._shift(node.path, block, outside)),
@@ -155,10 +157,10 @@ class _Growth:
         return self._layers if layer[1] > self._last else 0
 
 
-def _named(block: Block) -> set[int]:
+def _ids_of_block(block: Block) -> set[int]:
     """Every id that a block's first repetition mentions."""
-    named = {t for node in block.nodes for t in (*node.reads, *node.writes, *node.frees)}
-    return named.union(*block.uneven.values())
+    ids = {t for node in block.nodes for t in (*node.reads, *node.writes, *node.frees)}
+    return ids.union(*block.uneven.values())
 
 
 def _rows(intervals: Iterable[tuple[int, int]]) -> Iterator[MovingIds]:

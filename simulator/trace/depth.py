@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from .deepen import FEWEST_ROUNDS
+from .deepen import MIN_ROUNDS
 from .workload import TraceError
 
-LONGEST_PERIOD = 16
+MAX_PERIOD = 16
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class DepthPlan:
     missing: int
 
 
-def plan(model: nn.Module, config: Any, rounds: int = FEWEST_ROUNDS) -> DepthPlan | None:
+def plan_depth(model: nn.Module, config: Any, rounds: int = MIN_ROUNDS) -> DepthPlan | None:
     """What to trace of a model, or None when that is all of it. TraceError for a model without layers.
 
     ``rounds`` of what repeats are traced.
@@ -41,25 +41,25 @@ def plan(model: nn.Module, config: Any, rounds: int = FEWEST_ROUNDS) -> DepthPla
     stacks = [name for name, module in model.named_modules() if _is_stack(module, layers)]
     if len(stacks) != 1 or not isinstance(layers, int):
         return None
-    kinds = layer_kinds(model.get_submodule(stacks[0]), text, listed(text))
-    choices = [_tail(kinds, period) for period in range(1, min(LONGEST_PERIOD, layers) + 1)]
+    kinds = layer_kinds(model.get_submodule(stacks[0]), text, per_layer_settings(text))
+    choices = [_tail(kinds, period) for period in range(1, min(MAX_PERIOD, layers) + 1)]
     traced, first = min((first + rounds * period, first) for first, period in choices)
     return DepthPlan(stacks[0], first, traced, layers - traced) if traced < layers else None
 
 
-def shortened(config: Any, layers: int) -> Any:
+def shorten_config(config: Any, layers: int) -> Any:
     """The configuration with only the first ``layers`` layers; lists with an entry for each layer are cut."""
     short = copy.deepcopy(config)
     text = short.get_text_config()
     values = text.to_dict()
-    for name in listed(text):
+    for name in per_layer_settings(text):
         if isinstance(getattr(text, name, None), type(values[name])):
             setattr(text, name, values[name][:layers])
     text.num_hidden_layers = layers
     return short
 
 
-def listed(text_config: Any) -> list[str]:
+def per_layer_settings(text_config: Any) -> list[str]:
     """Settings with an entry for each layer."""
     layers = text_config.num_hidden_layers
     return [
@@ -76,16 +76,16 @@ def layer_kinds(stack: nn.Module, text_config: Any, lists: Sequence[str]) -> lis
     token makes these none of a layer's settings.
     """
     layers = list(stack.children())
-    described = [dict(_describe(layer)) for layer in layers]
-    keys = {key for description in described for key in description}
-    counting = {key for key in keys if _counts({i: d[key] for i, d in enumerate(described) if key in d})}
+    descriptions = [dict(_describe(layer)) for layer in layers]
+    keys = {key for description in descriptions for key in description}
+    counting = {key for key in keys if _counts({i: d[key] for i, d in enumerate(descriptions) if key in d})}
     values = text_config.to_dict()
     per_layer = [values[name] for name in lists if not _counts(dict(enumerate(values[name])))]
     kinds: dict[str, int] = {}
     numbers = []
-    for index, description in enumerate(described):
-        own = {key: value for key, value in description.items() if key not in counting}
-        text = repr((sorted(own.items()), [entries[index] for entries in per_layer]))
+    for index, description in enumerate(descriptions):
+        settings = {key: value for key, value in description.items() if key not in counting}
+        text = repr((sorted(settings.items()), [entries[index] for entries in per_layer]))
         numbers.append(kinds.setdefault(text, len(kinds)))
     return numbers
 
@@ -101,15 +101,15 @@ def _is_stack(module: nn.Module, layers: object) -> bool:
 
 def _describe(layer: nn.Module) -> list[tuple[str, Any]]:
     """Modules, their plain settings, and the shapes of what they hold."""
-    out: list[tuple[str, Any]] = []
+    description: list[tuple[str, Any]] = []
     for name, module in layer.named_modules():
-        out.append((name, type(module).__qualname__))
+        description.append((name, type(module).__qualname__))
         for key, value in vars(module).items():
             if isinstance(value, (bool, int, float, str, type(None))) and key != "training":
-                out.append((f"{name}.{key}", value))
+                description.append((f"{name}.{key}", value))
         for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            out.append((f"{name}.{key}", (tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)))
-    return out
+            description.append((f"{name}.{key}", (tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)))
+    return description
 
 
 def _tail(kinds: Sequence[int], period: int) -> tuple[int, int]:

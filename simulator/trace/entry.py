@@ -12,7 +12,7 @@ from ..graph import Graph
 from . import cache
 from .fold import assemble, fold
 from .models import Model, Source, resolve
-from .nodes import notes_on
+from .nodes import describe_gaps
 from .optimizer import add_adamw
 from .workload import PRECISIONS, TraceError, Workload, choose
 
@@ -30,14 +30,14 @@ def trace(model: Model, workload: Workload, precision: str = "bf16", cache_dir: 
     choose("precision", precision, PRECISIONS)
     source = resolve(model)
     directory = None if cache_dir is None or source.identity is None else Path(cache_dir)
-    name = cache.key(source, workload, precision)
-    found = None if directory is None else cache.load(directory, name)
-    if found is not None:
-        return found
+    name = cache.graph_name(source, workload, precision)
+    cached = None if directory is None else cache.load_graph(directory, name)
+    if cached is not None:
+        return cached
     graph = trace_source(source, workload, precision)
     if directory is not None:
         with suppress(OSError):  # a full disk, or a folder in its place: the next call traces again
-            cache.save(directory, name, graph)
+            cache.save_graph(directory, name, graph)
     return graph
 
 
@@ -45,22 +45,22 @@ def trace_source(source: Source, workload: Workload, precision: str, every_layer
     """Trace a found model. Of layers that are alike only a few are run, unless ``every_layer`` says otherwise."""
     graph = None
     if source.config is not None and not every_layer:
-        graph = _from_few_layers(source, workload, precision)
+        graph = _trace_few_layers(source, workload, precision)
     if graph is None:
-        graph = _folded(source, workload, precision, None)
+        graph = _trace_folded(source, workload, precision, None)
     if workload.training and workload.optimizer == "adamw":
         graph = add_adamw(graph)
-    return replace(graph, model_flops=model_flops(graph, workload), notes=notes_on(graph))
+    return replace(graph, model_flops=model_flops(graph, workload), notes=describe_gaps(graph))
 
 
-def _folded(source: Source, workload: Workload, precision: str, config: Any) -> Graph:
+def _trace_folded(source: Source, workload: Workload, precision: str, config: Any) -> Graph:
     from .build import build
     from .capture import capture
 
     with foreign_code(source, workload):
         step = capture(lambda: build(source, workload, precision, config), workload)
-    about = {"name": source.name, "parameters": step.parameters, "model_flops": 0.0}
-    return fold(assemble(step.nodes, step.tensors, **about))
+    properties = {"name": source.name, "parameters": step.parameters, "model_flops": 0.0}
+    return fold(assemble(step.nodes, step.tensors, **properties))
 
 
 @contextmanager
@@ -75,11 +75,11 @@ def foreign_code(source: Source, workload: Workload) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in cache.PACKAGES:
             raise  # the command names what brings it
-        hint = beyond_positions(source, workload) or one_line(error)
+        hint = describe_overlong(source, workload) or one_line(error)
         raise TraceError(f"model {source.name} does not run workload={workload.kind}: {hint}") from error
 
 
-def beyond_positions(source: Source, workload: Workload) -> str:
+def describe_overlong(source: Source, workload: Workload) -> str:
     """What to do where a sequence is longer than the positions that a model has; "" where it is not."""
     config = source.language
     positions = config.get("max_position_embeddings") or config.get("n_positions")
@@ -90,38 +90,40 @@ def beyond_positions(source: Source, workload: Workload) -> str:
     return f"it has {positions} positions, not {workload.seq_len + new}; take workload.{name}={positions - new}"
 
 
-def _from_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:
+def _trace_few_layers(source: Source, workload: Workload, precision: str) -> Graph | None:
     """The graph of all layers from a trace of a few, or None when the model does not allow it."""
-    from .build import load_config, structure
-    from .deepen import FEWEST_ROUNDS, DeepenError, deepen, with_unread
-    from .depth import layer_kinds, listed, plan, shortened
+    from .build import build_structure, load_config
+    from .deepen import MIN_ROUNDS, DeepenError, add_unread_tensors, deepen
+    from .depth import layer_kinds, per_layer_settings, plan_depth, shorten_config
 
     with foreign_code(source, workload):
         config = load_config(source)
-        whole = structure(source, workload, precision, config)
+        structure = build_structure(source, workload, precision, config)
         # where backward ends in the first layer that trains, this one is unlike those after it
-        planned = plan(whole, config, FEWEST_ROUNDS + workload.trains_part)
-        if planned is None:
+        depth = plan_depth(structure, config, MIN_ROUNDS + workload.trains_part)
+        if depth is None:
             return None
         try:
-            short = shortened(config, planned.traced)
-            few = structure(source, workload, precision, short).get_submodule(planned.stack)
+            short = shorten_config(config, depth.traced)
+            short_stack = build_structure(source, workload, precision, short).get_submodule(depth.stack)
         except (ValueError, AttributeError, TypeError):
             return None  # the configuration ties other settings to the number of layers
         text = config.get_text_config()
-        wanted = layer_kinds(whole.get_submodule(planned.stack), text, listed(text))[: planned.traced]
-        if layer_kinds(few, short.get_text_config(), listed(text)) != wanted:
+        expected_kinds = layer_kinds(structure.get_submodule(depth.stack), text, per_layer_settings(text))[
+            : depth.traced
+        ]
+        if layer_kinds(short_stack, short.get_text_config(), per_layer_settings(text)) != expected_kinds:
             return None
     try:
-        graph = deepen(_folded(source, workload, precision, short), planned.stack, planned.first, planned.missing)
+        graph = deepen(_trace_folded(source, workload, precision, short), depth.stack, depth.first, depth.missing)
     except DeepenError:
         return None
-    held = _held_bytes(whole)
-    if resident_bytes(graph) != held:
-        graph = with_unread(graph, planned.traced, planned.missing)
-    if resident_bytes(graph) != held:
+    module_bytes = _module_bytes(structure)
+    if resident_bytes(graph) != module_bytes:
+        graph = add_unread_tensors(graph, depth.traced, depth.missing)
+    if resident_bytes(graph) != module_bytes:
         return None
-    trained = {id(p): p.numel() for p in whole.parameters() if p.requires_grad}
+    trained = {id(p): p.numel() for p in structure.parameters() if p.requires_grad}
     return replace(graph, parameters=sum(trained.values()))
 
 
@@ -130,9 +132,9 @@ def resident_bytes(graph: Graph) -> int:
     return sum(t.size_bytes * t.count for t in graph.tensors if t.role in ("weight", "frozen", "buffer"))
 
 
-def _held_bytes(module: nn.Module) -> int:
-    held = {id(t): t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())}
-    return sum(held.values())
+def _module_bytes(module: nn.Module) -> int:
+    sizes = {id(t): t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers())}
+    return sum(sizes.values())
 
 
 def model_flops(graph: Graph, workload: Workload) -> float:

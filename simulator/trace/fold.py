@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ..graph import Block, Graph, Node, Tensor, layer_of, runs
+from ..graph import Block, Graph, Node, Tensor, join_tensors, layer_of
 
-LONGEST_PERIOD = 16  # layers after which a pattern of layers may begin anew
+MAX_PERIOD = 16  # layers after which a pattern of layers may begin anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +85,20 @@ class Chains:
             self._neighbours[a].remove(b)
             self._neighbours[b].remove(a)
             for end in (a, b):
-                other = self._far_end(end)
-                self._ends[end], self._ends[other] = other, end
+                far = self._far_end(end)
+                self._ends[end], self._ends[far] = far, end
 
     def _far_end(self, tensor: int) -> int:
-        came = -1
-        while following := [n for n in self._neighbours.get(tensor, ()) if n != came]:
-            came, tensor = tensor, following[0]
+        previous = -1
+        while following := [n for n in self._neighbours.get(tensor, ()) if n != previous]:
+            previous, tensor = tensor, following[0]
         return tensor
 
     def row(self, tensor: int, rank: Sequence[int]) -> list[int]:
         """The whole row that a tensor is in, from the end that comes first in ``rank``."""
-        members, came = [self._far_end(tensor)], -1
-        while following := [n for n in self._neighbours.get(members[-1], ()) if n != came]:
-            came = members[-1]
+        members, previous = [self._far_end(tensor)], -1
+        while following := [n for n in self._neighbours.get(members[-1], ()) if n != previous]:
+            previous = members[-1]
             members.append(following[0])
         return members if rank[members[0]] <= rank[members[-1]] else members[::-1]
 
@@ -106,57 +106,57 @@ class Chains:
 def fold(graph: Graph) -> Graph:
     """The same graph with repeated layers in blocks and tensors renumbered by first use."""
     nodes = list(graph.nodes())
-    described = [(t.size_bytes, t.dtype, t.role) for t in graph.tensors for _ in range(t.count)]
+    descriptions = [(t.size_bytes, t.dtype, t.role) for t in graph.tensors for _ in range(t.count)]
     chains = Chains()
-    loops = list(_loops(nodes, described, chains))
-    order = _numbering(nodes, chains, len(described))
+    loops = list(_loops(nodes, descriptions, chains))
+    order = _number_tensors(nodes, chains, len(descriptions))
     number = {tensor: position for position, tensor in enumerate(order)}
     blocks = tuple(_blocks(nodes, loops, number))
-    return replace(graph, blocks=blocks, tensors=runs([described[tensor] for tensor in order]))
+    return replace(graph, blocks=blocks, tensors=join_tensors([descriptions[tensor] for tensor in order]))
 
 
-def assemble(nodes: Sequence[Node], tensors: Sequence[Tensor], **about: object) -> Graph:
+def assemble(nodes: Sequence[Node], tensors: Sequence[Tensor], **properties: object) -> Graph:
     """An unfolded graph of nodes and tensors."""
-    return Graph(blocks=(Block(tuple(nodes)),), tensors=tuple(tensors), **about)  # type: ignore[arg-type]
+    return Graph(blocks=(Block(tuple(nodes)),), tensors=tuple(tensors), **properties)  # type: ignore[arg-type]
 
 
 # --- finding ---------------------------------------------------------------------------------------------
 
 
-def _segments(nodes: Sequence[Node], described: Sequence[tuple[int, str, str]]) -> list[Segment]:
+def _segments(nodes: Sequence[Node], descriptions: Sequence[tuple[int, str, str]]) -> list[Segment]:
     kinds: dict[object, int] = {}
     segments, start = [], 0
     for position in range(1, len(nodes) + 1):
-        if position < len(nodes) and _place(nodes[position]) == _place(nodes[start]):
+        if position < len(nodes) and _phase_and_layer(nodes[position]) == _phase_and_layer(nodes[start]):
             continue
-        what = tuple(_signature(node, described) for node in nodes[start:position])
+        signatures = tuple(_signature(node, descriptions) for node in nodes[start:position])
         stack, layer = layer_of(nodes[start].path) or ("", None)
-        segments.append(Segment(start, position, stack, layer, kinds.setdefault((stack, what), len(kinds))))
+        segments.append(Segment(start, position, stack, layer, kinds.setdefault((stack, signatures), len(kinds))))
         start = position
     return segments
 
 
-def _place(node: Node) -> tuple[str, object]:
+def _phase_and_layer(node: Node) -> tuple[str, object]:
     return node.phase, layer_of(node.path)
 
 
-def _signature(node: Node, described: Sequence[tuple[int, str, str]]) -> object:
+def _signature(node: Node, descriptions: Sequence[tuple[int, str, str]]) -> object:
     """What two nodes must have in common to be repetitions of each other, tensors' identity aside."""
     layer = layer_of(node.path)
     path = node.path if layer is None else node.path.removeprefix(layer[0]).lstrip(".").partition(".")[2]
-    tensors = tuple(tuple(described[t] for t in group) for group in (node.reads, node.writes))
+    tensors = tuple(tuple(descriptions[t] for t in group) for group in (node.reads, node.writes))
     return node.op, node.source, path, node.phase, node.bytes_moved, node.host, tensors
 
 
-def _loops(nodes: Sequence[Node], described: Sequence[tuple[int, str, str]], chains: Chains) -> Iterator[Loop]:
+def _loops(nodes: Sequence[Node], descriptions: Sequence[tuple[int, str, str]], chains: Chains) -> Iterator[Loop]:
     """Repetitions from left to right, each the longest that starts there and that tensors follow."""
-    segments = _segments(nodes, described)
+    segments = _segments(nodes, descriptions)
     position = 0
     while position < len(segments):
         for loop, count in _candidates(segments, position):
-            followed = _follows(nodes, loop, chains)
-            if followed is not None:
-                yield followed
+            wired = _wire_loop(nodes, loop, chains)
+            if wired is not None:
+                yield wired
                 position += count
                 break
         else:
@@ -165,12 +165,12 @@ def _loops(nodes: Sequence[Node], described: Sequence[tuple[int, str, str]], cha
 
 def _candidates(segments: Sequence[Segment], start: int) -> Iterator[tuple[Loop, int]]:
     """Repetitions that start at a segment, most covered segments first, and then without their last round."""
-    found = []
-    for period in range(1, min(LONGEST_PERIOD, (len(segments) - start) // 2) + 1):
+    repetitions = []
+    for period in range(1, min(MAX_PERIOD, (len(segments) - start) // 2) + 1):
         repeat, stride = _extent(segments, start, period)
         if repeat >= 2:
-            found.append((-period * repeat, period, repeat, stride))
-    for _, period, repeat, stride in sorted(found):
+            repetitions.append((-period * repeat, period, repeat, stride))
+    for _, period, repeat, stride in sorted(repetitions):
         first, last = segments[start], segments[start + period - 1]
         stack = next(s.stack for s in segments[start : start + period] if s.layer is not None)
         for rounds in (repeat, repeat - 1):
@@ -189,15 +189,15 @@ def _extent(segments: Sequence[Segment], start: int, period: int) -> tuple[int, 
     if stride == 0 or len({segment.stack for segment in numbered}) != 1:
         return 1, 0
     repeat = 1
-    while _same(body, segments[start + repeat * period : start + (repeat + 1) * period], repeat * stride):
+    while _same_work(body, segments[start + repeat * period : start + (repeat + 1) * period], repeat * stride):
         repeat += 1
     return repeat, stride
 
 
-def _same(body: Sequence[Segment], other: Sequence[Segment], layers: int) -> bool:
+def _same_work(body: Sequence[Segment], candidate: Sequence[Segment], layers: int) -> bool:
     """Whether segments do the same work, ``layers`` further on."""
-    moved = [None if segment.layer is None else segment.layer + layers for segment in body]
-    return [(s.kind, s.layer) for s in other] == [(s.kind, m) for s, m in zip(body, moved, strict=True)]
+    expected_layers = [None if segment.layer is None else segment.layer + layers for segment in body]
+    return [(s.kind, s.layer) for s in candidate] == [(s.kind, m) for s, m in zip(body, expected_layers, strict=True)]
 
 
 # --- wiring ----------------------------------------------------------------------------------------------
@@ -205,17 +205,17 @@ def _same(body: Sequence[Segment], other: Sequence[Segment], layers: int) -> boo
 
 def _rounds(nodes: Sequence[Node], loop: Loop) -> list[Sequence[Node]]:
     """The nodes of each repetition."""
-    return [nodes[at : at + loop.length] for at in range(loop.start, loop.stop, loop.length)]
+    return [nodes[start : start + loop.length] for start in range(loop.start, loop.stop, loop.length)]
 
 
-def _follows(nodes: Sequence[Node], loop: Loop, chains: Chains) -> Loop | None:
+def _wire_loop(nodes: Sequence[Node], loop: Loop, chains: Chains) -> Loop | None:
     """The loop, if every tensor in it is the same throughout or moves along a row; adds the rows if so.
 
     What is freed must follow too, except in the first and the last repetition: what enters the first is often
     held by others, and what all share goes with the last. Those become exceptions.
     """
     rounds = _rounds(nodes, loop)
-    if all(len({len(node.frees) for node in place}) == 1 for place in zip(*rounds, strict=True)):
+    if all(len({len(node.frees) for node in position_nodes}) == 1 for position_nodes in zip(*rounds, strict=True)):
         moves = _wire([[t for n in body for t in (*n.reads, *n.writes, *n.frees)] for body in rounds], chains)
         if moves is not None:
             return replace(loop, moves=moves)
@@ -231,14 +231,14 @@ def _wire(rounds: Sequence[Sequence[int]], chains: Chains) -> Mapping[int, int] 
     None when a tensor, place by place, neither stands still nor moves along a row.
     """
     by_first: dict[int, tuple[int, ...]] = {}
-    for place in zip(*rounds, strict=True):
-        if by_first.setdefault(place[0], place) != place:
+    for position_tensors in zip(*rounds, strict=True):
+        if by_first.setdefault(position_tensors[0], position_tensors) != position_tensors:
             return None
-    moving = [place for place in by_first.values() if len(set(place)) > 1]
-    if any(len(set(place)) != len(place) for place in moving):
+    moving = [tensors for tensors in by_first.values() if len(set(tensors)) > 1]
+    if any(len(set(tensors)) != len(tensors) for tensors in moving):
         return None
-    linked = chains.add(pair for place in moving for pair in pairwise(place))
-    return {place[0]: place[1] for place in moving} if linked else None
+    linked = chains.add(pair for tensors in moving for pair in pairwise(tensors))
+    return {tensors[0]: tensors[1] for tensors in moving} if linked else None
 
 
 def _with_unread(places: Sequence[Sequence[int]], rounds: Sequence[Sequence[Node]]) -> list[list[int]]:
@@ -252,8 +252,8 @@ def _with_unread(places: Sequence[Sequence[int]], rounds: Sequence[Sequence[Node
     ]
     regular = [len({len(frees) for frees in node}) == 1 for node in zip(*unread, strict=True)]
     return [
-        [*own, *(t for frees, kept in zip(more, regular, strict=True) if kept for t in frees)]
-        for own, more in zip(places, unread, strict=True)
+        [*used, *(t for frees, is_regular in zip(frees_of_nodes, regular, strict=True) if is_regular for t in frees)]
+        for used, frees_of_nodes in zip(places, unread, strict=True)
     ]
 
 
@@ -266,8 +266,8 @@ def _uneven_frees(
     are named as in the first repetition; None when one of them has no name there.
     """
     freed = []
-    for body, own in zip(rounds, places, strict=True):
-        names = _freed_as_first(body, dict(zip(own, places[0], strict=True)), set(places[0]))
+    for body, used in zip(rounds, places, strict=True):
+        names = _frees_by_first_names(body, dict(zip(used, places[0], strict=True)), set(places[0]))
         if names is None:
             return None
         freed.append(names)
@@ -283,17 +283,19 @@ def _uneven_frees(
     return uneven | {(1, node): frees for node, frees in enumerate(rule)}
 
 
-def _freed_as_first(body: Sequence[Node], names: Mapping[int, int], taken: set[int]) -> list[tuple[int, ...]] | None:
+def _frees_by_first_names(
+    body: Sequence[Node], names: Mapping[int, int], claimed: set[int]
+) -> list[tuple[int, ...]] | None:
     """What each node of a repetition frees, by the names of the first; None when one has no name there."""
     freed = []
     for node in body:
-        if any(t not in names and t in taken for t in node.frees):
+        if any(t not in names and t in claimed for t in node.frees):
             return None
         freed.append(tuple(sorted(names.get(t, t) for t in node.frees)))
     return freed
 
 
-def _numbering(nodes: Sequence[Node], chains: Chains, count: int) -> list[int]:
+def _number_tensors(nodes: Sequence[Node], chains: Chains, count: int) -> list[int]:
     """All tensors in the order of their new ids: rows together, by first use; unused ones last."""
     used = dict.fromkeys(t for node in nodes for t in (*node.reads, *node.writes, *node.frees))
     rank = [count] * count
@@ -310,25 +312,25 @@ def _blocks(nodes: Sequence[Node], loops: Sequence[Loop], number: Mapping[int, i
     position = 0
     for loop in loops:
         if loop.start > position:
-            yield Block(tuple(renumbered(nodes[position : loop.start], number)))
+            yield Block(tuple(renumber_tensors(nodes[position : loop.start], number)))
         yield _block(nodes, loop, number)
         position = loop.stop
     if position < len(nodes):
-        yield Block(tuple(renumbered(nodes[position:], number)))
+        yield Block(tuple(renumber_tensors(nodes[position:], number)))
 
 
 def _block(nodes: Sequence[Node], loop: Loop, number: Mapping[int, int]) -> Block:
     first = nodes[loop.start : loop.start + loop.length]
     steps = {number[a]: number[b] - number[a] for a, b in loop.moves.items()}
-    own = {key: tuple(sorted(number[t] for t in frees)) for key, frees in loop.exceptions.items()}
-    body = list(renumbered(first, number))
-    if own:
-        body = [replace(node, frees=own[1, position]) for position, node in enumerate(body)]
-    uneven = {key: frees for key, frees in own.items() if key[0] != 1}
+    exceptions = {key: tuple(sorted(number[t] for t in frees)) for key, frees in loop.exceptions.items()}
+    body = list(renumber_tensors(first, number))
+    if exceptions:
+        body = [replace(node, frees=exceptions[1, position]) for position, node in enumerate(body)]
+    uneven = {key: frees for key, frees in exceptions.items() if key[0] != 1}
     return Block(tuple(body), loop.repeat, steps, loop.stack, loop.stride, uneven)
 
 
-def renumbered(nodes: Iterable[Node], number: Mapping[int, int]) -> Iterator[Node]:
+def renumber_tensors(nodes: Iterable[Node], number: Mapping[int, int]) -> Iterator[Node]:
     """The same nodes with other ids for their tensors."""
     for node in nodes:
         yield replace(

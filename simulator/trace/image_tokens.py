@@ -8,8 +8,8 @@ from typing import Any
 
 from .workload import TraceError
 
-USUAL_PX = 1024  # a side of an image, for encoders of any size
-PATCH = 14
+DEFAULT_SIDE_PX = 1024  # a side of an image, for encoders of any size
+DEFAULT_PATCH_PX = 14
 
 
 @dataclass(frozen=True)
@@ -30,38 +30,40 @@ def image_size(config: Mapping[str, Any], image_px: int = 0) -> ImageSize:
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise TraceError(f"workload.images needs a model with a vision part; {config.get('model_type')} has none")
-    patch, merge, own = (
-        _first(vision.get("patch_size")) or PATCH,
+    patch, merge, fixed_side = (
+        _side(vision.get("patch_size")) or DEFAULT_PATCH_PX,
         _merge(config, vision),
-        _first(vision.get("image_size")),
+        _side(vision.get("image_size")),
     )
-    if own and not merge and image_px not in (0, own):
-        raise TraceError(f"workload.image_px={image_px}: {config.get('model_type')} sees images of {own} pixels alone")
-    side = own if own and not merge else image_px or USUAL_PX
+    if fixed_side and not merge and image_px not in (0, fixed_side):
+        raise TraceError(
+            f"workload.image_px={image_px}: {config.get('model_type')} sees images of {fixed_side} pixels alone"
+        )
+    side = fixed_side if fixed_side and not merge else image_px or DEFAULT_SIDE_PX
     if merge:
         side = max(side // (patch * merge), 1) * patch * merge
-    tokens = (side // patch // (merge or 1)) ** 2 * _kept(config, vision)
-    return ImageSize(side, patch, int(config.get("mm_tokens_per_image") or round(tokens)), _row(vision, patch))
+    tokens = (side // patch // (merge or 1)) ** 2 * _tokens_per_patch(config, vision)
+    return ImageSize(side, patch, int(config.get("mm_tokens_per_image") or round(tokens)), _patch_shape(vision, patch))
 
 
-def _first(value: Any) -> int:
+def _side(value: Any) -> int:
     """A side, of a square where it is given as both."""
     return int(value[0] if isinstance(value, (list, tuple)) else value or 0)
 
 
 def _merge(config: Mapping[str, Any], vision: Mapping[str, Any]) -> int:
     """Patches along a side that become one token in encoders of any size; 0 for an encoder of one size."""
-    named = (vision.get("spatial_merge_size"), vision.get("merge_kernel_size"), vision.get("pooling_kernel_size"))
-    return next((_first(each) for each in (*named, config.get("spatial_merge_size")) if each), 0)
+    factors = (vision.get("spatial_merge_size"), vision.get("merge_kernel_size"), vision.get("pooling_kernel_size"))
+    return next((_side(factor) for factor in (*factors, config.get("spatial_merge_size")) if factor), 0)
 
 
-def _kept(config: Mapping[str, Any], vision: Mapping[str, Any]) -> float:
+def _tokens_per_patch(config: Mapping[str, Any], vision: Mapping[str, Any]) -> float:
     """Tokens of a patch in encoders of one size, whose projector joins neighbours."""
     ratio = vision.get("pixel_shuffle_ratio") or config.get("downsample_ratio") or 1 / (config.get("scale_factor") or 1)
     return float(ratio) ** 2
 
 
-def _row(vision: Mapping[str, Any], patch: int) -> tuple[int, ...]:
+def _patch_shape(vision: Mapping[str, Any], patch: int) -> tuple[int, ...]:
     if vision.get("merge_kernel_size"):
         return (3, patch, patch)
     channels = int(vision.get("in_channels") or vision.get("in_chans") or 3)

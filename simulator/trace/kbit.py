@@ -25,32 +25,32 @@ EXPERTS_NDIM = 3  # [experts, rows, columns]
 
 def prepare_kbit(module: nn.Module) -> nn.Module:
     """The module, changed in place: Linears as bitsandbytes runs them, everything else that is frozen in fp32."""
-    kept = _stored(module)
+    packed = _replace_linears(module)
     for parameter in module.parameters():
-        if not parameter.requires_grad and id(parameter) not in kept and parameter.is_floating_point():
+        if not parameter.requires_grad and id(parameter) not in packed and parameter.is_floating_point():
             parameter.data = parameter.data.float()
     return module
 
 
-def _stored(module: nn.Module) -> set[int]:
+def _replace_linears(module: nn.Module) -> set[int]:
     """The identities of weights that are stored in few bits; their Linears get bitsandbytes' forward call.
 
     Matrices of experts in one tensor are, too (``Experts4bit``).
     """
-    head = _head(module)
-    kept = {id(p) for name, p in module.named_parameters() if p.ndim == EXPERTS_NDIM and "expert" in name}
-    for part in module.modules():
-        if isinstance(part, nn.Linear) and part is not head and not part.weight.requires_grad:
-            part.forward = MethodType(_forward, part)  # type: ignore[method-assign]
-            kept.add(id(part.weight))
-    return kept
+    head = _output_head(module)
+    packed = {id(p) for name, p in module.named_parameters() if p.ndim == EXPERTS_NDIM and "expert" in name}
+    for linear in module.modules():
+        if isinstance(linear, nn.Linear) and linear is not head and not linear.weight.requires_grad:
+            linear.forward = MethodType(_forward, linear)  # type: ignore[method-assign]
+            packed.add(id(linear.weight))
+    return packed
 
 
-def _head(module: nn.Module) -> nn.Module | None:
+def _output_head(module: nn.Module) -> nn.Module | None:
     """The head of a language model, which bitsandbytes leaves as it is."""
-    ask = getattr(module, "get_output_embeddings", None)
-    found = ask() if ask is not None else None
-    return found.base if isinstance(found, LowRank) else found
+    get_head = getattr(module, "get_output_embeddings", None)
+    head = get_head() if get_head is not None else None
+    return head.base if isinstance(head, LowRank) else head
 
 
 def _forward(self: Any, x: torch.Tensor) -> torch.Tensor:

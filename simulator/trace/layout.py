@@ -53,9 +53,9 @@ def contiguous_run(views: Sequence[View]) -> int:
     axes = sorted((axis for axis, size in enumerate(first.shape) if size != 1), key=lambda a: (first.stride[a], -a))
     run = 1
     for axis in axes:
-        wanted = [stride[axes[0]] * run for stride in strides] if run > 1 else None
+        expected = [stride[axes[0]] * run for stride in strides] if run > 1 else None
         steps = [stride[axis] for stride in strides]
-        if steps != wanted if wanted is not None else any(step not in (0, 1) for step in steps):
+        if steps != expected if expected is not None else any(step not in (0, 1) for step in steps):
             break
         run *= first.shape[axis]
     return 0 if run == numel(first) else run
@@ -63,8 +63,8 @@ def contiguous_run(views: Sequence[View]) -> int:
 
 def _broadcast_strides(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a view repeated over ``shape``: 0 along the axes where it has one element."""
-    own = [stride if size > 1 else 0 for stride, size in zip(view.stride, view.shape, strict=True)]
-    return (0,) * (len(shape) - len(own)) + tuple(own)
+    strides = [stride if size > 1 else 0 for stride, size in zip(view.stride, view.shape, strict=True)]
+    return (0,) * (len(shape) - len(strides)) + tuple(strides)
 
 
 def transposed(matrix: View) -> bool:

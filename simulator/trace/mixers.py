@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .caches import kept
+from .model_caches import returned_cache
 
 INDEXERS = (
     "DeepseekV32Indexer",
@@ -29,10 +29,14 @@ SPARSE = "opcast_sparse"  # transformers' name of an attention to chosen tokens
 @contextmanager
 def fused_mixers(model: nn.Module) -> Iterator[None]:
     """While inside, scans and short convolutions of the model's modules are one operator each."""
-    homes = {id(home): home for part in model.modules() if (home := sys.modules.get(type(part).__module__)) is not None}
-    found = [(home, name) for home in homes.values() for name in REPLACED if name in vars(home)]
-    before = [(home, name, vars(home)[name]) for home, name in found]
-    for home, name in found:
+    homes = {
+        id(home): home
+        for submodule in model.modules()
+        if (home := sys.modules.get(type(submodule).__module__)) is not None
+    }
+    patches = [(home, name) for home in homes.values() for name in REPLACED if name in vars(home)]
+    before = [(home, name, vars(home)[name]) for home, name in patches]
+    for home, name in patches:
         setattr(home, name, REPLACED[name])
     try:
         yield
@@ -58,7 +62,7 @@ def _chunk_scan(
     **_: Any,
 ) -> Any:
     """Mamba-2 over a prompt: [batch, tokens, heads, width] by C and B of [batch, tokens, groups, state]."""
-    small = [each for each in (A, D, dt_bias) if each is not None]
+    small = [parameter for parameter in (A, D, dt_bias) if parameter is not None]
     out, state = operators().linear_attention_prefill(
         C, B, hidden_states, dt, None, small, initial_states, chunk_size, "ssd"
     )
@@ -114,7 +118,7 @@ def _token_of(rule: str) -> Callable[..., Any]:
         initial_state: torch.Tensor | None = None,
         **_: Any,
     ) -> Any:
-        flat = [each.squeeze(1) for each in (query, key, value, g)]
+        flat = [tensor.squeeze(1) for tensor in (query, key, value, g)]
         out = operators().linear_attention_decode(*flat, beta.squeeze(1), initial_state, rule)
         return out.unsqueeze(1), initial_state
 
@@ -160,7 +164,7 @@ REPLACED: dict[str, Callable[..., Any]] = {
 def index_sparsely(model: nn.Module) -> None:
     """Have a model with indexers attend to what they choose, instead of to all tokens under a mask."""
     config: Any = getattr(model, "config", None)
-    if not any(type(part).__name__ in INDEXERS for part in model.modules()):
+    if not any(type(submodule).__name__ in INDEXERS for submodule in model.modules()):
         return
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -195,7 +199,7 @@ def choose_tokens(
     q_resid: torch.Tensor,
     position_embeddings: tuple[torch.Tensor, torch.Tensor],
     *_: Any,
-    **given: Any,
+    **arguments: Any,
 ) -> torch.Tensor:
     """An indexer's forward pass, with one operator from its queries and keys to the chosen tokens."""
     with torch.no_grad():
@@ -207,8 +211,8 @@ def choose_tokens(
         (turned_q, plain_q), (turned_k, plain_k) = query.split(widths, dim=-1), key.split(widths, dim=-1)
         turned_q, turned_k = rotate(turned_q, turned_k, *position_embeddings, unsqueeze_dim=2)
         query, key = torch.cat([turned_q, plain_q], dim=-1), torch.cat([turned_k, plain_k], dim=-1).squeeze(2)
-        if (held := kept(given)) is not None:
-            key = held.update_indexer(key, self.layer_idx)
+        if (kv_cache := returned_cache(arguments)) is not None:
+            key = kv_cache.update_indexer(key, self.layer_idx)
         weights = self.weights_proj(hidden_states.to(self.weights_proj.weight.dtype))
         chosen: torch.Tensor = operators().sparse_index(query, key, weights, self.index_topk)
         return chosen
@@ -283,14 +287,14 @@ def _save(ctx: Any, *tensors: torch.Tensor | None) -> None:
 
 
 def _saved(ctx: Any) -> list[torch.Tensor | None]:
-    kept = iter(ctx.saved_tensors)
-    return [next(kept) if there else None for there in ctx.there]
+    saved = iter(ctx.saved_tensors)
+    return [next(saved) if there else None for there in ctx.there]
 
 
 def _fill(gradients: list[torch.Tensor], inputs: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Gradients of the inputs that are there, in their places."""
-    made = iter(gradients)
-    return [None if each is None else next(made) for each in inputs]
+    values = iter(gradients)
+    return [None if value is None else next(values) for value in inputs]
 
 
 def _save_choice(ctx: Any, inputs: Any, output: Any) -> None:
@@ -306,10 +310,12 @@ def _save_scan(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _scan_gradients(ctx: Any, gradients: Any) -> Any:
     query, key, value, decay, beta, state, *small = _saved(ctx)
-    own = [query, key, value, decay, beta]
-    made = torch.ops.opcast.linear_attention_backward(gradients[0], *own, small, state, ctx.chunk, ctx.rule)
-    first = _fill(made, own)
-    return (*first, made[len(made) - ctx.small :], None, None, None)
+    inputs = [query, key, value, decay, beta]
+    input_gradients = torch.ops.opcast.linear_attention_backward(
+        gradients[0], *inputs, small, state, ctx.chunk, ctx.rule
+    )
+    first = _fill(input_gradients, inputs)
+    return (*first, input_gradients[len(input_gradients) - ctx.small :], None, None, None)
 
 
 def _alike(*tensors: torch.Tensor | None) -> list[torch.Tensor]:

@@ -30,23 +30,23 @@ HUB_REFUSALS = {
     "NotFound": "has no such model, or no config.json in it",
     "Validation": "has no such names",
 }
-SIZES = (  # settings of a configuration that are whole numbers of at least 1
+SIZE_SETTINGS = (  # settings of a configuration that are whole numbers of at least 1
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "max_position_embeddings", "n_embd", "n_head", "n_layer", "n_positions", "d_model"),
 )
-QUANTIZATION = ("quantization_config", "compression_config")  # where a configuration has the format of weights
-LANGUAGE = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
-BESIDE = "hf_quant_config.json"
-OF_A_CHECKPOINT = (  # settings that say where weights, code and words came from; a trace does without
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # where a configuration has the format of weights
+LANGUAGE_KEYS = ("text_config", "llm_config", "language_config")  # the language model of a configuration with several
+QUANT_CONFIG_FILE = "hf_quant_config.json"
+CHECKPOINT_SETTINGS = (  # settings that say where weights, code and words came from; a trace does without
     *("_name_or_path", "name_or_path", "base_model_name_or_path", "_commit_hash", "transformers_version"),
     *("auto_map", "custom_pipelines", "trust_remote_code", "task_specific_params", "license", "license_link"),
 )
 DTYPE_NAMES = re.compile(r"(torch\.)?(auto|half|float|double|bool|(b?float|u?int|complex)\d+(_\w+)?)")
 DTYPE_SETTINGS = ("dtype", "torch_dtype", "router_dtype")  # what transformers looks up as an attribute of torch
-DEEPEST = 20  # mappings and lists of a configuration within each other
-MOST_LAYERS = 1000
-MOST_EXPERTS = 4096
-LARGEST_SIZE = 2**31 - 1
+MAX_DEPTH = 20  # mappings and lists of a configuration within each other
+MAX_LAYERS = 1000
+MAX_EXPERTS = 4096
+MAX_SIZE = 2**31 - 1
 
 Factory = Callable[[], Any]
 Model = str | Mapping[str, Any] | Factory
@@ -79,7 +79,9 @@ class Source:
 
 def known_models() -> dict[str, str]:
     """Shipped models: name and where its shape was published."""
-    return {path.stem: str(_shipped(path.stem).get("source", "")) for path in sorted(MODEL_DIRECTORY.glob("*.yaml"))}
+    return {
+        path.stem: str(_read_shipped(path.stem).get("source", "")) for path in sorted(MODEL_DIRECTORY.glob("*.yaml"))
+    }
 
 
 def resolve(model: Model) -> Source:
@@ -97,127 +99,131 @@ def resolve(model: Model) -> Source:
     name = str(model).strip()
     shipped = canonical_name(name)
     if shipped in shipped_ids():
-        return _from_config(shipped, _shipped(shipped).get("config", {}))
+        return _from_config(shipped, _read_shipped(shipped).get("config", {}))
     if FACTORY.match(name):
-        return Source(name, None, name, _source_of(name))
+        return Source(name, None, name, _factory_identity(name))
     path = Path(name).expanduser()
     if path.exists():
         return _from_path(path)
-    if (meant := shipped_model(name)) is not None:
-        return _named(name, meant)
+    if (match := shipped_model(name)) is not None:
+        return _from_other_name(name, match)
     if HUB_ID.match(name):
         return _from_hub(name)
     hint = did_you_mean(shipped, shipped_ids(), "`opcast list models` names them")
     raise TraceError(f"unknown model {name!r}; {hint} (a folder, config.json, org/name or module:callable will do too)")
 
 
-def _named(name: str, meant: ShippedModel) -> Source:
+def _from_other_name(name: str, shipped: ShippedModel) -> Source:
     """A shipped model by another name of it, with the format of weights that the name tells."""
-    source = _from_config(meant.id, _shipped(meant.id).get("config", {}))
-    if meant.quantization is None:
+    source = _from_config(shipped.id, _read_shipped(shipped.id).get("config", {}))
+    if shipped.quantization is None:
         return source
-    said = meant.quantization or None
-    return replace(source, quantization=said, quantized_in=f"its name, {name}" if said else "")
+    quantization = shipped.quantization or None
+    return replace(source, quantization=quantization, quantized_in=f"its name, {name}" if quantization else "")
 
 
 def language_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The part of a wrapper's configuration that is its language model; None where there is none."""
-    return next((config[part] for part in LANGUAGE if isinstance(config.get(part), Mapping)), None)
+    return next((config[key] for key in LANGUAGE_KEYS if isinstance(config.get(key), Mapping)), None)
 
 
 def shipped_config(name: str) -> Mapping[str, Any]:
     """The transformers configuration of a shipped model; empty for a name that is none."""
-    known = (MODEL_DIRECTORY / f"{name}.yaml").is_file()
-    return dict(_shipped(name).get("config", {})) if known else {}
+    is_shipped = (MODEL_DIRECTORY / f"{name}.yaml").is_file()
+    return dict(_read_shipped(name).get("config", {})) if is_shipped else {}
 
 
 def shipped_source(name: str) -> str:
     """The hub id that a shipped model's configuration is of, as ``Qwen/Qwen3-32B``; empty where it is of none."""
-    known = (MODEL_DIRECTORY / f"{name}.yaml").is_file()
-    found = (
-        re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", str(_shipped(name).get("source", "")))
-        if known
+    is_shipped = (MODEL_DIRECTORY / f"{name}.yaml").is_file()
+    match = (
+        re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", str(_read_shipped(name).get("source", "")))
+        if is_shipped
         else None
     )
-    return found.group(1) if found else ""
+    return match.group(1) if match else ""
 
 
 @lru_cache(maxsize=64)
-def _shipped(name: str) -> Mapping[str, Any]:
+def _read_shipped(name: str) -> Mapping[str, Any]:
     values: Mapping[str, Any] = read_yaml(MODEL_DIRECTORY / f"{name}.yaml", TraceError, f"model {name}")
     return values
 
 
-def _from_config(name: str, config: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> Source:
+def _from_config(name: str, config: Mapping[str, Any], quant_config: Mapping[str, Any] | None = None) -> Source:
     """A source for a configuration. Weights' formats are left out: a trace has no weights to unpack.
 
-    ``beside`` is what an ``hf_quant_config.json`` says of the format, where the configuration says nothing.
+    ``quant_config`` is what an ``hf_quant_config.json`` says of the format, where the configuration says nothing.
     """
     if not config.get("model_type"):
         raise TraceError(f"model {name}: the configuration has no model_type, so transformers cannot know its class")
     _check_sizes(name, config)
-    kept = {key: value for key, value in config.items() if key not in ("name", *QUANTIZATION)}
-    said, where = _quantization(config), "quantization_config of its config.json"
-    for part in LANGUAGE:
-        if isinstance(kept.get(part), Mapping):
-            said = said or _quantization(kept[part])
-            kept[part] = {key: value for key, value in kept[part].items() if key not in QUANTIZATION}
-    if not said:
-        said, where = beside, f"its {BESIDE}"
-    kept = _shaping(name, kept, "model.config")
-    return Source(name, kept, None, "config:" + digest(kept), said, where if said else "", _dtype(config))
+    settings = {key: value for key, value in config.items() if key not in ("name", *QUANTIZATION_KEYS)}
+    quantization, source = _quantization(config), "quantization_config of its config.json"
+    for language_key in LANGUAGE_KEYS:
+        if isinstance(settings.get(language_key), Mapping):
+            quantization = quantization or _quantization(settings[language_key])
+            settings[language_key] = {
+                key: value for key, value in settings[language_key].items() if key not in QUANTIZATION_KEYS
+            }
+    if not quantization:
+        quantization, source = quant_config, f"its {QUANT_CONFIG_FILE}"
+    settings = _shape_settings(name, settings, "model.config")
+    return Source(
+        name, settings, None, "config:" + digest(settings), quantization, source if quantization else "", _dtype(config)
+    )
 
 
 def _quantization(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """What a configuration says of the format of its weights; where that is no mapping, it is taken for the method."""
-    found = next((config[key] for key in QUANTIZATION if config.get(key)), None)
-    return found if found is None or isinstance(found, Mapping) else {"quant_method": found}
+    quantization = next((config[key] for key in QUANTIZATION_KEYS if config.get(key)), None)
+    return quantization if quantization is None or isinstance(quantization, Mapping) else {"quant_method": quantization}
 
 
 def _dtype(config: Mapping[str, Any]) -> str:
     """The dtype that a configuration or its language model names, as ``float16``."""
-    parts = (config, *(config[part] for part in LANGUAGE if isinstance(config.get(part), Mapping)))
-    named = (each.get(key) for each in parts for key in ("dtype", "torch_dtype"))
-    return str(next((each for each in named if isinstance(each, str)), "")).removeprefix("torch.")
+    parts = (config, *(config[key] for key in LANGUAGE_KEYS if isinstance(config.get(key), Mapping)))
+    dtypes = (section.get(key) for section in parts for key in ("dtype", "torch_dtype"))
+    return str(next((dtype for dtype in dtypes if isinstance(dtype, str)), "")).removeprefix("torch.")
 
 
-def _shaping(name: str, value: Any, setting: str, depth: int = 0) -> Any:
+def _shape_settings(name: str, value: Any, setting: str, depth: int = 0) -> Any:
     """A configuration without what only says where a checkpoint came from, in the parts of it too.
 
     TraceError for what Python or torch would take for one of their own names, and for what is too deep to be one.
     """
-    if depth > DEEPEST:
-        raise TraceError(f"model {name}: {setting} has more than {DEEPEST} mappings or lists within each other")
+    if depth > MAX_DEPTH:
+        raise TraceError(f"model {name}: {setting} has more than {MAX_DEPTH} mappings or lists within each other")
     if isinstance(value, (list, tuple)):
-        return [_shaping(name, each, setting, depth + 1) for each in value]
+        return [_shape_settings(name, item, setting, depth + 1) for item in value]
     if not isinstance(value, Mapping):
         return value
-    for key, each in value.items():
+    for key, item in value.items():
         if str(key).startswith("__"):
             raise TraceError(f"model {name}: {setting} has {str(key)[:60]!r}, which is no setting of a model")
-        if key in DTYPE_SETTINGS and isinstance(each, str) and not DTYPE_NAMES.fullmatch(each):
-            raise TraceError(f"model {name}: {setting}.{key}={each[:60]!r} is no dtype, such as bfloat16")
-    kept = {key: each for key, each in value.items() if key not in OF_A_CHECKPOINT}
-    return {key: _shaping(name, each, f"{setting}.{key}", depth + 1) for key, each in kept.items()}
+        if key in DTYPE_SETTINGS and isinstance(item, str) and not DTYPE_NAMES.fullmatch(item):
+            raise TraceError(f"model {name}: {setting}.{key}={item[:60]!r} is no dtype, such as bfloat16")
+    settings = {key: item for key, item in value.items() if key not in CHECKPOINT_SETTINGS}
+    return {key: _shape_settings(name, item, f"{setting}.{key}", depth + 1) for key, item in settings.items()}
 
 
 def _check_sizes(name: str, config: Mapping[str, Any]) -> None:
     """TraceError for a size that no model can have, or that would take hours to build."""
-    for key in SIZES:
+    for key in SIZE_SETTINGS:
         value = config.get(key)
-        whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST_SIZE
-        several = isinstance(value, (list, tuple))  # a size for each layer
-        if value is not None and not whole and not several:
+        valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE
+        per_layer = isinstance(value, (list, tuple))  # a size for each layer
+        if value is not None and not valid and not per_layer:
             raise TraceError(f"model {name}: model.config.{key}={value!r} must be a whole number of at least 1")
-    for keys, most in (
-        (("num_hidden_layers", "n_layer"), MOST_LAYERS),
-        (("num_experts", "num_local_experts", "n_routed_experts"), MOST_EXPERTS),
+    for keys, maximum in (
+        (("num_hidden_layers", "n_layer"), MAX_LAYERS),
+        (("num_experts", "num_local_experts", "n_routed_experts"), MAX_EXPERTS),
     ):
         for key in keys:
             value = config.get(key)
-            if isinstance(value, int) and value > most:
+            if isinstance(value, int) and value > maximum:
                 raise TraceError(
-                    f"model {name}: model.config.{key}={value} is more than the {most:,} that are simulated"
+                    f"model {name}: model.config.{key}={value} is more than the {maximum:,} that are simulated"
                 )
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
@@ -234,18 +240,20 @@ def _from_path(path: Path) -> Source:
     config = read_json(file, TraceError, f"model {file}")
     if not isinstance(config, dict):
         raise TraceError(f"model {file}: not a transformers configuration (a JSON object)")
-    return _from_config((path if path.is_dir() else path.resolve().parent).resolve().name, config, _beside(file))
+    return _from_config(
+        (path if path.is_dir() else path.resolve().parent).resolve().name, config, _read_quant_config(file)
+    )
 
 
-def _beside(file: Path) -> Mapping[str, Any] | None:
+def _read_quant_config(file: Path) -> Mapping[str, Any] | None:
     """What the ``hf_quant_config.json`` beside a config.json says, as ModelOpt writes it; None where there is none."""
-    own = file.parent / BESIDE
-    if not own.is_file():
+    path = file.parent / QUANT_CONFIG_FILE
+    if not path.is_file():
         return None
-    said = read_json(own, TraceError, f"model {own}")
-    if not isinstance(said, dict):
-        raise TraceError(f"model {own}: not what ModelOpt writes (a JSON object)")
-    return said
+    quant_config = read_json(path, TraceError, f"model {path}")
+    if not isinstance(quant_config, dict):
+        raise TraceError(f"model {path}: not what ModelOpt writes (a JSON object)")
+    return quant_config
 
 
 def _from_hub(name: str) -> Source:
@@ -260,28 +268,33 @@ def _from_hub(name: str) -> Source:
             get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT_S)  # asks once, unlike a download
             cached = hf_hub_download(name, "config.json")
     except Exception as error:
-        known = type(error).__name__
-        reason = next((why for part, why in HUB_REFUSALS.items() if part in known), f"cannot be reached ({known})")
+        error_name = type(error).__name__
+        reason = next(
+            (reason_text for word, reason_text in HUB_REFUSALS.items() if word in error_name),
+            f"cannot be reached ({error_name})",
+        )
         shipped = did_you_mean(canonical_name(name.rpartition("/")[2]), shipped_ids())
         raise TraceError(
             f"model {name}: does not come along, is not in the local hub cache, and the hub {reason}; "
             f"{f'{shipped} Or give' if shipped else 'give'} a folder or config.json instead"
         ) from None
-    _fetch_beside(name, Path(cached))
+    _fetch_quant_config(name, Path(cached))
     return replace(_from_path(Path(cached)), name=name)
 
 
 @lru_cache(maxsize=64)
-def _fetch_beside(name: str, file: Path) -> None:
+def _fetch_quant_config(name: str, file: Path) -> None:
     """Have the hub's ``hf_quant_config.json`` beside a cached config.json that says nothing of formats."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    if try_to_load_from_cache(name, BESIDE) is None and "quantization_config" not in file.read_text(encoding="utf-8"):
+    if try_to_load_from_cache(name, QUANT_CONFIG_FILE) is None and "quantization_config" not in file.read_text(
+        encoding="utf-8"
+    ):
         with suppress(Exception):  # whatever the hub answers: most models have none
-            hf_hub_download(name, BESIDE, etag_timeout=HUB_TIMEOUT_S)
+            hf_hub_download(name, QUANT_CONFIG_FILE, etag_timeout=HUB_TIMEOUT_S)
 
 
-def _source_of(name: str) -> str:
+def _factory_identity(name: str) -> str:
     """Identity of ``module:callable``: the module's file. TraceError when there is no such module."""
     module = name.partition(":")[0]
     try:
@@ -300,5 +313,5 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

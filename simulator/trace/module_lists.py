@@ -15,67 +15,69 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .stored import EVERY, ModuleRule, WeightFormat
+from .stored_formats import EVERY_MODULE, ModuleRule, WeightFormat
 from .workload import TraceError
 
 PLAIN = re.compile(r"^[\w.-]+$")
 TREE = re.compile(r"^([\w.-]*\w)\.?\*$")
 BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
-OF_CLASS = re.compile(r"^[A-Z]\w*$")  # a class of modules, as ``Linear``
-MOST_ENTRIES = 200_000
-SKIPPED = (  # what libraries call the list of modules that stay as they compute
+CLASS_NAME = re.compile(r"^[A-Z]\w*$")  # a class of modules, as ``Linear``
+MAX_ENTRIES = 200_000
+SKIP_SETTINGS = (  # what libraries call the list of modules that stay as they compute
     *("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules", "skip_modules"),
     *("ignore", "exclude", "exclude_modules"),
 )
 
 
-def entries(value: Any, what: str) -> list[str]:
+def entries(value: Any, setting: str) -> list[str]:
     """The entries of a list; TraceError for what is no list of words."""
     if value is None:
         return []
     if isinstance(value, str):
         return [value]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
-        raise TraceError(f"{what} must be a list of modules' names")
-    if len(value) > MOST_ENTRIES:
-        raise TraceError(f"{what} has {len(value):,} entries, more than the {MOST_ENTRIES:,} that are read")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(entry, str) for entry in value):
+        raise TraceError(f"{setting} must be a list of modules' names")
+    if len(value) > MAX_ENTRIES:
+        raise TraceError(f"{setting} has {len(value):,} entries, more than the {MAX_ENTRIES:,} that are read")
     return list(value)
 
 
-def kept(said: Mapping[str, Any], globs: bool = True) -> tuple[ModuleRule, ...]:
+def unquantized_rules(config: Mapping[str, Any], globs: bool = True) -> tuple[ModuleRule, ...]:
     """The rules of the lists of modules that stay as they compute."""
-    return tuple(rule(WeightFormat(), entries(said.get(key), key), key, globs) for key in SKIPPED if said.get(key))
+    return tuple(
+        list_rule(WeightFormat(), entries(config.get(key), key), key, globs) for key in SKIP_SETTINGS if config.get(key)
+    )
 
 
-def skipping(said: Mapping[str, Any], weights: WeightFormat, globs: bool = False) -> tuple[ModuleRule, ...]:
+def all_but_skipped(config: Mapping[str, Any], weights: WeightFormat, globs: bool = False) -> tuple[ModuleRule, ...]:
     """All modules in one format but those that stay as they compute."""
-    return *kept(said, globs), ModuleRule(weights, patterns=EVERY)
+    return *unquantized_rules(config, globs), ModuleRule(weights, patterns=EVERY_MODULE)
 
 
-def rule(weights: WeightFormat, listed: Iterable[str], what: str, globs: bool = True) -> ModuleRule:
+def list_rule(weights: WeightFormat, items: Iterable[str], setting: str, globs: bool = True) -> ModuleRule:
     """The rule of a list; without ``globs`` its patterns are regular expressions. TraceError for one that is none."""
     names, patterns = [], []
-    for each in listed:
-        tree = TREE.match(each) if globs else None
-        if tree or PLAIN.match(each):
-            names.append(tree[1] if tree else each)
+    for entry in items:
+        tree = TREE.match(entry) if globs else None
+        if tree or PLAIN.match(entry):
+            names.append(tree[1] if tree else entry)
         else:
-            patterns.append(_pattern(each, what, globs))
+            patterns.append(_pattern(entry, setting, globs))
     return ModuleRule(weights, tuple(sorted(names)), tuple(patterns))
 
 
-def _pattern(entry: str, what: str, globs: bool) -> str:
+def _pattern(entry: str, setting: str, globs: bool) -> str:
     if entry.startswith("re:"):
-        return checked(entry.removeprefix("re:"), what)
+        return check_pattern(entry.removeprefix("re:"), setting)
     if globs:
         return fnmatch.translate(entry)
-    return checked(rf"(?:{entry}){BOUNDARY}", what)
+    return check_pattern(rf"(?:{entry}){BOUNDARY}", setting)
 
 
-def checked(pattern: str, what: str) -> str:
+def check_pattern(pattern: str, setting: str) -> str:
     """The pattern itself; TraceError where it is no regular expression."""
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise TraceError(f"{what}: {pattern[:60]!r} is no regular expression ({error})") from None
+        raise TraceError(f"{setting}: {pattern[:60]!r} is no regular expression ({error})") from None
     return pattern

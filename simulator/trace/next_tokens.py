@@ -18,7 +18,7 @@ from torch import nn
 from .workload import TraceError
 
 PREFIX = "mtp"  # of the names of these layers in the model: mtp1, mtp2, …
-SHARE = 0.1  # of its loss in the whole, as Megatron-Core has it; no time depends on it
+LOSS_SHARE = 0.1  # of its loss in the whole, as Megatron-Core has it; no time depends on it
 
 
 class FurtherToken(nn.Module):
@@ -27,84 +27,84 @@ class FurtherToken(nn.Module):
     def __init__(self, layers: list[nn.Module], norm: nn.Module, hidden: int) -> None:
         super().__init__()
         weight = next(norm.parameters())
-        given: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
-        self.state_norm, self.token_norm, self.last_norm = (another(norm) for _ in range(3))
-        self.join = nn.Linear(2 * hidden, hidden, bias=False, **given)
+        options: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
+        self.state_norm, self.token_norm, self.last_norm = (copy_module(norm) for _ in range(3))
+        self.join = nn.Linear(2 * hidden, hidden, bias=False, **options)
         for name, layer in zip(("first", "second"), layers, strict=False):
-            self.add_module(name, another(layer))
+            self.add_module(name, copy_module(layer))
 
     def forward(self, states: torch.Tensor, tokens: torch.Tensor, arguments: list[dict[str, Any]]) -> torch.Tensor:
         """``arguments`` are those that the model gave to the layers that these are copies of."""
         joined = self.join(torch.cat([self.token_norm(tokens), self.state_norm(states)], dim=-1))
-        for name, given in zip(("first", "second"), arguments, strict=False):
-            made = self.get_submodule(name)(joined, **given)
-            joined = made[0] if isinstance(made, tuple) else made
+        for name, layer_arguments in zip(("first", "second"), arguments, strict=False):
+            output = self.get_submodule(name)(joined, **layer_arguments)
+            joined = output[0] if isinstance(output, tuple) else output
         return self.last_norm(joined)
 
 
 def add_next_tokens(model: Any, count: int, name: str) -> None:
     """Gives a model of transformers ``count`` layers of further tokens; TraceError where it is no plain decoder."""
-    layers, norm = _copied(model, name)
+    layers, norm = _layers_and_norm(model, name)
     for index in range(count):
         model.add_module(f"{PREFIX}{index + 1}", FurtherToken(layers, norm, model.config.hidden_size))
 
 
-def with_next_tokens(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+def loss_with_next_tokens(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     """The loss of a training step with all its further tokens."""
-    layers, norm = _copied(model, type(model).__name__)
-    given: dict[nn.Module, dict[str, Any]] = {}
-    seen: list[torch.Tensor] = []
+    layers, norm = _layers_and_norm(model, type(model).__name__)
+    arguments_of_layer: dict[nn.Module, dict[str, Any]] = {}
+    last_states: list[torch.Tensor] = []
 
-    def note(layer: nn.Module, _: Any, arguments: dict[str, Any]) -> None:
-        given[layer] = arguments
+    def record_arguments(layer: nn.Module, _: Any, arguments: dict[str, Any]) -> None:
+        arguments_of_layer[layer] = arguments
 
-    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
-    hooks.append(norm.register_forward_hook(lambda _, __, states: seen.append(states)))
+    hooks = [layer.register_forward_pre_hook(record_arguments, with_kwargs=True) for layer in layers]
+    hooks.append(norm.register_forward_hook(lambda _, __, states: last_states.append(states)))
     try:
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
     finally:
         for hook in hooks:
             hook.remove()
-    states = seen[-1]
+    states = last_states[-1]
     embed: Callable[..., torch.Tensor] = model.get_input_embeddings()
     head: Callable[..., torch.Tensor] = model.get_output_embeddings()
-    for block in further(model):
-        states = block(states, embed(tokens), [given[layer] for layer in layers])
+    for block in further_layers(model):
+        states = block(states, embed(tokens), [arguments_of_layer[layer] for layer in layers])
         extra = model.loss_function(logits=head(states), labels=tokens, vocab_size=model.config.vocab_size)
-        loss = loss + extra * SHARE
+        loss = loss + extra * LOSS_SHARE
     return loss
 
 
-def further(model: nn.Module) -> list[nn.Module]:
+def further_layers(model: nn.Module) -> list[nn.Module]:
     """The layers of further tokens that a model was given."""
-    return [part for part in model.children() if isinstance(part, FurtherToken)]
+    return [child for child in model.children() if isinstance(child, FurtherToken)]
 
 
-def another(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """A module like one, with tensors of its own."""
-    held = [*module.parameters(), *module.buffers()]
-    known: dict[int, Any] = {
-        id(each): nn.Parameter(torch.empty_like(each), each.requires_grad)
-        if isinstance(each, nn.Parameter)
-        else torch.empty_like(each)
-        for each in held
+    tensors = [*module.parameters(), *module.buffers()]
+    copies: dict[int, Any] = {
+        id(tensor): nn.Parameter(torch.empty_like(tensor), tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else torch.empty_like(tensor)
+        for tensor in tensors
     }
-    return copy.deepcopy(module, known)
+    return copy.deepcopy(module, copies)
 
 
-def _copied(model: Any, name: str) -> tuple[list[nn.Module], nn.Module]:
+def _layers_and_norm(model: Any, name: str) -> tuple[list[nn.Module], nn.Module]:
     """The layers of a model that those of further tokens are like, and the norm behind the last."""
     base, config = getattr(model, "base_model", None), getattr(model, "config", None)
     children = list(base.children()) if base is not None else []
     depth = getattr(config, "num_hidden_layers", 0)
-    stacks = [each for each in children if isinstance(each, nn.ModuleList) and len(each) == depth]
-    norms = [each for each in children if "norm" in type(each).__name__.lower()]
+    stacks = [child for child in children if isinstance(child, nn.ModuleList) and len(child) == depth]
+    norms = [child for child in children if "norm" in type(child).__name__.lower()]
     if len(stacks) != 1 or not norms or model.get_output_embeddings() is None:
         raise TraceError(f"workload.mtp_layers: {name} is no decoder with one list of layers, a norm and a head")
     last = stacks[0][-1]
-    attending = [each for each in stacks[0] if _attends(each)]
+    attending = [layer for layer in stacks[0] if _attends(layer)]
     return ([last] if _attends(last) or not attending else [attending[-1], last]), norms[-1]
 
 
 def _attends(layer: nn.Module) -> bool:
-    return any("attention" in type(part).__name__.lower() for part in layer.modules())
+    return any("attention" in type(module).__name__.lower() for module in layer.modules())

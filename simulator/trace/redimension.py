@@ -29,9 +29,9 @@ from .models import resolve
 BATCH = 1009
 LENGTHS = (4099, 1999, 1013, 499, 251, 127)
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
-WINDOWED = ("sliding_window", "attention_chunk_size", "layer_types", "max_window_layers")
+WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "layer_types", "max_window_layers")
 SORTS = ("aten.sort", "aten.argsort")
-EVERYTHING = {"run": "numel", "run_bytes": "size_bytes"}  # 0 where one run covers all
+RUN_TOTALS = {"run": "numel", "run_bytes": "size_bytes"}  # 0 where one run covers all
 
 
 def step_graph(
@@ -48,7 +48,7 @@ def step_graph(
         traced = replace(workload, batch=batch, seq_len=length - decoding)
         graph = trace(model, traced, precision, cache_dir)
         if all(node.op is not None or not node.bytes_moved for node, _ in graph.weighted()):
-            return redimensioned(graph, workload, length)
+            return resize_graph(graph, workload, length)
     return trace(model, workload, precision, cache_dir)
 
 
@@ -72,7 +72,7 @@ def _prime_length(model: Model, workload: Workload, windows: bool = False) -> in
     if config.get("expert_capacity"):  # of each sequence, however long: what is beyond it is dropped
         return 0
     long = workload.seq_len + (workload.kind == "decode") > room
-    windowed = not windows and any(config.get(name) for name in WINDOWED)
+    windowed = not windows and any(config.get(name) for name in WINDOW_SETTINGS)
     if long or windowed or any(value % BATCH == 0 for value in figures):
         return 0
     return next((p for p in LENGTHS if p <= room and all(value % p for value in figures)), 0)
@@ -81,40 +81,40 @@ def _prime_length(model: Model, workload: Workload, windows: bool = False) -> in
 def _figures(value: Any) -> Iterator[int]:
     """Every whole number of a configuration."""
     if isinstance(value, Mapping):
-        for each in value.values():
-            yield from _figures(each)
+        for item in value.values():
+            yield from _figures(item)
     elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _figures(each)
+        for item in value:
+            yield from _figures(item)
     elif isinstance(value, int) and not isinstance(value, bool):
         yield value
 
 
-def redimensioned(graph: Graph, workload: Workload, length: int) -> Graph:
+def resize_graph(graph: Graph, workload: Workload, length: int) -> Graph:
     """A graph traced at a batch of ``BATCH`` and a room of ``length`` tokens, as it is for ``workload``."""
-    instead = ((length, workload.seq_len + (workload.kind == "decode")), (BATCH, workload.batch))
+    sizes = ((length, workload.seq_len + (workload.kind == "decode")), (BATCH, workload.batch))
 
     @cache
-    def scaled(value: int) -> int:
-        for prime, size in instead:
+    def scale(value: int) -> int:
+        for prime, size in sizes:
             power = 0
             while value and value % prime == 0:
                 value, power = value // prime, power + 1
             value *= size**power
         return value
 
-    room = instead[0][1]
+    room = sizes[0][1]
 
     @cache
     def op_at(op: Op) -> Op:
-        dims = dict(zip(KINDS[op.kind].names, map(scaled, op.dims), strict=True))
+        dims = dict(zip(KINDS[op.kind].names, map(scale, op.dims), strict=True))
         if "seq_kv" in dims:
             dims["seq_kv"] = min(dims["seq_kv"], room)  # of a window, where the room is no larger
-        return _with_runs(op, dims)
+        return _replace_dims(op, dims)
 
-    made = _changed(graph, workload, scaled, op_at)
+    resized = _rewrite_graph(graph, workload, scale, op_at)
     window = _window(graph, length)
-    return made if room >= window else _caches(graph, made, BATCH * window, Fraction(room, window))
+    return resized if room >= window else _scale_caches(graph, resized, BATCH * window, Fraction(room, window))
 
 
 def _window(graph: Graph, length: int) -> int:
@@ -123,41 +123,41 @@ def _window(graph: Graph, length: int) -> int:
     return max((op.seq_kv for op in calls if op.seq_kv < length), default=0)
 
 
-def _caches(graph: Graph, made: Graph, unit: int, factor: Fraction) -> Graph:
-    """``made`` of ``graph`` with caches so many times larger, of those that had a multiple of ``unit`` bytes."""
+def _scale_caches(graph: Graph, resized: Graph, unit: int, factor: Fraction) -> Graph:
+    """``resized`` of ``graph`` with caches so many times larger, of those that had a multiple of ``unit`` bytes."""
     tensors = (
         replace(new, size_bytes=int(new.size_bytes * factor))
         if new.role == "cache" and old.size_bytes % unit == 0
         else new
-        for old, new in zip(graph.tensors, made.tensors, strict=True)
+        for old, new in zip(graph.tensors, resized.tensors, strict=True)
     )
-    return replace(made, tensors=tuple(tensors))
+    return replace(resized, tensors=tuple(tensors))
 
 
 def batch_graph(
-    model: Model, workload: Workload, samples: int, kept: int, precision: str, cache_dir: Path | None
+    model: Model, workload: Workload, samples: int, cached_tokens: int, precision: str, cache_dir: Path | None
 ) -> Graph:
     """The graph of one prefill of ``workload.seq_len`` tokens that belong to many sequences.
 
     Attention is that of one sequence, in place of which the caller puts the real ones. ``samples`` rows go to the last
-    layer. ``kept`` tokens are in the caches afterwards. Raises the errors of :func:`.trace`.
+    layer. ``cached_tokens`` tokens are in the caches afterwards. Raises the errors of :func:`.trace`.
     """
     tokens = workload.seq_len
     length = _prime_length(model, replace(workload, seq_len=1), windows=True)
     if length:
         graph = trace(model, replace(workload, batch=BATCH, seq_len=length), precision, cache_dir)
         if all(node.op is not None or not node.bytes_moved for node, _ in graph.weighted()):
-            return _packed(graph, workload, length, samples, kept)
+            return _pack_sequences(graph, workload, length, samples, cached_tokens)
     graph = trace(model, replace(workload, batch=1), precision, cache_dir)
-    return _sampled(graph, tokens, samples)
+    return _sample_rows(graph, tokens, samples)
 
 
-def _packed(graph: Graph, workload: Workload, length: int, samples: int, kept: int) -> Graph:
+def _pack_sequences(graph: Graph, workload: Workload, length: int, samples: int, cached_tokens: int) -> Graph:
     """A graph traced at ``BATCH`` sequences of ``length`` as one pass of ``workload.seq_len`` tokens of many."""
     tokens = workload.seq_len
 
     @cache
-    def scaled(value: int) -> int:
+    def scale(value: int) -> int:
         powers = []
         for prime in (BATCH, length):
             power = 0
@@ -169,15 +169,17 @@ def _packed(graph: Graph, workload: Workload, length: int, samples: int, kept: i
 
     @cache
     def op_at(op: Op) -> Op:
-        dims = dict(zip(KINDS[op.kind].names, map(scaled, op.dims), strict=True))
+        dims = dict(zip(KINDS[op.kind].names, map(scale, op.dims), strict=True))
         if dims.keys() & {"seq_q", "seq"}:
             dims["batch"] = 1
-        return _with_runs(op, dims)
+        return _replace_dims(op, dims)
 
-    return _caches(graph, _changed(graph, workload, scaled, op_at), BATCH * length, Fraction(kept, tokens))
+    return _scale_caches(
+        graph, _rewrite_graph(graph, workload, scale, op_at), BATCH * length, Fraction(cached_tokens, tokens)
+    )
 
 
-def _sampled(graph: Graph, tokens: int, samples: int) -> Graph:
+def _sample_rows(graph: Graph, tokens: int, samples: int) -> Graph:
     """A graph traced as one prompt, whose products of a single row have ``samples`` of them."""
 
     def node_at(node: Node) -> Node:
@@ -190,34 +192,34 @@ def _sampled(graph: Graph, tokens: int, samples: int) -> Graph:
     return replace(graph, blocks=blocks)
 
 
-def _with_runs(op: Op, dims: dict[str, int]) -> Op:
+def _replace_dims(op: Op, dims: dict[str, int]) -> Op:
     """The op with other dimensions; a run that covers all of them is no run."""
-    for part, whole in EVERYTHING.items():
-        if part in dims and dims[part] == dims[whole]:
-            dims[part] = 0
+    for run_dim, total_dim in RUN_TOTALS.items():
+        if run_dim in dims and dims[run_dim] == dims[total_dim]:
+            dims[run_dim] = 0
     return replace(op, dims=tuple(dims.values()))
 
 
-def _changed(graph: Graph, workload: Workload, scaled: Callable[[int], int], op_at: Callable[[Op], Op]) -> Graph:
+def _rewrite_graph(graph: Graph, workload: Workload, scale: Callable[[int], int], op_at: Callable[[Op], Op]) -> Graph:
     """The graph with other ops and sizes of tensors."""
 
     def node_at(node: Node) -> Node:
         if node.op is None:
             return node
-        op = _sorted(node.op, scaled) if node.source in SORTS else op_at(node.op)
+        op = _resize_sort(node.op, scale) if node.source in SORTS else op_at(node.op)
         return node if op == node.op else replace(node, op=op, bytes_moved=int(op.cost.bytes))
 
     blocks = tuple(replace(block, nodes=tuple(map(node_at, block.nodes))) for block in graph.blocks)
-    tensors = tuple(replace(each, size_bytes=scaled(each.size_bytes)) for each in graph.tensors)
-    made = replace(graph, blocks=blocks, tensors=tensors)
-    return replace(made, model_flops=model_flops(made, workload))
+    tensors = tuple(replace(tensor, size_bytes=scale(tensor.size_bytes)) for tensor in graph.tensors)
+    changed = replace(graph, blocks=blocks, tensors=tensors)
+    return replace(changed, model_flops=model_flops(changed, workload))
 
 
-def _sorted(op: Op, scaled: Callable[[int], int]) -> Op:
+def _resize_sort(op: Op, scale: Callable[[int], int]) -> Op:
     """A sort of all keys, which goes through them once a binary digit of their number."""
     count = op.numel
     passes = next((p for p in range(1, 64) if count % p == 0 and _digits(count // p) == p), 1)
-    keys = scaled(count // passes)
+    keys = scale(count // passes)
     return make_op(op.kind, op.dtype, op.out_dtype, numel=keys * _digits(keys), inputs=op.inputs)
 
 

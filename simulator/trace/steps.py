@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .caches import cache_name, kept
 from .classes import encodes, translates
-from .next_tokens import with_next_tokens
-from .vision import joined, with_head
+from .model_caches import cache_name, returned_cache
+from .next_tokens import loss_with_next_tokens
+from .vision import embed_with_images, module_with_head
 from .workload import TraceError, Workload
 
 Call = Callable[[], Any]
@@ -49,34 +49,34 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     if encodes(model.config):
         return ForwardCall(_encoder_call(model, tokens, workload))
     if translates(model.config):
-        return _translation(model, tokens, workload)
+        return _encoder_decoder_step(model, tokens, workload)
     if workload.images:
-        return _before_text(model, tokens, workload)
+        return _image_step(model, tokens, workload)
     if workload.training:
         if workload.mtp_layers:
-            return ForwardCall(lambda: with_next_tokens(model, tokens))
+            return ForwardCall(lambda: loss_with_next_tokens(model, tokens))
         return ForwardCall(lambda: model(input_ids=tokens, labels=tokens, use_cache=False))
     keep, name = _last_logits(model, workload), cache_name(model)
     cache = _cache(model, workload, name)
     if workload.kind == "prefill":
         return ForwardCall(lambda: model(input_ids=tokens, use_cache=True, **cache, **keep), cache.get(name))
     token = token_ids(model, workload.batch, 1)
-    filled = kept(model(input_ids=tokens, use_cache=True, **cache, **keep)) if name else None
+    filled = returned_cache(model(input_ids=tokens, use_cache=True, **cache, **keep)) if name else None
     if filled is None:
         raise TraceError(f"{type(model).__name__} keeps no keys and values, so that workload=decode has none to read")
     return ForwardCall(lambda: model(input_ids=token, use_cache=True, **{name: filled}, **keep), filled)
 
 
-def _before_text(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> ForwardCall:
+def _image_step(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> ForwardCall:
     """A training step or a prompt of images and text."""
-    called = with_head(model)
+    wrapper = module_with_head(model)
     if workload.training:
         return ForwardCall(
-            lambda: called(inputs_embeds=joined(model, tokens, workload), labels=tokens, use_cache=False)
+            lambda: wrapper(inputs_embeds=embed_with_images(model, tokens, workload), labels=tokens, use_cache=False)
         )
     keep, cache = _last_logits(model, workload), _cache(model, workload, name := cache_name(model))
     return ForwardCall(
-        lambda: called(inputs_embeds=joined(model, tokens, workload), use_cache=True, **cache, **keep),
+        lambda: wrapper(inputs_embeds=embed_with_images(model, tokens, workload), use_cache=True, **cache, **keep),
         cache.get(name),
     )
 
@@ -125,7 +125,7 @@ def _example_call(model: nn.Module, inputs: Any) -> Call:
     raise TraceError(f"example inputs must be a tuple or a mapping of arguments, not {type(inputs).__name__}")
 
 
-def _translation(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> ForwardCall:
+def _encoder_decoder_step(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> ForwardCall:
     """An encoder with a decoder: the prompt goes to the encoder, and the decoder begins with one token.
 
     In training, and with logits of ``all`` positions, the decoder is given as many tokens as the encoder. A decode step
@@ -133,20 +133,20 @@ def _translation(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> 
     """
     if workload.training:
         return ForwardCall(lambda: model(input_ids=tokens, decoder_input_ids=tokens, labels=tokens, use_cache=False))
-    given = tokens if workload.logits == "all" and workload.kind == "prefill" else tokens[:, :1]
+    decoder_tokens = tokens if workload.logits == "all" and workload.kind == "prefill" else tokens[:, :1]
     any_model: Any = model
 
-    def answered(seen: Any, keep: bool = True, **held: Any) -> Any:
-        return model(encoder_outputs=seen, decoder_input_ids=given, use_cache=keep, **held)
+    def decode(encoded: Any, use_cache: bool = True, **caches: Any) -> Any:
+        return model(encoder_outputs=encoded, decoder_input_ids=decoder_tokens, use_cache=use_cache, **caches)
 
-    def read() -> Any:  # by itself, for some encoders refuse use_cache, which their models hand on to them
+    def encode() -> Any:  # by itself, for some encoders refuse use_cache, which their models hand on to them
         return any_model.get_encoder()(input_ids=tokens)
 
     if workload.kind == "prefill":
-        return ForwardCall(lambda: answered(read(), workload.logits != "all"))
-    seen = read()
-    filled = kept(answered(seen))
-    return ForwardCall(lambda: answered(seen, **{cache_name(model): filled}), filled)
+        return ForwardCall(lambda: decode(encode(), workload.logits != "all"))
+    encoded = encode()
+    filled = returned_cache(decode(encoded))
+    return ForwardCall(lambda: decode(encoded, **{cache_name(model): filled}), filled)
 
 
 def _encoder_call(model: nn.Module, tokens: torch.Tensor, workload: Workload) -> Call:

@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 
-def settle_switches(module: nn.Module) -> None:
+def simplify_switches(module: nn.Module) -> None:
     """Gives routers weights in their own format at once, and experts a forward call that counts them by numbers."""
     parts: Any = module.modules()
-    for part in list(parts):
-        if type(part).__name__ == "SwitchTransformersTop1Router":
-            part.classifier = _settled(part.classifier, part.dtype)
-        if type(part).__name__ == "SwitchTransformersExperts":
-            part.forward = MethodType(_experts, part)
+    for submodule in list(parts):
+        if type(submodule).__name__ == "SwitchTransformersTop1Router":
+            submodule.classifier = _convert_once(submodule.classifier, submodule.dtype)
+        if type(submodule).__name__ == "SwitchTransformersExperts":
+            submodule.forward = MethodType(_experts, submodule)
 
 
-def _settled(before: nn.Module, dtype: torch.dtype) -> nn.Module:
-    linear: Any = before
-    given: dict[str, Any] = {"bias": linear.bias is not None, "dtype": dtype, "device": linear.weight.device}
-    made: Any = nn.Linear(linear.in_features, linear.out_features, **given)
-    made.to = lambda *_: made
-    return made
+def _convert_once(classifier: nn.Module, dtype: torch.dtype) -> nn.Module:
+    linear: Any = classifier
+    options: dict[str, Any] = {"bias": linear.bias is not None, "dtype": dtype, "device": linear.weight.device}
+    converted: Any = nn.Linear(linear.in_features, linear.out_features, **options)
+    converted.to = lambda *_: converted
+    return converted
 
 
 def _experts(self: Any, states: torch.Tensor, selected: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ def _experts(self: Any, states: torch.Tensor, selected: torch.Tensor, weights: t
     total, mask = torch.zeros_like(states), selected.permute(2, 1, 0)
     for hit in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
         choice, rows = torch.where(mask[hit].squeeze(0))
-        chosen = states[None, rows].reshape(-1, states.shape[-1])
-        made = self[f"expert_{int(hit[0])}"](chosen) * weights[rows, choice, None]
-        total.index_add_(0, rows, made.to(states.dtype))
+        inputs = states[None, rows].reshape(-1, states.shape[-1])
+        outputs = self[f"expert_{int(hit[0])}"](inputs) * weights[rows, choice, None]
+        total.index_add_(0, rows, outputs.to(states.dtype))
     return total

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..graph import NO_CALLS, HostCalls, layer_of
 from .calls import Call, Storage, View
-from .values import Values, attended, group_sizes
+from .values import Values, group_sizes, mask_window
 from .workload import TraceError
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ NO_WORK = frozenset(
         "lift_fresh",
     ]
 )
-GROUPED = frozenset(
+GROUPED_PRODUCTS = frozenset(
     ("aten._grouped_mm", "transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback_backward")
 )
 
@@ -133,9 +133,9 @@ class Tracer(TorchDispatchMode):
         """The number of the storage behind a tensor; a new one for a storage not seen before."""
         storage = tensor.untyped_storage()
         address = storage._cdata
-        known = self._ids.get(address)
-        if known is not None:
-            return known
+        existing = self._ids.get(address)
+        if existing is not None:
+            return existing
         number = len(self.storages)
         self._ids[address] = number
         self.storages.append(Storage(storage.nbytes(), dtype_name(tensor.dtype)))
@@ -157,16 +157,20 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
-        known = signature(func)
-        named = dict(zip(known.names, args, strict=False)) | kwargs
-        inputs = list(_tensors(named.values()))
+        schema = signature(func)
+        arguments = dict(zip(schema.names, args, strict=False)) | kwargs
+        inputs = list(_tensors(arguments.values()))
         ids = [self.storage_id(tensor) for tensor in inputs]
-        written = tuple(dict.fromkeys(self.storage_id(t) for n in known.written for t in _tensors((named.get(n),))))
+        written = tuple(
+            dict.fromkeys(
+                self.storage_id(t) for argument in schema.written for t in _tensors((arguments.get(argument),))
+            )
+        )
         result = self._run(func, args, kwargs, inputs)
         if result is not NotImplemented:
             self.values.follow(func, args, kwargs, inputs, ids, written, result)
         if self._phase:
-            self._record(known, named, inputs, ids, written, result)
+            self._record(schema, arguments, inputs, ids, written, result)
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor]) -> Any:
@@ -202,12 +206,12 @@ class Tracer(TorchDispatchMode):
             raise TraceError(f"{self._where or 'the model'}: the size of {func} depends on weights or data")
         with torch._C._DisableTorchDispatch():
             content = func(*real[0], **real[1])
-        many = isinstance(content, (tuple, list))
-        contents = list(content) if many else [content]
+        is_sequence = isinstance(content, (tuple, list))
+        contents = list(content) if is_sequence else [content]
         fakes = [torch.empty_strided(c.shape, c.stride(), dtype=c.dtype) for c in contents]
         for fake, value in zip(fakes, contents, strict=True):
             self.values.assign(fake, value)
-        return tuple(fakes) if many else fakes[0]
+        return tuple(fakes) if is_sequence else fakes[0]
 
     def _positions(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Boolean masks among indices turned into the positions that they select."""
@@ -226,34 +230,34 @@ class Tracer(TorchDispatchMode):
 
     def _record(
         self,
-        known: Signature,
-        named: dict[str, Any],
+        schema: Signature,
+        arguments: dict[str, Any],
         inputs: Sequence[torch.Tensor],
         ids: Sequence[int],
         written: tuple[int, ...],
         result: Any,
     ) -> None:
         outputs = list(_tensors((result,)))
-        if known.name == "aten.lift_fresh" and layer_of(self._where) is None:
+        if schema.name == "aten.lift_fresh" and layer_of(self._where) is None:
             pass  # a new cache makes a counter for each layer, wherever it is made: too little to trace every layer for
-        elif known.name in NO_WORK or (known.name == "aten.copy_" and named["self"] is named["src"]):
+        elif schema.name in NO_WORK or (schema.name == "aten.copy_" and arguments["self"] is arguments["src"]):
             self._pending.append((self._where, HostCalls(dispatch=1)))
         elif outputs and not written and all(self.storage_id(out) in ids for out in outputs):
             self._pending.append((self._where, HostCalls(views=1)))
         else:
-            self._add(known, named, inputs, outputs, written)
+            self._add(schema, arguments, inputs, outputs, written)
 
     def _add(
         self,
-        known: Signature,
-        named: dict[str, Any],
+        schema: Signature,
+        arguments: dict[str, Any],
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         written: tuple[int, ...],
     ) -> None:
         call = Call(
-            name=known.name,
-            arguments={name: self._argument(value) for name, value in named.items()},
+            name=schema.name,
+            arguments={name: self._argument(value) for name, value in arguments.items()},
             inputs=tuple(self.view(tensor) for tensor in inputs),
             outputs=tuple(self.view(tensor) for tensor in outputs),
             written=written,
@@ -262,10 +266,10 @@ class Tracer(TorchDispatchMode):
             inside=self.inside,
             of_view=bool(inputs) and inputs[0]._is_view(),
         )
-        if known.name in GROUPED:
-            call.groups = self._look(named.get("offs"), group_sizes) or ()
-        elif "attention" in known.name:
-            call.attended = self._look(named.get("attn_mask", named.get("attn_bias")), attended)
+        if schema.name in GROUPED_PRODUCTS:
+            call.groups = self._look(arguments.get("offs"), group_sizes) or ()
+        elif "attention" in schema.name:
+            call.attended = self._look(arguments.get("attn_mask", arguments.get("attn_bias")), mask_window)
         self._settle(call)
         self.calls.append(call)
 
@@ -276,13 +280,13 @@ class Tracer(TorchDispatchMode):
             return tuple(self._argument(item) for item in value)
         return dtype_name(value) if isinstance(value, torch.dtype) else value
 
-    def _look(self, tensor: torch.Tensor | None, at: Callable[[torch.Tensor], Any]) -> Any:
+    def _look(self, tensor: torch.Tensor | None, function: Callable[[torch.Tensor], Any]) -> Any:
         """What a function makes of a tensor's content; None when there is no tensor or its content is unknown."""
         content = None if tensor is None else self.values.of(tensor)
         if content is None:
             return None
         with torch._C._DisableTorchDispatch():
-            return at(content)
+            return function(content)
 
     def _settle(self, call: Call) -> None:
         """Give the host's calls since the last node to this one, or to the last one when they were on its layer."""
@@ -333,12 +337,12 @@ class ModulePaths:
     def follow_backward(self, loss: torch.Tensor) -> None:
         """Have every backward node say, when it begins, which module's forward it belongs to."""
         numbers = [number for number, _ in self._marks]
-        seen, stack = set(), [loss.grad_fn]
+        visited, stack = set(), [loss.grad_fn]
         while stack:
             node = stack.pop()
-            if node is None or node in seen:
+            if node is None or node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             stack.extend(following for following, _ in node.next_functions)
             variable = getattr(node, "variable", None)
             if variable is not None:
@@ -391,7 +395,7 @@ def _grouped_product(
 
 
 @contextmanager
-def real_paths() -> Iterator[None]:
+def take_real_paths() -> Iterator[None]:
     """While inside, transformers takes for fake tensors the paths it takes for real ones.
 
     It asks whether a tensor is fake before it looks at values; here the values can be looked at.

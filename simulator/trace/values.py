@@ -4,7 +4,7 @@ A fake tensor has a shape but no content, so code that asks ``(mask == 0).all()`
 that follows from token positions, masks and expert choices is small, though: :class:`Values` computes it for
 real, next to the fake computation, and answers such questions. A value is kept per storage, so that views and
 in-place updates need no bookkeeping. Where experts are chosen from scores that nobody has computed,
-:func:`routed` chooses for them.
+:func:`route_balanced` chooses for them.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ def expert_counts(tokens: int, topk: int, experts: int, load: str) -> list[int]:
     shares = list(numbers) if name == "shares" else [1.0] * experts
     if name == "zipf":
         shares = [1 / (rank + 1) ** numbers[0] for rank in range(experts)]
-    wanted = tokens * topk
-    exact = _filled(shares, tokens, wanted)
+    choices = tokens * topk
+    exact = _share_out(shares, tokens, choices)
     counts = [min(int(value), tokens) for value in exact]
     order = sorted(range(experts), key=lambda e: counts[e] - exact[e])
-    while (missing := wanted - sum(counts)) > 0:  # by largest remainder, past the full ones
+    while (missing := choices - sum(counts)) > 0:  # by largest remainder, past the full ones
         room = [e for e in order if counts[e] < tokens][:missing]
         for expert in room:
             counts[expert] += 1
     return counts
 
 
-def _filled(shares: list[float], most: int, wanted: int) -> list[float]:
-    """``wanted`` by shares, none above ``most``: what is beyond that goes to the others by their shares."""
-    found = [0.0] * len(shares)
-    left = sorted((e for e, share in enumerate(shares) if share > 0), key=lambda e: -shares[e])
-    total, rest = math.fsum(shares), float(wanted)
-    for place, expert in enumerate(left):
-        if shares[expert] / total * rest <= most:  # all that are left have room
-            for other in left[place:]:
-                found[other] = shares[other] / total * rest
+def _share_out(shares: list[float], maximum: int, choices: int) -> list[float]:
+    """``choices`` by shares, none above ``maximum``: what is beyond that goes to the others by their shares."""
+    filled = [0.0] * len(shares)
+    by_share = sorted((e for e, share in enumerate(shares) if share > 0), key=lambda e: -shares[e])
+    total, remainder = math.fsum(shares), float(choices)
+    for position, expert in enumerate(by_share):
+        if shares[expert] / total * remainder <= maximum:  # all that are left have room
+            for open_expert in by_share[position:]:
+                filled[open_expert] = shares[open_expert] / total * remainder
             break
-        found[expert] = float(most)
-        rest -= most
-        total = math.fsum(shares[other] for other in left[place + 1 :])
-        if rest <= 0 or total <= 0:
+        filled[expert] = float(maximum)
+        remainder -= maximum
+        total = math.fsum(shares[other] for other in by_share[position + 1 :])
+        if remainder <= 0 or total <= 0:
             break
-    return found
+    return filled
 
 
-def routed(rows: int, topk: int, experts: int, load: str) -> torch.Tensor:
+def route_balanced(rows: int, topk: int, experts: int, load: str) -> torch.Tensor:
     """int64 [rows, topk]: distinct experts for every row, spread by ``load``."""
     import torch
 
@@ -144,24 +144,24 @@ class Values:
         """
         import torch
 
-        known = all(n in self._known or not _is_fake(t) for n, t in zip(ids, inputs, strict=True))
-        if func is torch.ops.aten.topk.default and not known:
+        constant = all(n in self._known or not _is_fake(t) for n, t in zip(ids, inputs, strict=True))
+        if func is torch.ops.aten.topk.default and not constant:
             topk = result[1].shape[-1]
             return self._choose_experts(result[1], inputs[0].shape[-1], result[1].numel() // topk, topk)
-        if func is torch.ops.aten.argmax.default and not known and result.shape == inputs[0].shape[:-1]:
+        if func is torch.ops.aten.argmax.default and not constant and result.shape == inputs[0].shape[:-1]:
             sequence = result.shape[-1] if result.dim() else 1  # of which an expert takes as many as it has room for
             return self._choose_experts(result, inputs[0].shape[-1], sequence, 1)
-        outputs = [out for out in _leaves(result) if isinstance(out, torch.Tensor)]
-        if not known or not outputs or torch.Tag.nondeterministic_seeded in func.tags:
+        outputs = [out for out in _result_list(result) if isinstance(out, torch.Tensor)]
+        if not constant or not outputs or torch.Tag.nondeterministic_seeded in func.tags:
             return self._unknown(written)
         if all(self._storage_id(out) in self._known for out in outputs) and not written:
             return None  # views of what is known already
-        if any(_bytes(out) > _limit(func, out) for out in outputs) or _is_blank(func, outputs[0]):
+        if any(_tensor_bytes(out) > _limit(func, out) for out in outputs) or _is_blank(func, outputs[0]):
             return self._unknown(written)
         real = self.known_arguments((args, kwargs))
         with torch._C._DisableTorchDispatch(), torch.no_grad():
             try:
-                computed = _leaves(func(*real[0], **real[1]))
+                computed = _result_list(func(*real[0], **real[1]))
             except (NotImplementedError, RuntimeError):  # an operator for another device, say
                 return self._unknown(written)
             for fake, value in zip(outputs, computed, strict=True):
@@ -186,11 +186,13 @@ class Values:
         """Assigns ``topk`` experts to each of ``rows`` rows, and the same again to the next ones."""
         import torch
 
-        if _bytes(indices) > INTEGER_LIMIT_BYTES:
+        if _tensor_bytes(indices) > INTEGER_LIMIT_BYTES:
             return
         with torch._C._DisableTorchDispatch():
-            chosen = routed(rows, topk, experts, self._expert_load)
-            self.assign(indices, chosen.repeat(indices.numel() // chosen.numel(), 1).view(indices.shape))
+            experts_of_rows = route_balanced(rows, topk, experts, self._expert_load)
+            self.assign(
+                indices, experts_of_rows.repeat(indices.numel() // experts_of_rows.numel(), 1).view(indices.shape)
+            )
 
     def _unknown(self, written: Sequence[int]) -> None:
         for storage_id in written:
@@ -203,7 +205,7 @@ def group_sizes(offsets: torch.Tensor) -> tuple[int, ...]:
     return tuple(end - start for start, end in pairwise(ends))
 
 
-def attended(mask: torch.Tensor) -> tuple[int, int] | None:
+def mask_window(mask: torch.Tensor) -> tuple[int, int] | None:
     """(causal, window) of an attention mask [..., queries, keys], judged by a sample of its rows.
 
     (0, 0) when every query sees every key; None when it is neither that nor a causal or sliding one.
@@ -211,12 +213,12 @@ def attended(mask: torch.Tensor) -> tuple[int, int] | None:
     rows = mask.reshape(-1, *mask.shape[-2:])[0] if mask.dim() > 1 else mask[None]
     queries, keys = rows.shape
     sample = sorted({round(i * (queries - 1) / 15) for i in range(16)})
-    seen = rows[sample] == 0 if rows.is_floating_point() else rows[sample] != 0
-    counts = seen.sum(-1).tolist()
+    visible = rows[sample] == 0 if rows.is_floating_point() else rows[sample] != 0
+    counts = visible.sum(-1).tolist()
     if all(count == keys for count in counts):
         return (1, 0) if queries == 1 else (0, 0)
     last = [keys - queries + i for i in sample]
-    if not all(bool(row[end]) and not bool(row[end + 1 :].any()) for row, end in zip(seen, last, strict=True)):
+    if not all(bool(row[end]) and not bool(row[end + 1 :].any()) for row, end in zip(visible, last, strict=True)):
         return None
     window = max(counts)
     if any(count != min(window, end + 1) for count, end in zip(counts, last, strict=True)):
@@ -224,7 +226,7 @@ def attended(mask: torch.Tensor) -> tuple[int, int] | None:
     return 1, window if window < keys else 0
 
 
-def _leaves(result: Any) -> list[Any]:
+def _result_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -240,7 +242,7 @@ def _is_blank(func: Any, out: torch.Tensor) -> bool:
     return out.is_floating_point() and name.removeprefix("new_").startswith("empty")
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def _tensor_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 

@@ -1,4 +1,4 @@
-"""How libraries say that a weight is packed, as :class:`.stored.WeightFormat`."""
+"""How libraries say that a weight is packed, as :class:`.stored_formats.WeightFormat`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from .stored import WeightFormat
+from .stored_formats import WeightFormat
 
 BLOCK = 128
 PER_CHANNEL = 1 << 20  # weights to a scale where a row has one: so few scales that they weigh nothing
@@ -39,32 +39,38 @@ def group_format(group: Mapping[str, Any], usual_format: str = "") -> WeightForm
     weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
     bits, kind = int(weights.get("num_bits", 8)), str(weights.get("type", "int"))
     size = int(weights.get("group_size") or 0)
-    into = f"{inputs.get('type', 'int')}{inputs.get('num_bits', 8)}" if inputs else ""
+    input_dtype = f"{inputs.get('type', 'int')}{inputs.get('num_bits', 8)}" if inputs else ""
     microscaled = "mxfp" in str(group.get("format") or usual_format) or size == 32
     if (kind, bits) == ("float", 4):
-        return _of_4_bits(into, microscaled)
+        return _of_4_bits(input_dtype, microscaled)
     if (kind, bits) == ("float", 8):
-        return _of_8_bits(into, microscaled, weights.get("block_structure"), size)
-    whole = {(4, "float8"): "w4a8", (8, "int8"): "int8", (bits, ""): f"w{bits}a16"}
-    if kind != "int" or (bits, into) not in whole:
-        raise UnknownFormatError(f"weights of {kind}{bits} with activations in {into or '16 bits'}")
+        return _of_8_bits(input_dtype, microscaled, weights.get("block_structure"), size)
+    formats = {(4, "float8"): "w4a8", (8, "int8"): "int8", (bits, ""): f"w{bits}a16"}
+    if kind != "int" or (bits, input_dtype) not in formats:
+        raise UnknownFormatError(f"weights of {kind}{bits} with activations in {input_dtype or '16 bits'}")
     rowwise = weights.get("strategy") == "channel"
-    made = weight_only(bits, size or (-1 if rowwise else 0), bool(weights.get("symmetric", True)))
-    return WeightFormat(whole[bits, into], made.group, made.scale_bytes)
+    packed = weight_only(bits, size or (-1 if rowwise else 0), bool(weights.get("symmetric", True)))
+    return WeightFormat(formats[bits, input_dtype], packed.group, packed.scale_bytes)
 
 
-def _of_4_bits(into: str, microscaled: bool) -> WeightFormat:
+def _of_4_bits(input_dtype: str, microscaled: bool) -> WeightFormat:
     if microscaled:  # MXFP4 on both sides runs by kernels that unpack weights (CompressedTensorsW4A4Mxfp4)
-        return WeightFormat("mxfp4a8" if into == "float8" else "mxfp4a16")
-    return WeightFormat("nvfp4") if into == "float4" else WeightFormat("w4a8", 16, 1.0) if into else NVFP4_WEIGHTS
+        return WeightFormat("mxfp4a8" if input_dtype == "float8" else "mxfp4a16")
+    return (
+        WeightFormat("nvfp4")
+        if input_dtype == "float4"
+        else WeightFormat("w4a8", 16, 1.0)
+        if input_dtype
+        else NVFP4_WEIGHTS
+    )
 
 
-def _of_8_bits(into: str, microscaled: bool, block: Any, size: int) -> WeightFormat:
-    if not into:
+def _of_8_bits(input_dtype: str, microscaled: bool, block: Any, size: int) -> WeightFormat:
+    if not input_dtype:
         return WeightFormat("w8a16", PER_CHANNEL)
     if microscaled:
         return WeightFormat("mxfp8")
-    sides = [int(each) for each in block.split("x")] if isinstance(block, str) else block
+    sides = [int(side) for side in block.split("x")] if isinstance(block, str) else block
     return fp8_blocks(sides) if sides else WeightFormat("fp8", size)
 
 
@@ -91,11 +97,11 @@ ALGORITHMS = {
 }
 
 
-def algorithm(word: Any, group: Any = None) -> WeightFormat:
+def algorithm_format(word: Any, group: Any = None) -> WeightFormat:
     """A ``quant_algo`` of ModelOpt and TensorRT-LLM."""
     name = str(word or "NONE").upper()
     if name not in ALGORITHMS:
         raise UnknownFormatError(f"quant_algo={word!r}")
-    found = ALGORITHMS[name]
-    sized = found.name in ("w4a16", "w8a16", "w4a8") and not found.group and isinstance(group, int)
-    return WeightFormat(found.name, group, found.scale_bytes) if sized else found
+    stored = ALGORITHMS[name]
+    sized = stored.name in ("w4a16", "w8a16", "w4a8") and not stored.group and isinstance(group, int)
+    return WeightFormat(stored.name, group, stored.scale_bytes) if sized else stored

@@ -14,9 +14,9 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 CACHES = ("dynamic", "static")
 OPTIMIZERS = ("adamw", "none")
 ATTENTIONS = ("sdpa", "fused")
-STEEPEST = 20  # exponent of zipf loads: beyond it all goes to the first experts
+MAX_ZIPF_EXPONENT = 20  # exponent of zipf loads: beyond it all goes to the first experts
 LOGITS = ("last", "all")
-LONGEST_QUOTE = 200  # characters of a value in a message
+MAX_QUOTE_CHARS = 200  # characters of a value in a message
 LORA_MODULES = "attn|attention"  # what the paper adapts, and MLPerf's benchmark
 
 
@@ -100,19 +100,19 @@ class Workload:
         return dataclasses.asdict(self)
 
 
-def check_trained(given: Any, name: str = "") -> None:
+def check_trained(workload: Any, name: str = "") -> None:
     """TraceError for a rank that is none, and patterns that cannot be read. ``name`` goes before what is wrong."""
-    whole(TraceError, f"{name}lora_rank", given.lora_rank, 0)
-    for what, pattern in (("frozen", given.frozen), ("lora_modules", given.lora_modules)):
+    whole(TraceError, f"{name}lora_rank", workload.lora_rank, 0)
+    for setting, pattern in (("frozen", workload.frozen), ("lora_modules", workload.lora_modules)):
         if wrong := no_pattern(pattern):
-            raise TraceError(f"{name}{what}={str(pattern)[:LONGEST_QUOTE]!r} {wrong}")
+            raise TraceError(f"{name}{setting}={str(pattern)[:MAX_QUOTE_CHARS]!r} {wrong}")
 
 
-def choose(what: str, value: str, known: tuple[str, ...]) -> str:
+def choose(what: str, value: str, choices: tuple[str, ...]) -> str:
     """The value itself; TraceError names the known ones, the nearest first."""
-    if value in known:
+    if value in choices:
         return value
-    raise TraceError(f"{what}={value!r} is not one of {', '.join(known)}{meant(value, known)}")
+    raise TraceError(f"{what}={value!r} is not one of {', '.join(choices)}{meant(value, choices)}")
 
 
 def load_text(value: Any) -> str:
@@ -129,7 +129,7 @@ def parse_load(text: str) -> tuple[str, tuple[float, ...]]:
     try:
         if name == "balanced" and not value:
             return "balanced", ()
-        if name in ("zipf", "power_law") and 0 <= float(value) <= STEEPEST:
+        if name in ("zipf", "power_law") and 0 <= float(value) <= MAX_ZIPF_EXPONENT:
             return name, (float(value),)
         shares = tuple(float(share) for share in text.split(","))
         if len(shares) > 1 and min(shares) >= 0 and 0 < sum(shares) < float("inf"):
@@ -137,8 +137,8 @@ def parse_load(text: str) -> tuple[str, tuple[float, ...]]:
     except ValueError:
         pass
     raise TraceError(
-        f"expert_load={text!r} is neither balanced, zipf:EXPONENT (0 to {STEEPEST}), power_law:EXPONENT nor shares, "
-        "one an expert, such as [0.5,0.3,0.2]"
+        f"expert_load={text!r} is neither balanced, zipf:EXPONENT (0 to {MAX_ZIPF_EXPONENT}), power_law:EXPONENT "
+        "nor shares, one an expert, such as [0.5,0.3,0.2]"
     )
 
 

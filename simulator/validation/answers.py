@@ -21,7 +21,7 @@ from ...datasets.truth import (
 )
 from ...models.power import Limits
 from ..engines import Engine
-from ..memory.errors import interval, spread_of
+from ..memory.errors import error_spread, peak_interval
 from ..predict.ops import predict_ops, with_power
 from ..question.plan import Stack
 from ..report.answer import Answer, InferenceReport, Memory, StepReport
@@ -171,7 +171,7 @@ def memory_quantities(report: Answer, row: TrainingRow | InferenceRow, stack: St
     """The peak in GiB as the table counts it and on the device, and whether it fits."""
     counted = peak(report.memory, row.memory)
     return {
-        "peak_memory": Estimate(counted, interval(counted, spread_of(stack.id, stack.framework))),
+        "peak_memory": Estimate(counted, peak_interval(counted, error_spread(stack.id, stack.framework))),
         "device_memory": Estimate(report.memory.peak_gib),
         "fits": Estimate(float(report.fits)),
     }

@@ -1,15 +1,46 @@
-"""What a spreadsheet would say: a constant MFU per GPU and number format, fitted on the other models of the table."""
+"""What one could say without opcast: kernels at their roofline, and a constant MFU."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from ...datasets.clusters import Cluster, one_node
 from ...datasets.devices import Device, DeviceError
+from ...datasets.ops import KINDS
 from ...datasets.truth import TrainingRow
 from ...datasets.truth.dimensions import dimensions_of
+from ...models import analytical
+from ..engines import Answers, Engine, FusedEngine
+from ..engines.answers import Columns
+from ..engines.network import NetworkEngine
 from .metrics import Pair, grouped
+
+LINKS = ("collective", "expert_parallel")  # families that the network answers for
+
+
+@dataclass(frozen=True)
+class RooflineEngine:
+    """Kernels at their roofline: FLOPs at the peak rate, or bytes at full bandwidth. Declines collectives."""
+
+    device: Device
+    name: str = "roofline"
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        answers = Answers.declined(len(next(iter(columns.values()))))
+        if KINDS[kind].family not in LINKS:
+            floor = analytical.roofline_us(kind, columns, dtype, out_dtype, self.device)
+            for column in (answers.latency_us, answers.low_us, answers.high_us):
+                column[:] = floor
+            answers.engine[:] = self.name
+        return answers.by(self.name, self.name)
+
+
+def roofline_engine(device: Device, cluster: Cluster | None) -> Engine:
+    """Kernels at their roofline, collectives by the network's law."""
+    return FusedEngine([RooflineEngine(device), NetworkEngine(device, cluster or one_node(device), [])])
 
 
 def constant_mfu(rows: Sequence[TrainingRow], devices: Mapping[str, Device]) -> dict[str, Pair]:

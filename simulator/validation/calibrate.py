@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
 from ..question.calibration import NONE, UNKNOWN, Calibration, load_calibration
 from ..question.plan import Plan, PlanError
 from .answers import Engines
-from .calibration import NOTHING, corrected, halves, interval_score, known_of, left_out, score, stated, widths
+from .calibration import NOTHING, as_json, corrected, halves, interval_score, known_of, score, stated, widths
 from .cases import ValidationSettings
+from .holdout import WAYS, answer_holdouts, answer_rooflines, holdouts
 from .metrics import grouped
 from .observed import ObservedStep, group_of, observe, quantity
 
@@ -29,7 +30,8 @@ ALIKE = 0.02  # ln: errors that are no further apart are alike
 FELT = 1.05  # times longer under the slowest host: less says nothing of it
 MOST_MISSED = 1.0  # ln: a run that nothing explains counts no more
 LEAST = 4  # runs
-HELD_OUT = ("halves", "table", "framework", "chip")  # ways of leaving out whose intervals are scored
+EACH_TABLE = "tables"  # scores in which each table counts alike
+INTERVAL = ("coverage", "width", "interval_score")
 ROUNDS = 1  # of simulating under what was fitted
 COMPOSED = "composed"  # times that another tool put together: nothing is fitted to them
 Errors = Mapping[str, Mapping[str, float]]
@@ -39,8 +41,8 @@ Errors = Mapping[str, Mapping[str, float]]
 class Calibrating:
     """What was fitted, and the errors of every run (ln of measured over answered) by how it was answered.
 
-    ``physics`` without effects, ``fitted`` under all; ``halves``, ``table``, ``framework`` and ``chip`` by what else
-    was fitted on when it was left out.
+    ``fitted`` under all effects; ``physics``, ``halves``, ``table``, ``framework`` and ``chip`` by what was left out of
+    what it was answered by (:mod:`.holdout`); ``roofline`` and ``constant_share`` are baselines.
     """
 
     calibration: Calibration
@@ -50,21 +52,35 @@ class Calibrating:
     unanswered: Mapping[str, int] = field(default_factory=dict)  # rows of each table without a time or an answer
 
     def scores(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Median, p90 and bias in percent, by table (``all``: of every run) and by how runs were answered.
+        """Median, mean, p90 and bias in percent, by table and by how runs were answered.
 
-        Of what was left out also how the 90 % intervals did (:func:`.calibration.interval_score`).
+        ``all`` is of every run; ``tables`` is the mean of the tables' figures, in which a large table counts no more
+        than another. Of what was left out also how the 90 % intervals did (:func:`.calibration.interval_score`).
         """
         tables = grouped(self.observed, lambda each: each.table)
-        half_widths = {how: stated(self.observed, self.errors, how, self.start) for how in HELD_OUT}
+        half_widths = {how: stated(self.observed, self.errors, how, self.start) for how in WAYS}
         made = {name: [each.id for each in members] for name, members in sorted(tables.items())}
         made["all"] = [each.id for each in self.observed]
-        return {
+        scores = {
             table: {
                 how: score(found[key] for key in ids) | _intervals(found, half_widths.get(how, {}), ids)
                 for how, found in self.errors.items()
             }
             for table, ids in made.items()
         }
+        return scores | {EACH_TABLE: _mean_scores([scores[table] for table in tables])}
+
+
+def _mean_scores(scores: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """The mean of each figure over tables; rows are added up."""
+    return {
+        how: {
+            name: round(sum(values) / (1 if name == "rows" else len(values)), 3 if name in INTERVAL else 1)
+            for name in first
+            if (values := [of[how][name] for of in scores if name in of[how]])
+        }
+        for how, first in scores[0].items()
+    }
 
 
 def _intervals(errors: Mapping[str, float], half_widths: Mapping[str, float], ids: Sequence[str]) -> dict[str, float]:
@@ -87,7 +103,7 @@ def calibrate(
     names = [path.stem for path in tables]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise TruthError(f"two tables are called {twice}: name each once, and rename one if they differ")
-    with progress(len(tables) * (len(HOSTS) + ROUNDS)) as advance:
+    with progress(len(tables) * (len(HOSTS) + ROUNDS + 2)) as advance:
         return _calibrated(tables, setting, most, advance, start)
 
 
@@ -117,8 +133,8 @@ def _calibrated(
     by_host = {usual: simulated(NONE, {"": usual})}
     if len(by_host[usual]) < LEAST:
         raise TruthError(
-            f"{len(by_host[usual])} rows of {', '.join(path.name for path in tables)} have a time and can be "
-            f"simulated; a calibration needs {LEAST} (`opcast validate` says why rows are left out)"
+            f"{len(by_host[usual])} rows of {', '.join(path.name for path in tables)} are steps with a time that can "
+            f"be simulated; a calibration needs {LEAST} (`opcast validate` says why rows are left out)"
         )
     by_host[slowest] = simulated(NONE, {"": slowest})
     felt = held_up(by_host)
@@ -128,48 +144,52 @@ def _calibrated(
         by_host[factor] = [found.get(each.id, each) for each in by_host[usual]]
     hosts = chosen_hosts(by_host, begun)
     observed = [each for factor, found in by_host.items() for each in found if hosts[each.framework] == factor]
-    physics = {each.id: float(np.log(each.measured / each.predicted)) for each in by_host[1.0]}
     for _ in range(ROUNDS):
         known = _calibration(observed, hosts, begun)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "steps.json"
             path.write_text(as_json(known))
             observed = simulated(str(path), {})
-    known, errors = concluded(observed, physics, hosts, begun)
+    rows = {path.stem: sampled(read_table(path, None, "tables", setting.rules).rows, most) for path in tables}
+    cases = holdouts(observed, lambda others: hosts_of(others, by_host, begun), begun)
+    held_out = answer_holdouts(cases, rows, setting, advance)
+    known, errors = concluded(observed, held_out, hosts, begun)
+    errors = {**errors, **answer_rooflines(observed, rows, setting, advance)}
     made_by = f"opcast calibrate tables=[{','.join(path.name for path in tables)}] rows={most}"
     whole = replace(known, made_by=made_by + ("" if start == NONE else f" start={start}"))
-    rows = Counter(each.table for each in observed)
-    return Calibrating(whole, tuple(observed), errors, begun, _unanswered(tables, most, rows))
+    counts = Counter(each.table for each in observed)
+    return Calibrating(whole, tuple(observed), errors, begun, _unanswered(tables, setting, most, counts))
 
 
 def concluded(
-    observed: Sequence[ObservedStep],
-    physics: Mapping[str, float],
-    hosts: Mapping[str, float],
-    begun: Calibration = NOTHING,
+    observed: Sequence[ObservedStep], held_out: Errors, hosts: Mapping[str, float], begun: Calibration = NOTHING
 ) -> tuple[Calibration, Errors]:
     """What simulated runs say: effects and widths, and the errors of each run by what was left out.
 
-    ``physics`` are the errors without effects by run, ``hosts`` the factors of frameworks.
+    ``held_out`` are errors of :func:`.holdout.answer_holdouts`, ``hosts`` the factors of frameworks.
     """
     known = _calibration(observed, hosts, begun)
-    errors = {
-        "physics": {each.id: physics[each.id] for each in observed},
-        "fitted": {each.id: corrected(each, known) for each in observed},
-        "halves": halves(observed, begun),
-        "table": left_out(observed, lambda each: each.table, begun),
-        "framework": left_out(observed, lambda each: each.framework, begun),
-        "chip": left_out(observed, lambda each: each.chip, begun),
-    }
+    errors = {**held_out, "fitted": {each.id: corrected(each, known) for each in observed}}
     rows = {name: len(members) for name, members in sorted(grouped(observed, lambda each: each.table).items())}
     return replace(known, widths=widths(observed, errors, begun), rows={**begun.rows, **rows}), errors
 
 
-def _unanswered(tables: Sequence[Path], most: int, rows: Mapping[str, int]) -> dict[str, int]:
+def hosts_of(
+    observed: Sequence[ObservedStep], by_host: Mapping[float, Sequence[ObservedStep]], begun: Calibration = NOTHING
+) -> dict[str, float]:
+    """The factors of frameworks that some runs alone ask for, those of 1 left out; ``by_host`` are all runs."""
+    ids = {each.id for each in observed}
+    chosen = chosen_hosts({host: [each for each in of if each.id in ids] for host, of in by_host.items()}, begun)
+    return _slower(chosen)
+
+
+def _unanswered(
+    tables: Sequence[Path], setting: ValidationSettings, most: int, rows: Mapping[str, int]
+) -> dict[str, int]:
     """How many rows of each table have no time, or were drawn and could not be simulated."""
     made = {}
     for path in tables:
-        read = read_table(path, setting="tables")
+        read = read_table(path, setting="tables", rules=setting.rules)
         timed = sampled(read.rows, len(read.rows))
         untimed = len(read.rows) + len(read.unsupported) + len(read.failed) - len(timed)
         made[path.stem] = untimed + len(sampled(timed, most)) - rows.get(path.stem, 0)
@@ -187,13 +207,15 @@ def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]], start: Calibra
     """By framework: how many times longer its host takes than PyTorch's of today, of those that were simulated.
 
     Each is judged by its errors on the half of a framework's groups that its effects were not fitted on, over the runs
-    whose time depends on it: those that no host holds up say nothing.
+    whose time depends on it: those that no host holds up say nothing, and fewer than :data:`LEAST` say too little.
     """
     felt = held_up(by_host)
     errors: dict[str, dict[float, float]] = {}
     for factor, found in by_host.items():
         for framework, own in grouped(found, lambda each: each.framework).items():
             left, asked = halves(own, start), [each.id for each in own if each.id in felt]
+            if len(asked) < LEAST and factor != min(by_host):
+                continue
             missed = np.abs([left[key] for key in asked] or [0.0])
             errors.setdefault(framework, {})[factor] = float(np.mean(np.minimum(missed, MOST_MISSED)))
     best = {framework: min(tried.values()) for framework, tried in errors.items()}
@@ -206,9 +228,12 @@ def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]], start: Calibra
 
 
 def _calibration(observed: Sequence[ObservedStep], hosts: Mapping[str, float], start: Calibration) -> Calibration:
-    slower = {framework: factor for framework, factor in sorted(hosts.items()) if factor != 1.0}
     made = known_of(observed, start)
-    return replace(made, host={**start.host, **slower}, widths=start.widths or dict.fromkeys(UNKNOWN, 0.0))
+    return replace(made, host={**start.host, **_slower(hosts)}, widths=start.widths or dict.fromkeys(UNKNOWN, 0.0))
+
+
+def _slower(hosts: Mapping[str, float]) -> dict[str, float]:
+    return {framework: factor for framework, factor in sorted(hosts.items()) if factor != 1.0}
 
 
 @own_warnings()
@@ -224,7 +249,8 @@ def _observed(
 
     ``only`` names the rows wanted, where not all are.
     """
-    rows = [row for row in sampled(read_table(path, setting="tables").rows, most) if only is None or row.id in only]
+    table = read_table(path, setting="tables", rules=setting.rules)
+    rows = [row for row in sampled(table.rows, most) if only is None or row.id in only]
 
     def changed(plan: Plan) -> Plan:
         factor = hosts.get("", 1.0)
@@ -251,13 +277,3 @@ def sampled(rows: Iterable[Any], most: int) -> list[TrainingRow | InferenceRow]:
             continue
         made += groups[name]
     return made
-
-
-def as_json(calibration: Calibration) -> str:
-    """The text of a calibration file: an effect a line."""
-    import json
-
-    values = asdict(calibration)
-    lines = ",\n".join("  " + json.dumps(each) for each in values.pop("effects"))
-    rest = json.dumps(values, indent=1)[1:]
-    return '{\n "effects": [\n' + lines + "\n ]," + rest + "\n"

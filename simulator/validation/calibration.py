@@ -10,7 +10,7 @@ around what it says, with its standard errors. The mode is found by Gauss-Newton
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -141,7 +141,7 @@ def left_out(
 
 def halves(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> dict[str, float]:
     """Errors by row, each half of the groups under effects fitted on the other."""
-    return left_out(observed, _half, start)
+    return left_out(observed, half_of, start)
 
 
 def widths(
@@ -166,13 +166,22 @@ def _usual_widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping
     """Widths by what is not known."""
     usual = [each for each in observed if not each.setting.across]
     made = {"": within(usual or observed, errors["halves"])}
-    for name in ("chip", "framework"):
-        made[name] = max(within(usual or observed, errors[name]), made[""])
+    for name, other in (("chip", "framework"), ("framework", "chip")):
+        runs = _known_by(usual or observed, name, other) or usual or observed
+        made[name] = max(within(runs, errors[name]), made[""])
     made["pair"] = (made[""] * min(made["chip"], made["framework"])) ** 0.5
     made["both"] = float(np.hypot(made["chip"], made["framework"]))
     if len(usual) < len(observed):
         made[ACROSS] = max(within([each for each in observed if each.setting.across], errors["halves"]), made[""])
     return made
+
+
+def _known_by(observed: Sequence[ObservedStep], left_out: str, known: str) -> list[ObservedStep]:
+    """The runs whose framework (or chip) others know, without those on their chip (or of their framework)."""
+    others: dict[str, set[str]] = {}
+    for each in observed:
+        others.setdefault(getattr(each, known), set()).add(getattr(each, left_out))
+    return [each for each in observed if len(others[getattr(each, known)]) > 1]
 
 
 def within(observed: Sequence[ObservedStep], errors: Mapping[str, float]) -> float:
@@ -189,8 +198,8 @@ def stated(
     """By row: the half-width that it would get with so much left out, from widths of the other half of the groups."""
     found: dict[str, float] = {}
     for half in "01":
-        own = [each for each in observed if _half(each, "widths") == half]
-        others = [each for each in observed if _half(each, "widths") != half]
+        own = [each for each in observed if half_of(each, "widths") == half]
+        others = [each for each in observed if half_of(each, "widths") != half]
         if not own or not others:
             continue
         known = widths(others, errors, start)
@@ -208,7 +217,8 @@ def stated(
     return found
 
 
-def _half(each: ObservedStep, salt: str = "") -> str:
+def half_of(each: ObservedStep, salt: str = "") -> str:
+    """The half of all groups that a run is in: "0" or "1", by a hash of its group's name."""
     import hashlib
 
     return str(hashlib.sha256((salt + each.group).encode()).digest()[0] % 2)
@@ -229,12 +239,23 @@ def interval_score(errors: Iterable[float], half_widths: Iterable[float]) -> dic
 
 
 def score(errors: Iterable[float]) -> dict[str, float]:
-    """Median and 90th percentile of absolute errors and bias, in percent; ``errors`` are ln measured / answered."""
+    """Median, mean, 90th percentile and bias of errors in percent; ``errors`` are ln of measured over answered."""
     found = np.array(list(errors))
     off = 100.0 * np.abs(np.expm1(-found))
     return {
         "rows": len(found),
         "median": round(float(np.median(off)), 1),
+        "mean": round(float(off.mean()), 1),
         "p90": round(float(np.quantile(off, NINETY)), 1),
         "bias": round(100.0 * float(np.expm1(-np.median(found))), 1),
     }
+
+
+def as_json(calibration: Calibration) -> str:
+    """The text of a calibration file: an effect a line."""
+    import json
+
+    values = asdict(calibration)
+    lines = ",\n".join("  " + json.dumps(each) for each in values.pop("effects"))
+    rest = json.dumps(values, indent=1)[1:]
+    return '{\n "effects": [\n' + lines + "\n ]," + rest + "\n"

@@ -13,12 +13,16 @@ from ...datasets.truth import Hardware, InferenceRow, ServingRow, TrainingRow
 from ...datasets.truth.hardware import spread, usual_cluster
 from ..engines import Engine
 from ..question.calibration import USUAL
-from ..question.plan import Parallel, Plan, Stack, load_stack
+from ..question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from ..question.work import Work
 from ..trace.workload import LORA_MODULES
 
 OVERLAPS = {"async_tp": "tp_forward"}  # what a row says of its framework -> communication beside compute
 POSITIONS = ("max_position_embeddings", "n_positions")
+NO_FRAMEWORK = (
+    "the framework is not told: a column stack names one (`opcast list stacks`), or stack=NAME for all rows; "
+    "rules=FOLDER says what is known of published runs"
+)
 PRACTICES = (*OVERLAPS, "optimizer", "kv_cache", "prompt")  # the framework's affair, or what was timed; not the passes'
 
 
@@ -27,6 +31,7 @@ class ValidationSettings:
     """What the user chose for all rows: engines, figures of devices and clusters that differ, a framework for all.
 
     ``engine`` makes the engines of a device in a cluster (None: alone); ``stamp`` changes when what they know does.
+    ``rules`` is the folder that says what is known of published tables (None: that of a checkout).
     """
 
     engine: Callable[[Device, Cluster | None], Engine]
@@ -36,6 +41,7 @@ class ValidationSettings:
     stack: Stack | None = None
     calibration: str = USUAL
     stamp: tuple[int, ...] = ()
+    rules: Path | None = None
 
     def __post_init__(self) -> None:
         for figures, known, error in ((self.device, Device, DeviceError), (self.cluster, Cluster, ClusterError)):
@@ -133,6 +139,8 @@ def cluster_of(hardware: Hardware, setting: ValidationSettings) -> Cluster:
 
 def stack_of(row: TrainingRow | InferenceRow | ServingRow, setting: ValidationSettings) -> Stack:
     """The user's framework, else the row's, with what the row says that it did otherwise."""
+    if not (setting.stack or row.framework):
+        raise PlanError(NO_FRAMEWORK)
     stack = setting.stack or load_stack(row.framework)
     overlap = tuple(group for name, group in OVERLAPS.items() if row.options.get(name) and group not in stack.overlap)
     return replace(stack, overlap=(*stack.overlap, *overlap)) if overlap else stack

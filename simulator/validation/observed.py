@@ -10,14 +10,15 @@ import numpy as np
 
 from ...datasets.truth import InferenceRow, Row, TrainingRow
 from ..question.calibration import RunKind, StepCalibration, cell_of, load_calibration, run_kind
-from ..question.plan import Plan, Stack
+from ..question.plan import Plan
 from ..step.state import Executed, State
-from ..timing.hosts import checked, shared
-from ..timing.phases import selected
+from ..timing.modifiers import Run, modify
+from ..timing.phases import select_nodes
 from .answers import CACHED, Engines, inference_quantities, simulated_case, training_quantities
 from .cases import Question, ValidationSettings, inference_case, training_case
 
 FIXED = "fixed"  # what follows no family: sends between stages, data loading, gaps of CUDA graphs
+NO_FACTOR = ("shard_copies", "collective_checks")  # host's time that the calibration's factor was not fitted on
 THROUGHPUT = "throughput"
 TIMED = ("step_time", "e2e", THROUGHPUT, "ttft", "tpot")  # what a row is observed by: the first that it has
 
@@ -146,14 +147,14 @@ def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, flo
     kind of step that does.
     """
     found: dict[Part, float] = {}
-    graphs = state.plan.stack.cuda_graph or bool(state.plan.options.get("cuda_graph"))  # gaps between kernels, no host
+    graphs = state.plan.stack.cuda_graph or bool(state.plan.settings.cuda_graph)  # gaps between kernels, no host
     for step in state.steps:
         if only and step.kind != only:
             continue
         own: dict[str, float] = {}
         for stage in step.speaking:
             for each in step.executions(stage):
-                for family, us in _families(each, state.plan.stack) if each.phase != left_out else ():
+                for family, us in _families(each, state.plan) if each.phase != left_out else ():
                     family = FIXED if family == "host" and graphs else family
                     own[family] = own.get(family, 0.0) + us
         worked, whole = sum(own.values()), step.total_us * step.times
@@ -166,12 +167,12 @@ def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, flo
     return {part: us / total for part, us in found.items() if us > 0.0}
 
 
-def _families(each: Executed, stack: Stack) -> Iterator[tuple[str, float]]:
+def _families(each: Executed, plan: Plan) -> Iterator[tuple[str, float]]:
     """Microseconds of a phase by cell: computing, exposed communication, waiting for the host.
 
     What hosts take for collectives beside issuing them (:mod:`..timing.hosts`) follows no factor.
     """
-    chosen = selected(each.costs, each.phase)
+    chosen = select_nodes(each.costs, each.phase)
     busy: dict[bool, dict[str, float]] = {False: {}, True: {}}
     weights = (each.costs.kernel_us[chosen] * each.costs.repeats[chosen]).tolist()
     for place, us in zip(chosen.tolist(), weights, strict=True):
@@ -183,17 +184,19 @@ def _families(each: Executed, stack: Stack) -> Iterator[tuple[str, float]]:
         whole = sum(by_cell.values())
         for cell, us in by_cell.items():
             yield cell, us / whole * times[waited] * each.times if whole else 0.0
-    apart = _apart(each, chosen, stack)
+    apart = _apart(each, chosen, plan)
     yield "host", each.time.host_us * each.times * (1.0 - apart)
     yield FIXED, each.time.host_us * each.times * apart
 
 
-def _apart(each: Executed, chosen: np.ndarray, stack: Stack) -> float:
+def _apart(each: Executed, chosen: np.ndarray, plan: Plan) -> float:
     """The share of the host's time in a phase that no factor on the host reaches."""
-    if not (stack.check_us or stack.share_us):
+    if not (plan.stack.check_us or plan.stack.share_us):
         return 0.0
     costs = each.costs
-    alone = checked(shared(replace(costs, host_us=np.zeros(len(costs.nodes))), stack.share_us), stack).host_us
+    nothing = replace(costs, host_us=np.zeros(len(costs.nodes)))
+    run = Run(plan, plan.figures, lambda now: 0.0, [({}, {})])
+    alone = modify([nothing], run, NO_FACTOR)[0].host_us
     whole = float(costs.host_us[chosen] @ costs.repeats[chosen])
     return float(alone[chosen] @ costs.repeats[chosen]) / whole if whole else 0.0
 

@@ -11,16 +11,21 @@ from typing import Any
 import numpy as np
 
 from ...datasets.devices import load_device
-from ...datasets.truth import Row, TrainingRow, TruthTable
+from ...datasets.truth import Row, TrainingRow, TruthTable, UnsupportedRow
 from ..report.answer import ape
 from .answers import Estimate, Predictions, Progress, bounded, joined, simulated
 from .baseline import constant_mfu
 from .cases import ValidationSettings
 from .metrics import grouped, score, spearman, spread
 from .result import Metrics, RivalResult, Validation
-from .rivals import ask_rival
 
 Predicted = Mapping[str, Mapping[str, float]]
+Answered = tuple[Predicted, tuple[UnsupportedRow, ...]]  # what another tool says of rows, and rows it says nothing of
+CARRIED = "table"
+
+
+class RivalError(ValueError):
+    """A rival that does not exist. The message says what to do."""
 
 
 def validate(
@@ -33,13 +38,21 @@ def validate(
     """Simulate the rows of a table and score the answers; ``rival`` names a peer to ask too.
 
     What is made of the answers is made of the measured values first, as if opcast had said them: it takes no time, and
-    what fails there fails before the simulation. RivalError for a rival that does not exist or is not installed.
+    what fails there fails before the simulation. RivalError for a rival that does not exist.
     """
     started = time.perf_counter()
-    peer = (rival, ask_rival(rival)(table.rows)) if rival else None
+    if rival not in ("", CARRIED):
+        raise RivalError(f"rival={rival!r} is not known; take {CARRIED}: what the table carries of another tool")
+    peer = (rival, carried(table.rows)) if rival else None
     json.dumps(summary(table, as_measured(table.rows), peer, details=True).to_dict())
     found = summary(table, simulated(table.rows, setting, progress), peer, details)
     return replace(found, wall_time_s=time.perf_counter() - started)
+
+
+def carried(rows: Sequence[Row]) -> Answered:
+    """The predictions that a table carries beside its measurements (its ``peer_*`` columns)."""
+    missing = tuple(UnsupportedRow(row.id, "the table has no prediction of it") for row in rows if not row.peer)
+    return {row.id: row.peer for row in rows if row.peer}, missing
 
 
 def as_measured(rows: Sequence[Row]) -> Predictions:
@@ -51,9 +64,7 @@ def as_measured(rows: Sequence[Row]) -> Predictions:
     return answers
 
 
-def summary(
-    table: TruthTable, answers: Predictions, peer: tuple[str, tuple[Predicted, tuple[Any, ...]]] | None, details: bool
-) -> Validation:
+def summary(table: TruthTable, answers: Predictions, peer: tuple[str, Answered] | None, details: bool) -> Validation:
     """Errors of the answers, in all and by group, beside a baseline, the noise of repeats and what a peer answered."""
     return Validation(
         table=table.name,
@@ -140,9 +151,7 @@ def noise_floor(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return made
 
 
-def compared(
-    name: str, answered: tuple[Predicted, tuple[Any, ...]], predicted: Predicted, rows: Sequence[Row]
-) -> RivalResult:
+def compared(name: str, answered: Answered, predicted: Predicted, rows: Sequence[Row]) -> RivalResult:
     """A rival's errors and opcast's on the rows and quantities that the rival answered."""
     theirs, unsupported = answered
     ours = {key: {q: v for q, v in predicted.get(key, {}).items() if q in values} for key, values in theirs.items()}

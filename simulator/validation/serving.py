@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ...datasets.clusters import load_cluster
@@ -20,17 +19,17 @@ from ..question.plan import Parallel, Plan
 from ..question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from ..question.traffic import Lengths, RequestTraffic
 from ..question.work import Work
-from ..serving.context import long_context
 from ..serving.engines import load_serving_engine
-from ..serving.host import SERIAL, FittedHosts, fitted_hosts, host_name, layers_and_experts
+from ..serving.host import SERIAL, FittedHosts, HostTime, fitted_hosts, host_name
 from ..serving.kv import KvBudget
-from ..serving.kv_memory import kv_budget
 from ..serving.link import between_two
+from ..serving.policies import policy_of
+from ..serving.replica import ServedReplica, replica
 from ..serving.report import ServingReport
 from ..serving.serve import serve
-from ..serving.setup import HostShare, ServedReplica
-from ..serving.surrogate import HeldOut, Surrogate, hashed, read, write
-from ..serving.tabulate import Extent, tabulated
+from ..serving.steps import ReplicaSteps
+from ..serving.surrogate import Surrogate, load_or_make, table_key
+from ..serving.tabulate import Extent, tabulate
 from ..step.build import engine_of
 from ..step.state import State
 from .cases import ValidationSettings, cluster_of, device_of, stack_of
@@ -38,9 +37,7 @@ from .cases import ValidationSettings, cluster_of, device_of, stack_of
 EngineOf = Callable[[Any, Any], Engine]
 MOST_SEQS, LONGEST = 512, 9472
 MOST_TOKENS = (8192, 16384, 32768)
-UNCHECKED = HeldOut(0, 0.0, 0.0, 0.0, 0.0)
 FEW_SEQS, MANY_SEQS = 32, 2048  # at a time, of workers that only prefill, and of those of which no limit is known
-MOST_CLIENTS = 512  # of runs that hosts are fitted on
 PER_CLIENT = 10  # requests of each client, by InferenceX's benchmark
 DECODES = 1.0  # of ``serving``: what a worker does alone
 USUAL_TOKENS = {"vllm": 8192, "sglang": 16384, "trtllm": 8192}
@@ -55,13 +52,13 @@ class Replicas:
     known: dict[str, ServedReplica] = field(default_factory=dict)
 
     def of(self, row: ServingRow) -> ServedReplica:
-        """The replica of a row, without what its host adds. The errors of what it names and of simulating."""
-        plan, extent = self.plan(row), extent_of(row)
+        """The replica of a row, without a host. The errors of what it names and of simulating."""
+        plan, extent, cache = self.plan(row), extent_of(row), self.setting.cache_dir
         device = device_of(row.hardware, self.setting)
-        rule = load_serving_engine(row.framework).kv
-        fraction = row.serving.get("kv_fraction", rule.fraction)
-        block = int(row.serving.get("block_tokens", rule.block_tokens))
-        rule = replace(rule, fraction=fraction, block_tokens=block)
+        served_by = load_serving_engine(row.framework)
+        fraction = row.serving.get("kv_fraction", served_by.kv.fraction)
+        block = int(row.serving.get("block_tokens", served_by.kv.block_tokens))
+        rule = replace(served_by.kv, fraction=fraction, block_tokens=block)
         about = {
             "model": dict(row.config),
             "plan": repr(plan),
@@ -70,32 +67,24 @@ class Replicas:
             "rule": vars(rule),
             "stamp": list(self.setting.stamp),
         }
-        key = hashed(about, plan.calibration)
+        key = table_key(about, plan.calibration)
         if key not in self.known:
             engine = self.engine(device, plan.cluster)
 
             def simulate(work: Work) -> State:
                 from ..simulate import simulated
 
-                return simulated(
-                    row.config, replace(work, cache="static"), plan, device, engine, self.setting.cache_dir
-                )
+                return simulated(row.config, replace(work, cache="static"), plan, device, engine, cache)
 
-            self.known[key] = self._kept(
-                key,
-                lambda: tabulated(simulate, engine_of(plan.stack, engine), extent),
-                lambda: kv_budget(
-                    simulate,
-                    device.memory_gib,
-                    rule,
-                    plan.parallel,
-                    extent.tokens,
-                    sequences=extent.sequences,
-                    long=long_context(row.config),
-                ),
-                plan.parallel.pp,
-                row.hardware.devices,
-            )
+            steps = ReplicaSteps(row.config, plan, device, simulate, engine_of(plan.stack, engine))
+
+            def make_tables() -> Surrogate:
+                kv = steps.kv_budget(rule, extent.tokens, sequences=extent.sequences)
+                return Surrogate(tabulate(simulate, steps.kernels, extent), kv=kv)
+
+            known = load_or_make(None if cache is None else cache.parent / "surrogates" / f"{key}.npz", make_tables)
+            assert known.kv is not None
+            self.known[key] = replica(steps, served_by, HostTime(), known, known.kv, row.layout.dp)
         return self.known[key]
 
     def plan(self, row: ServingRow) -> Plan:
@@ -110,19 +99,6 @@ class Replicas:
             options=dict(row.options),
             calibration=NONE if setting.calibration in (USUAL, OWN) else setting.calibration,
         )
-
-    def _kept(
-        self, key: str, tables: Callable[[], Any], kv: Callable[[], KvBudget], stages: int, devices: int
-    ) -> ServedReplica:
-        cache: Path | None = self.setting.cache_dir
-        path = None if cache is None else cache.parent / "surrogates" / f"{key}.npz"
-        found = read(path) if path is not None else None
-        if found is None:
-            found = Surrogate(tables(), UNCHECKED, kv=kv())
-            if path is not None:
-                write(path, found)
-        assert found.kv is not None
-        return ServedReplica(found.tables, found.kv, stages=stages, devices=devices)
 
     def decoder(self, row: ServingRow, decoding: DecodeWorkers) -> ServedReplica:
         """A worker of a row that only decodes, with the way of caches to it, by NVLink where one node holds all."""
@@ -182,7 +158,7 @@ def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
             balance_iterations=int(given.get("balance_iterations", 0)),
             gather_iterations=int(given.get("gather_iterations", 0)),
             async_scheduling=not host_of(row).endswith(SERIAL),
-            ignore_eos=row.framework == "sglang",  # only its scheduler counts on it; benchmarks ask for it
+            ignore_eos=policy_of(row.framework).counts_ends,  # benchmarks ask for it
         ),
         attention_dp=dp,
         router="least_outstanding" if row.decoding is None or row.decoding.layout.dp > 1 else "round_robin",
@@ -217,15 +193,11 @@ def host_of(row: ServingRow) -> str:
 def played(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> ServingReport:
     """A row's clients served, under the hosts that ship unless others are given. The errors of simulating."""
     host = (hosts or fitted_hosts()).of(host_of(row))
-    first_us = host.first_token_us(
-        min(row.concurrency, MOST_CLIENTS), row.input_len * (1 + row.shortest) / 2, *layers_and_experts(row.config)
-    )
-    share = HostShare(host.step_us, host.seq_us, overlapped=False, ttft_us=first_us)
-    replica = replace(replicas.of(row), host=share, graphs=graphs_of(row, row.layout.tp))
+    own = replace(replicas.of(row), host=host, graphs=graphs_of(row, row.layout.tp))
     if row.decoding is None:
-        return serve(asked(row, replica.kv), replica).report
-    decoder = replace(replicas.decoder(row, row.decoding), host=share, graphs=graphs_of(row, row.decoding.layout.tp))
-    return serve(asked(row, replica.kv), replica, decoder).report
+        return serve(asked(row, own.kv), own).report
+    decoder = replace(replicas.decoder(row, row.decoding), host=host, graphs=graphs_of(row, row.decoding.layout.tp))
+    return serve(asked(row, own.kv), own, decoder).report
 
 
 def graphs_of(row: ServingRow, tp: int) -> tuple[int, ...]:

@@ -36,17 +36,14 @@ from opcast.simulator.engines import transfer as kin
 from opcast.simulator.engines.kernels import KernelsEngine
 from opcast.simulator.engines.learned import LearnedEngine
 from opcast.simulator.engines.library import LibraryEngine
-from opcast.simulator.graph import Graph
-from opcast.simulator.network.law import Tuning
+from opcast.simulator.network.nccl_times import Tuning
 from opcast.simulator.question import calibration
 from opcast.simulator.question.calibration import RunKind, load_calibration
 from opcast.simulator.question.plan import Plan
-from opcast.simulator.timing import costs, placement
-from opcast.simulator.timing.coldness import Coldness
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.answers import Engines
-from opcast.simulator.validation.calibrate import as_json, sampled
-from opcast.simulator.validation.calibration import left_out, score
+from opcast.simulator.validation.calibrate import sampled
+from opcast.simulator.validation.calibration import as_json, left_out, score
 from opcast.simulator.validation.observed import ObservedStep, observe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,42 +52,24 @@ HOW = ("table", "framework", "physics")
 Patches = Sequence[tuple[Any, str, Any]]
 
 
-def without_host(found: Callable[..., list[costs.Costs]]) -> Callable[..., list[costs.Costs]]:
-    """Costs without what the host takes to issue them."""
-
-    def made(*given: Any) -> list[costs.Costs]:
-        return [dataclasses.replace(each, host_us=np.zeros_like(each.host_us)) for each in found(*given)]
-
-    return made
-
-
-def warm(graph: Graph, device: Device) -> Coldness:
-    """All data and code in the caches."""
-    return Coldness(*np.zeros((4, sum(len(block.nodes) for block in graph.blocks))))
-
-
 def declined(engine: Any, kind: str, columns: Mapping[str, np.ndarray], *rest: str) -> Answers:
     """An engine that knows nothing."""
     return Answers.declined(len(next(iter(columns.values()))))
 
 
-# What is put in the place of a mechanism: (module or class, name, what stands there instead)
-MECHANISMS: Mapping[str, Patches] = {
+# What a plan leaves out (``options.without``, :mod:`opcast.simulator.timing.modifiers`)
+MODIFIERS: Mapping[str, tuple[str, ...]] = {
+    "clocks under the power limit": ("power_limit",),
+    "caches that grow cold": ("cold_caches",),
+    "the host": ("host_issue", "shard_copies", "collective_checks"),
+    "rings that wait": ("ring_steps", "older_rings"),
+}
+# What is put in the place of a mechanism of engines: (module or class, name, what stands there instead)
+ENGINES: Mapping[str, Patches] = {
     "transfer between chips": ((kin, "errors", dict),),
     "similar kinds for kinds that nobody timed": ((kin, "donors", lambda kind: ()),),
     "products of the library for what trains": ((LibraryEngine, "answer", declined),),
     "kernels that engines take": ((KernelsEngine, "answer", declined),),
-    "clocks under the power limit": ((placement, "sustained", lambda found, device, busy_us: list(found)),),
-    "caches that grow cold": ((costs, "coldness_of", warm),),
-    "the host": (
-        (placement, "cost_graphs", without_host(placement.cost_graphs)),
-        (placement, "checked", lambda found, given: found),
-        (placement, "shared", lambda found, given: found),
-    ),
-    "rings that wait": (
-        (placement, "stepping", lambda found, given: found),
-        (placement, "ringing", lambda found, given: found),
-    ),
     "collectives beyond their tables": ((LearnedEngine, "_go_on", lambda *given: None),),
     "constants of NCCL by chip": ((formula, "tuning", lambda *given: Tuning()),),
 }
@@ -114,10 +93,10 @@ class Variant:
 
 @contextmanager
 def switched_off(names: Sequence[str]) -> Iterator[None]:
-    """Without some mechanisms."""
+    """Without some mechanisms of engines."""
     with ExitStack() as stack:
         for name in names:
-            for place, attribute, instead in MECHANISMS[name]:
+            for place, attribute, instead in ENGINES.get(name, ()):
                 stack.enter_context(mock.patch.object(place, attribute, instead))
         yield
 
@@ -133,8 +112,11 @@ def simulated(path: Path, most: int, hosts: Path, graphs: Path | None, off: tupl
         setting = ValidationSettings(engine, graphs)
         rows = sampled(read_table(path, setting="tables").rows, most)
 
+        without = tuple(modifier for name in off for modifier in MODIFIERS.get(name, ()))
+
         def changed(plan: Plan) -> Plan:
-            return dataclasses.replace(plan, calibration=str(hosts))
+            options = {**plan.options, "without": without} if without else plan.options
+            return dataclasses.replace(plan, calibration=str(hosts), options=options)
 
         return observe(path.stem, rows, setting, Engines(setting), changed)
 
@@ -168,7 +150,7 @@ def line(name: str, found: Mapping[str, Mapping[str, float]]) -> str:
 
 def variants() -> Iterator[tuple[str, Variant]]:
     """Every line: all on, each off alone, all off, each on alone."""
-    steps, effects = tuple(MECHANISMS), tuple(EFFECTS)
+    steps, effects = (*ENGINES, *MODIFIERS), tuple(EFFECTS)
     yield "everything", Variant((), effects)
     for name in steps:
         yield f"without {name}", Variant((name,), effects)

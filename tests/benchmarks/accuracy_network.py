@@ -4,10 +4,10 @@
 
 Inside a node: NCCL tables of aiconfigurator in half precision. A group is one collective on one number of ranks of one
 GPU; groups are halved like the squares of a chess board, and each half is predicted by constants (or predictors) of the
-other half. ``formula`` is :mod:`opcast.simulator.network.law` with constants fitted so; ``learned`` are predictors
-trained so; ``sizes`` are predictors that had seen the collective and the ranks, but not the size (grouped split of
-``opcast train``). Medians of the absolute error in percent, by decade of size. Then what nothing was fitted on: the
-constants that ship on another GPU, another machine, other numbers of ranks; and runs between nodes.
+other half. ``formula`` is :mod:`opcast.simulator.network.nccl_times` with constants fitted so; ``learned`` are
+predictors trained so; ``sizes`` are predictors that had seen the collective and the ranks, but not the size (grouped
+split of ``opcast train``). Medians of the absolute error in percent, by decade of size; then what nothing was fitted
+on: the constants that ship on another GPU, another machine, other numbers of ranks; and runs between nodes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from opcast.models.learning import learn
 from opcast.models.table import MeasurementTable, take
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.calibrate import fit
-from opcast.simulator.network.law import Tuning, collective_us
 from opcast.simulator.network.nccl import GroupShapes
+from opcast.simulator.network.nccl_times import Tuning, collective_us
 from opcast.simulator.network.tunings import tuning
 
 REFERENCE = Path(os.environ.get("OPCAST_REFERENCE") or Path(__file__).resolve().parents[3] / "shared")

@@ -34,7 +34,7 @@ from opcast.models.labs import EDGES_US, WIDTHS, band
 from opcast.models.predictor import Predictor
 from opcast.models.registry import Registry
 from opcast.models.table import MeasurementTable, tables
-from opcast.simulator.engines.library import known_as
+from opcast.simulator.engines.library import device_for
 from opcast.tests.benchmarks.donors import weighted_quantile
 
 SHIPPED = Registry(Path(__file__).resolve().parents[2] / "models" / "shipped")
@@ -143,7 +143,7 @@ def missed(
 
     Answers that are physics for more than a half are left out: they say how far physics is off, not labs.
     """
-    known = known_as(device, predictor)
+    known = device_for(device, predictor)
     found = predictor.predict(columns, *formats[:2], known, formats[2])
     error, own = np.abs(np.log(measured_us / found.latency_us)), np.log(found.high_us / found.latency_us)
     learned = predictor.seen(frame(predictor.kind, columns, *formats[:2], known, formats[2]).analytical_us) >= 0.5

@@ -5,7 +5,7 @@
 FOLDER is Vidur's ``compute`` folder (https://github.com/microsoft/vidur, data/profiling/compute): layers timed with the
 cuBLAS of torch's wheels of CUDA 12.1. Their fp16 products of 1,024 to 4,096 rows over the answers of the predictors
 that ship, by how long they take: short ones know no power limit, long ones do. The figure of
-``simulator/timing/products.py`` is the median of products of 50 to 300 us.
+``simulator/timing/older_kernels.py`` is the median of products of 50 to 300 us.
 """
 
 from __future__ import annotations

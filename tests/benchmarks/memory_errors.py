@@ -24,7 +24,7 @@ from opcast.datasets.clusters import Cluster
 from opcast.datasets.devices import Device, load_device
 from opcast.datasets.truth import InferenceRow, Row, TrainingRow, read_table
 from opcast.simulator.engines import Engine, build_engine
-from opcast.simulator.memory.errors import ERRORS, NINETY, UNIT, within
+from opcast.simulator.memory.errors import ERRORS, T_QUANTILE_95, T_STANDARD_DEVIATION, probability_within
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.answers import simulated
 from opcast.simulator.validation.metrics import grouped
@@ -105,13 +105,15 @@ def scored(observed: Sequence[ObservedPeak]) -> dict[str, dict[str, float]]:
             made[table] |= {
                 "density": float(np.mean([density(error, spread) for error, spread in errors])),
                 "density_before": float(np.mean([normal(error, BEFORE) for error, _ in errors])),
-                "coverage": float(np.mean([abs(error) <= NINETY * spread / UNIT for error, spread in errors])),
+                "coverage": float(
+                    np.mean([abs(error) <= T_QUANTILE_95 * spread / T_STANDARD_DEVIATION for error, spread in errors])
+                ),
             }
         told = [(fitted, room, spread) for fitted, room, spread in fits if fitted is not None]
         if told:
             made[table] |= {
                 "verdicts": len(told),
-                "fits": _likelihood([(fitted, within(room, spread)) for fitted, room, spread in told]),
+                "fits": _likelihood([(fitted, probability_within(room, spread)) for fitted, room, spread in told]),
                 "fits_before": _likelihood([(fitted, _normal_within(room)) for fitted, room, _ in told]),
             }
     return made
@@ -119,7 +121,7 @@ def scored(observed: Sequence[ObservedPeak]) -> dict[str, dict[str, float]]:
 
 def density(error: float, spread: float) -> float:
     """Log density of an error under Student's t with four degrees of freedom and a standard deviation."""
-    scale = spread / UNIT
+    scale = spread / T_STANDARD_DEVIATION
     return math.log(0.375 / scale) - 2.5 * math.log1p((error / scale) ** 2 / 4.0)
 
 
@@ -129,7 +131,7 @@ def normal(error: float, spread: float) -> float:
 
 
 def _normal_within(room: float) -> float:
-    return 0.5 * (1.0 + math.erf(room / BEFORE / UNIT))
+    return 0.5 * (1.0 + math.erf(room / BEFORE / T_STANDARD_DEVIATION))
 
 
 def _likelihood(told: Sequence[tuple[bool, float]]) -> float:

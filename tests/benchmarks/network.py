@@ -24,12 +24,12 @@ import numpy as np
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines.network import NetworkEngine
-from opcast.simulator.network.build import fabric
+from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault
 from opcast.simulator.network.fidelity import simulate
 from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product
-from opcast.simulator.network.study import everywhere, transfers_time
+from opcast.simulator.network.study import measure_transfers, study_everywhere
 
 GIB = 2.0**30
 EVERYONE = tuple(range(1024))
@@ -85,9 +85,13 @@ def main() -> int:
         "link": np.full(10_000, 2),
     }
     timed("10,000 collectives by formula", 0.1, lambda: engine.answer("all_reduce", columns, "bf16", "bf16", "warm"))
-    small = fabric(dataclasses.replace(cluster, nodes=8), load_device("h100_sxm"))
-    step = transfers_time([Transfer("all_reduce", tuple(range(64)), GIB, "ring")])
-    timed("a slow link at each cable of 64 GPUs", 5.0, lambda: everywhere(small, Fault("", bandwidth_factor=0.5), step))
+    small = build_fabric(dataclasses.replace(cluster, nodes=8), load_device("h100_sxm"))
+    step = measure_transfers([Transfer("all_reduce", tuple(range(64)), GIB, "ring")])
+    timed(
+        "a slow link at each cable of 64 GPUs",
+        5.0,
+        lambda: study_everywhere(small, Fault("", bandwidth_factor=0.5), step),
+    )
     formula = [against_flows(over, count) for over in (1.0, 4.0) for count in (4, 16, 64)]
     astra = against_astra(options.astra) if options.astra.is_file() else []
     report(figures, growth, formula, astra, options.json)
@@ -98,7 +102,7 @@ def against_flows(oversubscription: float, count: int) -> tuple[str, float, floa
     """Collectives and sends at once over 64 GPUs, by formula: how far off flows, median and p90; us for each."""
     shape = {"shape": "fat_tree", "radix": 16, "oversubscription": oversubscription}
     cluster = dataclasses.replace(load_cluster("dgx_h100"), nodes=8, topology=shape)
-    made = fabric(cluster, load_device("h100_sxm"))
+    made = build_fabric(cluster, load_device("h100_sxm"))
     off, seconds, kinds = [], 0.0, ["all_reduce", "all_gather", "all_to_all", "send"]
     for seed in range(8):
         rng = np.random.default_rng(seed)

@@ -32,7 +32,7 @@ from opcast.models.splits import split
 from opcast.models.table import MeasurementTable, default_backend, tables
 from opcast.models.training import SHIPPED, fit
 from opcast.models.transfer import adapt, bases_of, draw
-from opcast.simulator.engines.transfer import learned
+from opcast.simulator.engines.transfer import learned_places
 from opcast.tests.benchmarks.active import active, random
 
 POINTS = (50, 200, 1000)
@@ -56,7 +56,7 @@ def by_kin(table: MeasurementTable) -> float:
     correction = np.zeros(len(table))
     for dtype in np.unique(table.dtype):
         rows = np.flatnonzero(table.dtype == dtype)
-        places = learned([REGISTRY], table.kind, alike(str(dtype)), framework(table.backend), None)
+        places = learned_places([REGISTRY], table.kind, alike(str(dtype)), framework(table.backend), None)
         for level in TIERS:
             near = [each for each in places if tier(device, each[0], alike(str(dtype))) == level]
             heard = voices(device, [each for each, *_ in near], str(dtype))[1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from opcast.simulator.network import packet
 from opcast.simulator.network.fabric import Fabric, Transfer
-from opcast.simulator.network.faults import Fault, apply
+from opcast.simulator.network.faults import Fault, apply_faults
 from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product
 from opcast.simulator.network.topology import Topology
 
@@ -39,7 +39,7 @@ def tested() -> Cases:
 def larger() -> Cases:
     """Sixteen GPUs behind leaves with a quarter of the uplinks, rings round a dead cable, and small messages."""
     thin = fat_tree(Servers(16, 1, Port(450.0, 0.5, "nvlink"), Port(12.5, 0.5)), 10, 4.0)
-    ring = apply(product([Dimension("ring", 8, 12.5, 0.5)]), [Fault("gpu2-gpu3", gone=True)])
+    ring = apply_faults(product([Dimension("ring", 8, 12.5, 0.5)]), [Fault("gpu2-gpu3", gone=True)])
     everyone, eight = tuple(range(16)), tuple(range(8))
     found: Cases = {}
     for size in (4, 16):

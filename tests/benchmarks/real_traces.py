@@ -23,15 +23,15 @@ from pathlib import Path
 import numpy as np
 
 from opcast.datasets.traces import protobuf
-from opcast.datasets.traces.checks import structure
-from opcast.datasets.traces.classes import CLASSES, classes, is_network
-from opcast.datasets.traces.dependencies import topological
+from opcast.datasets.traces.checks import check_structure
+from opcast.datasets.traces.classes import CLASSES, class_codes, is_network
+from opcast.datasets.traces.dependencies import sorted_dependencies
 from opcast.datasets.traces.groups import RankedTraces
 from opcast.datasets.traces.json_forms import is_profile
-from opcast.datasets.traces.linking import link
-from opcast.datasets.traces.matching import match
+from opcast.datasets.traces.linking import link_profile
+from opcast.datasets.traces.matching import match_host
 from opcast.datasets.traces.profiles import Profile, is_collective, read_profile
-from opcast.datasets.traces.pruning import pruned
+from opcast.datasets.traces.pruning import prune
 from opcast.datasets.traces.reading import read_trace
 from opcast.datasets.traces.schema import TraceFileError
 from opcast.datasets.traces.table import ExecutionTrace
@@ -86,7 +86,7 @@ def recorded(profile: Profile, network: bool) -> float:
 
 def simulated(made: SimulatedRun, trace: ExecutionTrace, network: bool) -> float:
     """The same of the simulated run."""
-    codes = classes(trace)
+    codes = class_codes(trace)
     mine = is_network(codes) if network else ~is_network(codes)
     on_device = ~np.isin(codes, [CLASSES.index("host"), CLASSES.index("gap"), CLASSES.index("metadata")])
     node = made.joint.node[0]
@@ -104,8 +104,8 @@ def result(path: Path, name: str, host: Path | None, folder: Path) -> FileResult
     matched = ""
     if path.name.endswith((".json", ".json.gz")) and is_profile(path):
         profile = read_profile(path)
-        pair = match(profile.host, read_trace(host), host) if host else None
-        trace, report = link(profile, pair)
+        pair = match_host(profile.host, read_trace(host), host) if host else None
+        trace, report = link_profile(profile, pair)
         matched = f"{report.matched:,} of {report.operators:,}" if host else ""
         what = "profile" + (" and host trace" if host else "")
         made = simulate_run(RankedTraces({0: trace}))
@@ -115,8 +115,8 @@ def result(path: Path, name: str, host: Path | None, folder: Path) -> FileResult
     else:
         trace, what = read_trace(path), "execution trace"
         simulate_run(RankedTraces({0: trace}))
-    wrong = structure(trace, name, control=False)
-    fewer, implied = pruned(trace, *topological(trace, name))
+    wrong = check_structure(trace, name, control=False)
+    fewer, implied = prune(trace, *sorted_dependencies(trace, name))
     again = protobuf.read(protobuf.write(folder / "out.et", fewer))
     assert again.ids.tolist() == trace.ids.tolist()
     assert again.exact_us.tolist() == trace.exact_us.tolist()

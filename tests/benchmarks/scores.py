@@ -1,5 +1,6 @@
-"""The scores of ``conf/calibration_scores.json`` as they stand in the documents, and as a picture: ``--write`` puts
-them there.
+"""The scores of ``tests/evidence/calibration_scores.json`` as they stand in the documents, and as a picture.
+
+``--write`` puts them there.
 
 Run after ``opcast calibrate`` has written new ones. A test holds that the documents say what the file says.
 
@@ -12,11 +13,11 @@ import html
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "validation.md")
-ORDER = ("table", "framework", "chip", "halves", "fitted", "physics")
 PICTURE = ROOT / "docs" / "errors.svg"
 WIDTH, LEFT, RIGHT, TOP, LINE = 800, 335, 105, 64, 18  # px
 MOST = 60.0  # percent: what is beyond ends at the edge
@@ -26,7 +27,6 @@ STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9198a1}[fill='#fff']{fill:#0d1117}"
     "[stroke='#24292f']{stroke:#e6edf3}[stroke='#d8dee4']{stroke:#3d444d}[stroke='#3f51b5']{stroke:#8c9eff}}"
 )
-SHORT = ("framework", "halves", "physics")  # the columns of the README
 ROWS = {  # how a row of the documents begins -> the table it is of
     "MPT 125 M to 70 B, llm-foundry": "train_llm_foundry_mpt",
     "llm-foundry, A100 and H100": "train_llm_foundry_mpt",
@@ -52,8 +52,22 @@ ROWS = {  # how a row of the documents begins -> the table it is of
     "whole models in fp32 on 11 GPUs": "neusight_e2e_labels",
     "NeuSight's whole models, fp32": "neusight_e2e_labels",
     "all ": "all",
+    "mean of the tables": "tables",
 }
-ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|(?P<cells>(?: \d+\.\d / \d+\.\d \|){3,6})(?P<rest>.*)$", re.MULTILINE)
+ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|")
+ERRORS = {  # a column of the documents -> the way of answering whose errors it shows
+    "table left out": "table",
+    "framework left out": "framework",
+    "framework not seen": "framework",
+    "chip left out": "chip",
+    "half left out": "halves",
+    "layout not seen": "halves",
+    "fitted": "fitted",
+    "physics": "physics",
+    "roofline": "roofline",
+    "constant share": "constant_share",
+}
+INSIDE = "inside"  # the column of the share of runs within the 90 % interval, with their framework left out
 
 COVERAGE = re.compile(r"<!-- coverage -->.*?<!-- end of coverage -->", re.DOTALL)
 
@@ -64,20 +78,36 @@ def table_of(name: str) -> str | None:
 
 
 def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
-    """A document with the scores of the file in the rows that show scores."""
+    """A document with the scores of the file in the rows that show scores, by the names of the columns."""
+    lines = text.splitlines()
+    for at, heads, _, table in score_rows(text):
+        lines[at] = f"| {' | '.join(_cells(lines[at], heads, scores[table]))} |"
+    return COVERAGE.sub(lambda _: covered(text, scores), "\n".join(lines) + "\n")
 
-    def row(match: re.Match[str]) -> str:
-        table = table_of(match["name"])
-        if table is None:
-            return match[0]
-        of = scores[table]
-        rows = f"{of['fitted']['rows']:.0f}"
-        name = re.sub(r"\b\d{3}\b(?= runs)", rows, match["name"]) if table == "all" else match["name"]
-        order = SHORT if match["cells"].count("|") == len(SHORT) else ORDER
-        cells = " | ".join(f"{of[how]['median']:.1f} / {of[how]['p90']:.1f}" for how in order)
-        return f"| {name} | {rows} | {cells} |{match['rest']}"
 
-    return COVERAGE.sub(lambda _: covered(text, scores), ROW.sub(row, text))
+def score_rows(text: str) -> Iterator[tuple[int, list[str], str, str]]:
+    """Rows of a document that show scores: their line, the heads of their columns, their name and their table."""
+    heads: list[str] = []
+    for at, line in enumerate(text.splitlines()):
+        cells = [cell.strip() for cell in line.strip("| ").split("|")] if line.startswith("|") else []
+        if not cells:
+            heads = []
+        elif cells[1:2] == ["rows"]:
+            heads = cells if ERRORS.keys() & set(cells) else []
+        elif heads and (match := ROW.match(line)) and (table := table_of(match["name"])):
+            yield at, heads, match["name"], table
+
+
+def _cells(line: str, heads: list[str], scores: dict[str, dict[str, float]]) -> list[str]:
+    cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
+    for at, head in enumerate(heads):
+        if head == "rows":
+            cells[at] = f"{scores['fitted']['rows']:.0f}"
+        elif head == INSIDE:
+            cells[at] = f"{100 * scores['framework']['coverage']:.0f} %"
+        elif how := ERRORS.get(head):
+            cells[at] = " / ".join(f"{scores[how][what]:.1f}" for what in ("median", "mean", "p90"))
+    return cells
 
 
 def covered(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -141,13 +171,12 @@ def named() -> dict[str, str]:
 
 def tables_in(text: str) -> dict[str, str]:
     """The tables of runs that a document shows scores of, and their names there."""
-    found = {table_of(match["name"]): match["name"] for match in ROW.finditer(text)}
-    return {table: name for table, name in found.items() if table}
+    return {table: name for _, _, name, table in score_rows(text)}
 
 
 def main() -> int:
     """Show which documents differ from the scores, or write them."""
-    scores = json.loads((ROOT / "conf" / "calibration_scores.json").read_text())
+    scores = json.loads((ROOT / "tests" / "evidence" / "calibration_scores.json").read_text())
     different = 0
     for path in DOCUMENTS:
         text = path.read_text()

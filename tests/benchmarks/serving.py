@@ -17,8 +17,8 @@ from pathlib import Path
 from opcast.simulator.question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
+from opcast.simulator.serving.replica import by_hand
 from opcast.simulator.serving.serve import serve
-from opcast.simulator.serving.setup import by_hand
 
 REFERENCE = Path(os.environ.get("OPCAST_REFERENCE") or Path(__file__).resolve().parents[3] / "shared")
 LAW = IterationLaw(base_us=8000, decode_us=20, decode_context_us=0.02, prefill_token_us=40)

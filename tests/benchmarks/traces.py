@@ -21,11 +21,11 @@ import numpy as np
 
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.builder import TraceBuilder
-from opcast.datasets.traces.checks import of_trace
-from opcast.datasets.traces.dependencies import topological
-from opcast.datasets.traces.gathering import taken
+from opcast.datasets.traces.checks import check_trace
+from opcast.datasets.traces.dependencies import sorted_dependencies
+from opcast.datasets.traces.gathering import take_rows
 from opcast.datasets.traces.groups import RankedTraces
-from opcast.datasets.traces.pruning import pruned
+from opcast.datasets.traces.pruning import prune
 from opcast.datasets.traces.reading import read_trace
 from opcast.datasets.traces.schema import NodeKind
 from opcast.datasets.traces.table import ExecutionTrace, SparseRows
@@ -48,7 +48,7 @@ def pieces(nodes: int) -> Iterator[ExecutionTrace]:
     sorts = builder.trace()
     for begin in range(0, nodes, PIECE):
         ids = np.arange(begin + 1, min(begin + PIECE, nodes) + 1)
-        made = taken(sorts, ids % 970)
+        made = take_rows(sorts, ids % 970)
         parents = np.stack([ids - 1, np.maximum(ids - 7, 1)], axis=1)
         has = np.where(ids > 7, 2, np.where(ids > 1, 1, 0))
         offsets = np.concatenate([[0], np.cumsum(has)])
@@ -122,8 +122,8 @@ def converters(folder: Path, nodes: int) -> None:
 
     def ours() -> None:
         trace = read_trace(path)
-        assert of_trace(trace, "linked") == []
-        protobuf.write(folder / "ours.et", pruned(trace, *topological(trace, "linked"))[0])
+        assert check_trace(trace, "linked") == []
+        protobuf.write(folder / "ours.et", prune(trace, *sorted_dependencies(trace, "linked"))[0])
 
     timed("opcast converts, the peer's file", nodes, ours)
     try:
@@ -139,13 +139,13 @@ def main(nodes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         warm = protobuf.write(Path(folder, "warm.et"), pieces(30_000))
         simulate_run(RankedTraces({0: protobuf.read(warm)}))
-        of_trace(protobuf.read(warm), "warm")
+        check_trace(protobuf.read(warm), "warm")
         path = Path(folder, "big.et")
         timed("opcast makes and writes", nodes, lambda: protobuf.write(path, pieces(nodes)))
         print(f"{path.stat().st_size / 1e6:,.0f} MB")
         trace = timed("opcast reads", nodes, lambda: protobuf.read(path))
         assert isinstance(trace, ExecutionTrace)
-        timed("opcast checks", nodes, lambda: of_trace(trace, "big"))
+        timed("opcast checks", nodes, lambda: check_trace(trace, "big"))
         timed("opcast simulates", nodes, lambda: simulate_run(RankedTraces({0: trace})))
         del trace
         small = protobuf.write(Path(folder, "small.et"), pieces(PEER_NODES))

@@ -31,7 +31,7 @@ from opcast.models.kinship import ERRORS, TIERS, Kin, tier, voices
 from opcast.models.registry import Registry
 from opcast.models.splits import split
 from opcast.models.table import MeasurementTable, tables
-from opcast.simulator.engines.transfer import learned
+from opcast.simulator.engines.transfer import learned_places
 
 SHIPPED = Registry(Path(__file__).resolve().parents[2] / "models" / "shipped")
 FRAMEWORKS = ("nccl", "vllm", "trtllm", "sglang", "torch", "vidur")
@@ -80,7 +80,7 @@ def _answered(device: Device, table: MeasurementTable, name: str, dtype: str, mo
         return
     ops = part.frame()
     law = np.log(part.latency_us / ops.analytical_us)
-    places = learned([SHIPPED], table.kind, dtype, name, None)
+    places = learned_places([SHIPPED], table.kind, dtype, name, None)
     for level in TIERS:
         near = [each for each in places if tier(device, each[0], dtype) == level]
         heard = voices(device, [each for each, *_ in near], dtype)[1]
@@ -187,6 +187,9 @@ def main() -> None:
             if own:
                 known[kind][level] = told(own)
                 show(kind, level, known[kind][level])
+        if set(known[kind]) == {TIERS[-1]}:  # no two of one generation: they miss no more than those further apart
+            known[kind][TIERS[-2]] = known[kind][TIERS[-1]]
+            known[kind][TIERS[-1]] = {"devices": known[kind][TIERS[-1]]["devices"]}
         if asked.write:
             ERRORS.write_text(json.dumps({**whole, "kinds": known}, indent=1) + "\n", "utf-8")
 

@@ -150,6 +150,8 @@ def test_costs_that_can_be_counted_by_hand() -> None:
     assert backward.flops == 2.5 * prefill.flops
     four_bit = make_op("quantize", rows=10, cols=256, block=16, dtype="bf16", out_dtype="nvfp4").cost
     assert four_bit.write_bytes == 10 * 256 / 2 + 4 * 10 * 16
+    adamw = make_op("adamw", numel=100, dtype="bf16", out_dtype="fp32").cost  # p, g, m, v in; p, m, v out
+    assert (adamw.read_bytes, adamw.write_bytes) == (100 * (2 * 2 + 2 * 4), 100 * (2 + 2 * 4))
     experts = make_op("grouped_gemm", experts=64, tokens=3, n=8, k=4, dtype="bf16").cost
     assert experts.read_bytes == (3 * 4 + 3 * 4 * 8) * 2
 

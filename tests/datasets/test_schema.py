@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from opcast.datasets.ops import KINDS, OpError, make_op
@@ -21,6 +23,7 @@ from opcast.datasets.schema import (
     schema_for,
     table_from,
 )
+from opcast.datasets.store import Store
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 GEMM = make_op("gemm", m=16, n=32, k=64, layout="tn", dtype="fp8", out_dtype="bf16")
@@ -161,6 +164,22 @@ def test_conform_fills_what_may_be_missing_and_names_what_may_not() -> None:
         conform("gemm", table.drop_columns(["run_id"]))
     with pytest.raises(SchemaError, match=r"gemm has no column 'latency_ms'; did you mean latency_us\?"):
         conform("gemm", table.append_column("latency_ms", pa.array([1.0])))
+
+
+def test_sums_of_before_have_the_norm_that_their_kernels_have(tmp_path: Path) -> None:
+    """A store that was written before ``norm`` told all-reduces apart, read whole and by columns."""
+    backends = ["nccl", "flashinfer:trtllm_all_reduce_norm", "flashinfer:trtllm_all_reduce"]
+    op = make_op("all_reduce", size_bytes=1024, ranks=8)
+    now = table_from("all_reduce", [measurement(op=op, backend=each) for each in backends])
+    before = now.drop_columns(["norm"])
+    assert conform("all_reduce", before)["norm"].to_pylist() == [0, 1, 0]
+    store = Store(tmp_path)
+    (path,) = store.write(("all_reduce", now), "r")
+    pq.write_table(before, path)
+    assert store.read("all_reduce", columns=["norm"])["norm"].to_pylist() == [0, 1, 0]
+    found = store.lookup("all_reduce", "d", "warm")
+    told = {key[4]: sorted(exact.backend for exact in each) for key, each in found.items()}
+    assert told == {0: sorted(backends[::2]), 1: [backends[1]]}
 
 
 def test_conform_casts_and_says_what_it_cannot_cast() -> None:

@@ -51,6 +51,17 @@ def latencies(store: Store, *args: object, **kwargs: object) -> list[float | Non
     return store.read(*args, **kwargs)["latency_us"].to_pylist()  # type: ignore[arg-type]
 
 
+def test_a_row_of_a_throttled_device_never_hides_a_good_one_nor_answers(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write([row(latency_us=3.0), row(latency_us=9.0, minutes=1, throttled=True)], "run")
+    assert latencies(store, "gemm") == [3.0]
+    store.write([row(NORM, latency_us=9.0, throttled=True)], "run")
+    assert latencies(store, "rms_norm") == [9.0], "what there is, is told"
+    assert not store.lookup("rms_norm", "dev", "warm")
+    ((exact,),) = store.lookup("gemm", "dev", "warm").values()
+    assert exact.latency_us == 3.0
+
+
 # --- round trip ----------------------------------------------------------------------------------------
 
 POSITIVE = st.floats(1e-3, 1e9)

@@ -343,6 +343,13 @@ def device_properties(gpu: FakeGpu) -> types.SimpleNamespace:
 # --- NVML ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Slice:
+    """A slice of a GPU (MIG) as NVML hands it out: no question of how it does is answered of it, but of its chip."""
+
+    gpu: FakeGpu
+
+
 def nvml_module(machine: FakeMachine) -> types.ModuleType:
     """A stand-in for ``pynvml``."""
     module = types.ModuleType("pynvml")
@@ -355,15 +362,22 @@ def nvml_module(machine: FakeMachine) -> types.ModuleType:
     def device(handle: Any) -> FakeGpu:
         if machine.off_the_bus:
             raise NVMLError(15)
+        if isinstance(handle, Slice):
+            raise NVMLError(3)
         return handle
 
-    def by_uuid(uuid: bytes | str) -> FakeGpu:
+    def by_uuid(uuid: bytes | str) -> FakeGpu | Slice:
         text = uuid.decode() if isinstance(uuid, bytes) else uuid
-        kind = "MIG" if " MIG " in next((g.name for g in machine.gpus if g.uuid in text), "") else "GPU"
-        found = [gpu for gpu in machine.gpus if text == f"{kind}-{gpu.uuid}"]
-        if not found:
+        found = next((gpu for gpu in machine.gpus if gpu.uuid in text), None)
+        part = found is not None and " MIG " in found.name
+        if found is None or text != f"{'MIG' if part else 'GPU'}-{found.uuid}":
             raise NVMLError(6)
-        return found[0]
+        return Slice(found) if part else found
+
+    def chip(handle: Any) -> FakeGpu:
+        if not isinstance(handle, Slice):
+            raise NVMLError(3)
+        return handle.gpu
 
     def by_index(index: int) -> FakeGpu:
         order = machine.nvml_order or range(len(machine.gpus))
@@ -378,6 +392,7 @@ def nvml_module(machine: FakeMachine) -> types.ModuleType:
     answers: dict[str, Any] = {
         "nvmlInit": lambda: None, "nvmlSystemGetDriverVersion": lambda: machine.driver,
         "nvmlDeviceGetCount": lambda: len(machine.gpus),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": chip,
         "nvmlDeviceGetHandleByUUID": by_uuid, "nvmlDeviceGetHandleByIndex": by_index,
         "nvmlDeviceGetName": lambda handle: device(handle).name,
         "nvmlDeviceGetClockInfo": lambda handle, kind: device(handle).clock_mhz,

@@ -95,6 +95,31 @@ ARGUMENTS: dict[
         "vllm/model_executor/layers/quantization/utils/fp8_utils.py",
         "x group_size eps= use_ue8m0= out_q=",
     ),
+    ("vllm.model_executor.layers.quantization.utils.fp8_utils", "w8a8_triton_block_scaled_mm"): (
+        "vllm/model_executor/layers/quantization/utils/fp8_utils.py",
+        "A B As Bs block_size output_dtype=",
+    ),
+    ("sglang.kernels.ops.gemm.fp8_kernel", "w8a8_block_fp8_matmul_triton"): (
+        "sglang/kernels/ops/gemm/fp8_kernel.py",
+        "A B As Bs block_size output_dtype=",
+    ),
+    ("vllm.model_executor.layers.quantization.utils.fp8_utils", "deepgemm_post_process_weight_scale_block"): (
+        "vllm/model_executor/layers/quantization/utils/fp8_utils.py",
+        "ws mn k quant_block_shape num_groups is_sfa=",
+    ),
+    ("vllm.model_executor.layers.fused_moe.experts.deep_gemm_moe", "DeepGemmExperts.__init__"): (
+        "vllm/model_executor/layers/fused_moe/experts/deep_gemm_moe.py",
+        "moe_config quant_config",
+    ),
+    ("vllm.model_executor.layers.fused_moe.experts.deep_gemm_moe", "DeepGemmExperts.workspace_shapes"): (
+        "vllm/model_executor/layers/fused_moe/experts/deep_gemm_moe.py",
+        "M N K topk global_num_experts local_num_experts expert_tokens_meta activation",
+    ),
+    ("vllm.model_executor.layers.fused_moe.experts.deep_gemm_moe", "DeepGemmExperts.apply"): (
+        "vllm/model_executor/layers/fused_moe/experts/deep_gemm_moe.py",
+        "output hidden_states w1 w2 topk_weights topk_ids activation global_num_experts expert_map a1q_scale "
+        "a2_scale workspace13 workspace2 expert_tokens_meta apply_router_weight_on_input",
+    ),
     ("vllm.v1.attention.ops.flashmla", "flash_mla_with_kvcache"): (
         "vllm/third_party/flashmla/flash_mla_interface.py",
         "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits= "
@@ -116,6 +141,22 @@ ARGUMENTS: dict[
         "use_int8_w8a16= use_int4_w4a16= per_channel_quant= w1_scale= w2_scale= w1_zp= w2_zp= a1_scale= "
         "a2_scale= block_shape= a1_q= fuse_swiglu_interleaved=",
     ),
+    ("flashinfer.comm", "create_allreduce_fusion_workspace"): (
+        "flashinfer/comm/allreduce.py",
+        "backend= world_size= rank= max_token_num= hidden_dim= dtype= gpus_per_node= comm_backend= "
+        "force_oneshot_support= group= * top_k= rms_eps= weight_bias= routed_scaling_factor= "
+        "include_shared_expert= add_residual= write_residual_output= apply_rms_norm= output_dtype= dynamic_fp8= "
+        "write_norm_output= config=",
+    ),
+    ("flashinfer.comm", "allreduce_fusion"): (
+        "flashinfer/comm/allreduce.py",
+        "input workspace pattern launch_with_pdl= trigger_completion_at_end= output= residual_out= norm_out= "
+        "quant_out= scale_out= residual_in= rms_gamma= rms_eps= scale_factor= layout_code= use_oneshot= fp32_acc= "
+        "moe_reduction_device_num_experts= moe_reduction_scale_input= moe_reduction_active_experts_token_input= "
+        "moe_reduction_token_input= expanded_idx_to_permuted_idx= expert_scale_factor= shared_expert_output= "
+        "block_quant_group_size= weight_bias= * moe_finalize_backend=",
+    ),
+    ("flashinfer.comm.mnnvl", "is_multicast_supported"): ("flashinfer/comm/mnnvl.py", "device_idx"),
     ("flashinfer.fused_moe", "cutlass_fused_moe"): (
         "flashinfer/fused_moe/core.py",
         "input token_selected_experts token_final_scales fc1_expert_weights fc2_expert_weights "
@@ -248,6 +289,14 @@ ARGUMENTS: dict[
     ("transformer_engine.pytorch.attention.rope", "apply_rotary_pos_emb"): (
         "transformer_engine/pytorch/attention/rope.py",
         "t freqs tensor_format= start_positions= interleaved= fused= cu_seqlens= cp_size= cp_rank=",
+    ),
+    ("transformer_engine.pytorch", "moe_permute"): (
+        "transformer_engine/pytorch/permutation.py",
+        "inp routing_map num_out_tokens max_token_num= map_type=",
+    ),
+    ("transformer_engine.pytorch", "moe_unpermute"): (
+        "transformer_engine/pytorch/permutation.py",
+        "inp row_id_map merging_probs= restore_shape= map_type= probs= pad_offsets=",
     ),
     ("transformer_engine.pytorch", "DotProductAttention.__init__"): (
         "transformer_engine/pytorch/attention/dot_product_attention/dot_product_attention.py",

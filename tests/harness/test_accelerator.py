@@ -15,11 +15,12 @@ from opcast.datasets.device_names import CUDA_IDS, cuda_device_id, figures_of_fi
 from opcast.datasets.devices import known_devices, load_device
 from opcast.datasets.ops import make_op
 from opcast.harness import accelerator, cuda_timer, environment
-from opcast.harness.campaign import fitted
+from opcast.harness.campaign import in_device_formats
 from opcast.harness.formats import in_format
 from opcast.harness.measuring import abilities
 from opcast.harness.plan import CampaignPlan, Case, Settings
 from opcast.harness.probe_gpu import elapsed_us, formats_of, measure_gpu
+from opcast.harness.provenance import gpu_facts, limits
 from opcast.tests.harness.fake_cuda import FakeGpu, fake_cuda
 
 RTX_3050 = FakeGpu(
@@ -75,10 +76,46 @@ def test_figures_are_read_from_a_file_without_a_parser(name: str) -> None:
     assert seen_device_id("x", 1, 1.0) == "x"
 
 
-def test_a_mig_slice_is_found_in_nvml_by_its_own_uuid() -> None:
-    with fake_cuda(FakeGpu(name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", units=16, memory_gib=9.75, l2_mib=6.25)):
-        assert environment.clocks().sm_clock_mhz == 1980.0
+SLICE = FakeGpu(name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", units=16, memory_gib=9.75, l2_mib=6.25, nvlink=True)
+
+
+def test_a_mig_slice_has_the_clocks_of_its_chip_and_neither_its_power_nor_its_links() -> None:
+    with fake_cuda(SLICE):
+        assert environment.is_slice()
+        seen = environment.clocks()
+        assert (seen.sm_clock_mhz, seen.temperature_c, seen.reasons) == (1980.0, 40.0, ("power_cap",))
+        assert environment.boost_clock_mhz() == 1980.0
+        unknown = (seen.power_w, environment.energy_j(), environment.power_limit_w(), limits(0)["power_limit_w"])
+        assert unknown == (None,) * 4
+        assert environment.has_nvlink() is False
+        assert environment.nvlink_domain() == ""
         assert environment.environment("cuda")["device_id"] == "h100_sxm_16sm_10gib"
+    with fake_cuda(FakeGpu(nvlink=True)):
+        assert not environment.is_slice()
+        assert environment.clocks().power_w == 350.0
+        assert environment.energy_j() is not None
+        assert environment.has_nvlink()
+
+
+def test_the_figures_of_a_slice_are_its_own() -> None:
+    with fake_cuda(SLICE):
+        figures, facts = measure_gpu(), gpu_facts()
+    assert (figures.id, figures.compute_units, figures.tdp_w) == ("h100_sxm_16sm_10gib", 16, 0.0)
+    assert figures.memory_gib == pytest.approx(9.75)
+    assert figures.sources["tdp_w"] == "unknown: a slice has no limit of its own"
+    assert figures.sources["link_gbps"] == "none: no other GPU reaches a slice"
+    assert (facts["power_limit_w"], facts["ecc"]) == (None, True)
+    with fake_cuda(FakeGpu(uuid="another")):
+        assert gpu_facts()["gpu"] != facts["gpu"]
+
+
+def test_a_mig_slice_without_nvml_or_an_old_nvml_is_no_error() -> None:
+    for machine in ({"nvml": False}, {"old_nvml": True}):
+        with fake_cuda(SLICE, **machine):
+            assert environment.clocks().power_w is None
+            assert environment.power_limit_w() is None
+            assert environment.has_nvlink() is (False if "old_nvml" in machine else None)
+            assert accelerator.look().device_id == "h100_sxm_16sm_10gib"
 
 
 def test_nvml_and_torch_may_number_devices_differently() -> None:
@@ -280,7 +317,7 @@ def test_a_plan_made_elsewhere_takes_the_format_of_the_device_that_runs_it() -> 
     with fake_cuda(V100):
         told = abilities(plan.settings, None)
     assert told["format"] == "fp16"
-    here = fitted(plan, told)
+    here = in_device_formats(plan, told)
     assert [(case.op.dtype, case.op.out_dtype) for case in here.cases] == [
         ("fp16", "fp16"),
         ("fp32", "fp32"),
@@ -288,9 +325,9 @@ def test_a_plan_made_elsewhere_takes_the_format_of_the_device_that_runs_it() -> 
     ]
     assert here.canaries[0].op.dtype == "fp16"
     with fake_cuda():
-        assert fitted(plan, abilities(plan.settings, None)) is plan
+        assert in_device_formats(plan, abilities(plan.settings, None)) is plan
     kept = CampaignPlan("made", cases, (), Settings(device="cuda", formats="planned"))
-    assert fitted(kept, told) is kept
+    assert in_device_formats(kept, told) is kept
 
 
 def test_looking_costs_no_torch_until_asked() -> None:

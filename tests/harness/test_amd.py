@@ -44,7 +44,11 @@ def mi300x(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
 
     def properties(index: int) -> Any:
         return SimpleNamespace(
-            gcnArchName="gfx942:sramecc+:xnack-", pci_domain_id=0, pci_bus_id=(5, 0xC1)[index], pci_device_id=0
+            name="AMD Instinct MI300X",
+            gcnArchName="gfx942:sramecc+:xnack-",
+            pci_domain_id=0,
+            pci_bus_id=(5, 0xC1)[index],
+            pci_device_id=0,
         )
 
     smi = SimpleNamespace(

@@ -23,10 +23,11 @@ from opcast.harness.collective_calls import CALLS, IN_PLACE
 from opcast.harness.collectives import device_of
 from opcast.harness.environment import node_name
 from opcast.harness.plan import CampaignPlan, Case, Settings, build_plan
-from opcast.harness.rank_map import RankMap, localized
+from opcast.harness.rank_map import RankMap, localize_plan
 from opcast.harness.sessions import sessions
 from opcast.harness.status import status
 from opcast.harness.supervisor import Supervisor
+from opcast.tests.at_hand import figures_at_hand
 
 distributed = pytest.importorskip("torch.distributed")
 pytestmark = pytest.mark.skipif(
@@ -51,6 +52,13 @@ def collective_plan(kinds: Iterable[str] = COLLECTIVES) -> CampaignPlan:
     ]
     spec = {"name": "coll", "dtype": "fp32", "settings": vars(FAST), "cases": entries}
     return build_plan(spec)
+
+
+def known_store(folder: Path) -> Store:
+    """A store with figures of this machine, which costs ranks half a minute to find out."""
+    store = Store(folder / "store")
+    store.save_device(figures_at_hand(FAST.threads))
+    return store
 
 
 def rows(store: Store) -> list[dict[str, Any]]:
@@ -154,7 +162,7 @@ def test_a_rank_takes_its_own_gpu(local_rank: int, local_ranks: int, visible: in
 
 
 def test_a_campaign_launches_its_ranks(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = known_store(tmp_path)
     plan = collective_plan()
     summary = run(plan, store)
     assert summary.statuses == {"ok": len(plan.cases)}
@@ -184,7 +192,7 @@ def test_exchanges_between_experts_are_measured(tmp_path: Path) -> None:
         for kind in EXCHANGES
         for mode in ("normal", "low_latency")
     ]
-    store = Store(tmp_path / "store")
+    store = known_store(tmp_path)
     plan = build_plan({"name": "experts", "dtype": "bf16", "settings": vars(FAST), "cases": entries})
     assert run(plan, store).statuses == {"ok": 8}
     assert {(row["kind"], row["mode"], row["ranks_per_node"]) for row in rows(store)} == {
@@ -195,7 +203,7 @@ def test_exchanges_between_experts_are_measured(tmp_path: Path) -> None:
 
 
 def test_what_cannot_run_is_said_and_the_ranks_go_on(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = known_store(tmp_path)
     ops = {
         "ok": make_op("all_reduce", size_bytes=1024, ranks=2, dtype="fp32"),
         "odd size": make_op("all_reduce", size_bytes=1023, ranks=2, dtype="fp32"),
@@ -242,7 +250,7 @@ def test_a_rank_that_hangs_is_killed_by_the_watchdog_and_the_case_recorded(tmp_p
     settings = replace(FAST, case_timeout_s=6.0)
     ops = [make_op("all_reduce", size_bytes=1024 * n, ranks=2, dtype="fp32") for n in (1, 2, 3)]
     plan = CampaignPlan("hang", tuple(Case(op, "gloo") for op in ops), (), settings)
-    store, supervisor = Store(tmp_path / "store"), Supervisor(settings, ranks=2)
+    store, supervisor = known_store(tmp_path), Supervisor(settings, ranks=2)
 
     def stop_a_rank(progress: Any) -> None:
         if sum(progress.statuses.values()) == 1:
@@ -329,7 +337,7 @@ def test_ranks_of_two_nodes_measure_inside_and_between_them(tmp_path: Path) -> N
         for kind in ("all_gather", "send_recv")
     ]
     plan.write_text(build_plan({"name": "two", "dtype": "fp32", "settings": vars(FAST), "cases": entries}).to_json())
-    ends = [str(port), str(plan), str(tmp_path / "store")]
+    ends = [str(port), str(plan), str(known_store(tmp_path).path)]
     commands = [[sys.executable, "-P", script, str(rank), "4", *ends] for rank in range(4)]
     started = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
     try:
@@ -391,7 +399,7 @@ def test_a_link_of_no_network_card_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.essential
 def test_a_given_link_is_taken(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
+    store = known_store(tmp_path)
     op = make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32", link="nvlink", ranks_per_node=8)
     plan = CampaignPlan("given", (Case(op, "gloo"),), (), Settings(**{**vars(FAST), "link": "roce"}))
     assert run(plan, store).statuses == {"ok": 1}
@@ -402,4 +410,4 @@ def test_a_given_link_is_taken(tmp_path: Path) -> None:
 def test_a_planned_link_stays() -> None:
     op = make_op("broadcast", size_bytes=1024, ranks=2, dtype="fp32", link="nvlink", ranks_per_node=8)
     plan = CampaignPlan("planned", (Case(op, "gloo"),), (), Settings(link="planned"))
-    assert localized(plan, {"rank_map": RankMap((0, 0), (0, 0)).to_dict()}) == plan
+    assert localize_plan(plan, {"rank_map": RankMap((0, 0), (0, 0)).to_dict()}) == plan

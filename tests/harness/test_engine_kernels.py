@@ -66,6 +66,9 @@ CASES: list[tuple[str, Op, int]] = [  # backend, op, major compute capability
     ("flashinfer:trtllm", make_op("attention_prefill", "bf16", batch=2, seq_q=128, seq_kv=256, **HEADS), 10),
     *[(b, make_op("gemm", "w4a16", "bf16", **PRODUCT), 9) for b in ("vllm:marlin", "vllm:machete")],
     ("vllm:cutlass_scaled_mm", make_op("gemm", "fp8", "bf16", **PRODUCT), 9),
+    ("vllm:cutlass_scaled_mm", make_op("gemm", "fp8_block", "bf16", **PRODUCT), 9),
+    ("vllm:w8a8_triton_block_scaled_mm", make_op("gemm", "fp8_block", "bf16", **PRODUCT), 8),
+    ("sglang:w8a8_block_fp8_matmul_triton", make_op("gemm", "fp8_block", "bf16", **PRODUCT), 8),
     ("vllm:per_token_group_quant_fp8", make_op("quantize", "bf16", "fp8_block", rows=64, cols=512, block=128), 9),
     ("vllm:per_token_group_quant_fp8", make_op("quantize", "bf16", "fp8_block", rows=64, cols=512, block=128), 10),
     ("vllm:scaled_fp4_quant", make_op("quantize", "bf16", "nvfp4", rows=64, cols=512, block=16, part="apply"), 10),
@@ -212,6 +215,51 @@ def beside(op: Op, backend: str) -> float:
     return 0.0
 
 
+def test_scales_of_blocks_lie_as_each_kernel_reads_them(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUTLASS reads those of A column by column and B transposed; triton's kernels take all by rows."""
+    op = make_op("gemm", "fp8_block", "bf16", m=64, n=256, k=512)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    a, b, scale_a, scale_b = BUILDERS["gemm", "vllm:cutlass_scaled_mm"].build(op, Inputs("cpu", 1)).args[:4]  # type: ignore[attr-defined]
+    assert (tuple(a.shape), tuple(b.shape), tuple(scale_b.shape)) == ((64, 512), (512, 256), (4, 2))
+    assert (tuple(scale_a.shape), scale_a.stride()) == ((64, 4), (1, 64))
+    for backend in ("vllm:w8a8_triton_block_scaled_mm", "sglang:w8a8_block_fp8_matmul_triton"):
+        with pytest.raises(Unsupported, match="on Ada alone"):
+            BUILDERS["gemm", backend].build(op, Inputs("cpu", 1))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
+    with pytest.raises(Unsupported, match=r"from compute capability 9\.0"):
+        BUILDERS["gemm", "vllm:cutlass_scaled_mm"].build(op, Inputs("cpu", 1))
+    for backend in ("vllm:w8a8_triton_block_scaled_mm", "sglang:w8a8_block_fp8_matmul_triton"):
+        given = BUILDERS["gemm", backend].build(op, Inputs("cpu", 1)).args  # type: ignore[attr-defined]
+        assert [tuple(t.shape) for t in given[:4]] == [(64, 512), (256, 512), (64, 4), (2, 4)]
+        assert all(t.is_contiguous() for t in given[:4])
+        assert given[4] == [128, 128]
+
+
+PERMUTE = {"tokens": 64, "hidden": 256, "topk": 4}
+
+
+def test_rows_go_to_experts_and_back_by_one_map(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way back takes the rows and the map that the way there made, which is made before."""
+    module = sys.modules["transformer_engine.pytorch"]
+    there, given = module.moe_permute, []
+
+    def moe_permute(*arguments: Any, **named: Any) -> Any:
+        there(*arguments, **named)
+        given.append(arguments)
+        return torch.zeros(256, 256, dtype=torch.bfloat16), torch.zeros(64, 129, dtype=torch.int32)
+
+    monkeypatch.setattr(module, "moe_permute", moe_permute)
+    permute = BUILDERS["moe_permute", "transformer_engine:permute"].build
+    permute(make_op("moe_permute", "bf16", **PERMUTE), Inputs("cpu", 1))()
+    x, mask, rows = given[0]
+    assert (x.shape, mask.dtype, mask.sum(1).unique().tolist(), rows) == ((64, 256), torch.bool, [4], 256)
+    back = permute(make_op("moe_permute", "bf16", **PERMUTE, direction="unpermute"), Inputs("cpu", 1))
+    packages.called.clear()
+    for _ in range(2):
+        back()
+    assert packages.called == ["moe_unpermute"] * 2
+
+
 def test_deep_gemm_s_scales_are_laid_out_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     laid: list[tuple[Any, ...]] = []
     called: list[Any] = []
@@ -230,6 +278,66 @@ def test_deep_gemm_s_scales_are_laid_out_before_the_call(monkeypatch: pytest.Mon
         run()
     assert laid == [((64, 56), 64, 7168, (1, 128, 128), None, True), ((17, 56), 2112, 7168, (1, 128, 128), None, False)]
     assert [(a[1], b[1]) for a, b, _ in called] == [("laid 1", "laid 2")] * 3
+
+
+@pytest.mark.parametrize("ep", [1, 2])
+def test_experts_go_through_deep_gemm_as_in_vllm(packages: Packages, monkeypatch: pytest.MonkeyPatch, ep: int) -> None:
+    """Weights' scales are laid out before; a call rounds the tokens and hands over what vLLM's layer does."""
+    op = make_op("fused_moe", "fp8_block", "bf16", **MOE, ep=ep)
+    local, width, hidden, tokens = op.experts // ep, op.inter, op.hidden, op.tokens
+    module = sys.modules["vllm.model_executor.layers.fused_moe.experts.deep_gemm_moe"]
+    config = sys.modules["vllm.model_executor.layers.fused_moe.config"]
+    rounding = sys.modules["vllm.model_executor.layers.quantization.utils.fp8_utils"]
+    given: dict[str, Any] = {}
+    laid: list[tuple[Any, ...]] = []
+
+    def shapes(this: Any, **sizes: Any) -> Any:
+        assert (sizes["M"], sizes["N"], sizes["K"]) == (tokens, 2 * width, hidden)
+        assert (sizes["topk"], sizes["local_num_experts"], sizes["global_num_experts"]) == (2, local, op.experts)
+        return (640, hidden // 2), (640, 2 * width), (tokens, hidden)
+
+    def lay(ws: Any, mn: int, k: int, quant_block_shape: list[int], num_groups: int) -> str:
+        laid.append((tuple(ws.shape), mn, k, quant_block_shape, num_groups))
+        return f"laid {len(laid)}"
+
+    def rounded(x: Any, group_size: int) -> Any:
+        return x.to(torch.float8_e4m3fn), torch.ones(len(x), x.shape[1] // group_size)
+
+    monkeypatch.setattr(module.DeepGemmExperts, "workspace_shapes", shapes)
+    monkeypatch.setattr(module.DeepGemmExperts, "apply", lambda this, **named: given.update(named))
+    for name, stand_in in {
+        "FusedMoEConfig": lambda **fields: fields,
+        "RoutingMethodType": SimpleNamespace(Renormalize=1),
+        "FusedMoEParallelConfig": SimpleNamespace(make_no_parallel=lambda: "alone"),
+    }.items():
+        monkeypatch.setattr(config, name, stand_in, raising=False)
+    monkeypatch.setattr(rounding, "deepgemm_post_process_weight_scale_block", lay)
+    monkeypatch.setattr(rounding, "per_token_group_quant_fp8", rounded)
+    activation = SimpleNamespace(MoEActivation=SimpleNamespace(SILU="silu"))
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.fused_moe.activation", activation)
+    carried = ModuleType("vllm.third_party.deep_gemm")
+    carried.__version__ = "2.8.1"
+    monkeypatch.setitem(sys.modules, "deep_gemm", None)  # not built: vLLM carries it
+    monkeypatch.setitem(sys.modules, "vllm.third_party", ModuleType("vllm.third_party"))
+    monkeypatch.setitem(sys.modules, "vllm.third_party.deep_gemm", carried)
+
+    inputs = Inputs("cpu", 1)
+    run = BUILDERS["fused_moe", "deep_gemm:experts"].build(op, inputs)
+    assert [each[1:] for each in laid] == [(2 * width, hidden, [128, 128], local), (hidden, width, [128, 128], local)]
+    assert [each[0] for each in laid] == [(local, 4, 4), (local, 4, 2)]
+    out = run()
+    signature(ARGUMENTS["vllm.model_executor.layers.fused_moe.experts.deep_gemm_moe", "DeepGemmExperts.apply"][1]).bind(
+        **given
+    )
+    assert given["output"] is out
+    assert (tuple(out.shape), out.dtype) == ((tokens, hidden), torch.bfloat16)
+    assert (given["hidden_states"].dtype, tuple(given["a1q_scale"].shape)) == (torch.float8_e4m3fn, (tokens, 4))
+    assert tuple(given["w1"].shape) == (local, 2 * width, hidden)
+    assert tuple(given["w2"].shape) == (local, hidden, width)
+    assert given["topk_ids"].dtype == torch.int32
+    assert (given["expert_map"] is None) == (ep == 1)
+    assert tuple(given["workspace13"].shape) == (640, hidden // 2)
+    assert str(inputs.kernel).startswith("deep_gemm 2.8.1, by vllm")
 
 
 def test_flash_attention_3_is_scheduled_before_and_4_is_not(

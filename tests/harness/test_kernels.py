@@ -92,13 +92,33 @@ def block_maxima(x: torch.Tensor, width: int) -> torch.Tensor:
     return padded.view(x.shape[0], -1, width).amax(-1)
 
 
+PRODUCTS = ((1, 64, 128), (5, 200, 300), (70, 128, 384), (17, 192, 130), (200, 130, 256))  # edges along each dim
+
+
+def check_block_scaled_mm(device: str) -> None:
+    from opcast.harness import kernels
+
+    for m, n, k in PRODUCTS:
+        a, b = (random(rows, k, dtype=torch.float32, device=device).to(torch.float8_e4m3fn) for rows in (m, n))
+        blocks = -(-k // 128)
+        scale_a = random(m, blocks, dtype=torch.float32, device=device).abs() + 0.5
+        scale_b = random(-(-n // 128), blocks, dtype=torch.float32, device=device).abs() + 0.5
+        wide_a = a.double() * scale_a.double().repeat_interleave(128, 1)[:, :k]
+        each = scale_b.double().repeat_interleave(128, 0)[:n].repeat_interleave(128, 1)[:, :k]
+        expected = wide_a @ (b.double() * each).t()
+        for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 8e-3)):
+            out = kernels.block_scaled_mm(a, b, scale_a, scale_b, dtype)
+            assert out.dtype == dtype
+            assert distance(out, expected) < most
+
+
 def check_cases(device: str) -> None:
     """A case of a triton kernel computes what the plain case does on the same random inputs."""
     from opcast.datasets.ops import make_op
     from opcast.harness.cases import BUILDERS, Inputs
 
     shapes = {"rope": {"tokens": 5, "heads": 3, "head_dim": 64}, "quantize": {"rows": 4, "cols": 64, "block": 16}}
-    fused = [claim for claim in BUILDERS if claim[1].startswith("triton:")]
+    fused = [claim for claim in BUILDERS if claim[1].startswith("triton:") and claim[0] != "gemm"]
     assert {kind for kind, _ in fused} == {"rms_norm", "silu_mul", "rope", "softmax", "quantize"}
     for kind, backend in fused:
         op = make_op(kind, "fp32", "int8" if kind == "quantize" else None, **shapes.get(kind, {"rows": 4, "cols": 96}))
@@ -111,6 +131,7 @@ def check_cases(device: str) -> None:
 
 def check_all(device: str) -> None:
     check_cases(device)
+    check_block_scaled_mm(device)
     for dtype in TOLERANCE:
         check_rows(device, dtype)
         check_rope(device, dtype)
@@ -146,3 +167,13 @@ def test_a_tile_covers_the_row_and_fits_registers(rows: int, cols: int):
     assert t.rows * t.cols <= WHOLE_ROW
     assert (t.rows & (t.rows - 1), t.cols & (t.cols - 1), t.warps & (t.warps - 1)) == (0, 0, 0)
     assert 1 <= t.warps <= 16
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 64, 100, 8192])
+def test_a_tile_of_a_product_lies_within_a_block_of_scales_and_fits_shared_memory(rows: int):
+    from opcast.harness.kernels.blocks import SCALE_BLOCK, product_tile
+
+    t = product_tile(rows)
+    assert SCALE_BLOCK % t.cols == 0
+    assert 16 <= t.rows <= max(16, 2 * rows - 1)
+    assert t.stages * (t.rows + t.cols) * SCALE_BLOCK <= 99 << 10

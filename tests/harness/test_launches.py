@@ -1,4 +1,4 @@
-"""How many operators the builders call for one op, counted: what says which rows are of eager forms."""
+"""Which builders run operators one by one, counted, and that whoever is said to launch a kernel names one there is."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
-from opcast.datasets.launches import OPERATORS, operators
+from opcast.datasets.backends import means
+from opcast.datasets.kernels import BACKENDS, is_eager
+from opcast.datasets.launches import FRAMEWORKS
 from opcast.datasets.ops import KINDS, make_op
 from opcast.harness.cases import BUILDERS, prepare
 from opcast.harness.plan import build_plan
 
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from opcast.harness.collective_variants import ON_GPU  # noqa: E402
 
 SIZES = {
     **dict.fromkeys(("tokens", "rows", "heads", "heads_q", "heads_kv", "groups", "outer", "inner"), 8),
@@ -72,12 +76,29 @@ ON_CPU = sorted(
 @pytest.mark.parametrize(("kind", "backend"), [key for key in ON_CPU if key not in COMPOSED_ON_CPU])
 def test_forms_of_several_operators_are_declared(kind: str, backend: str) -> None:
     found = calls_of(kind, backend)
-    assert (len(found) > 1) == (operators(kind, backend) > 1), found
+    assert (len(found) > 1) == is_eager(kind, backend), found
 
 
 def test_what_is_declared_is_a_way_to_run_an_op() -> None:
-    assert set(OPERATORS) <= set(BUILDERS)
-    assert all(count > 1 for count in OPERATORS.values())
+    declared = [
+        (kind, name, count)
+        for name, row in BACKENDS.items()
+        for table in (row.kernels, row.eager)
+        for kind, count in table.items()
+    ]
+    assert len(declared) > 40
+    assert all((kind, name) in BUILDERS and count > 1 for kind, name, count in declared)
+    assert not any(row.kernels.keys() & row.eager.keys() for row in BACKENDS.values())
+
+
+def test_whose_kernels_frameworks_launch_are_the_harness_s() -> None:
+    """A framework's own name stands for rows of it that others measured."""
+    known = {backend for _, backend in BUILDERS} | set(ON_GPU)
+    for framework, row in FRAMEWORKS.items():
+        by_chip = (row.attention, row.experts, row.sums)
+        lists = (row.packages, row.blocks, row.nearest, *(each for table in by_chip for each in table.values()))
+        for name in {name for each in lists for name in each} - {framework}:
+            assert any(means(name, backend) for backend in known), name
 
 
 @pytest.mark.parametrize(("device", "backend"), [("cuda", "inductor"), ("cpu", "torch")])

@@ -10,13 +10,17 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from opcast.datasets.devices import load_device  # noqa: E402
-from opcast.datasets.kernels import CHIPS, KERNELS, is_eager, kernels, lacking, libraries, package_of  # noqa: E402
+from opcast.datasets.kernels import BACKENDS, is_eager, kernels, lacking, package_of  # noqa: E402
+from opcast.datasets.launches import ANYONE, Caller  # noqa: E402
 from opcast.datasets.ops import make_op  # noqa: E402
 from opcast.harness.cases import BUILDERS, Inputs, Unsupported  # noqa: E402
 from opcast.harness.cases.outline import OutlineInputs, outline  # noqa: E402
 from opcast.harness.cases.packages import EXTRAS  # noqa: E402
+from opcast.harness.collective_variants import ON_GPU  # noqa: E402
 from opcast.harness.coverage import EAGER, seconds, to_measure, ways  # noqa: E402
 from opcast.harness.plan import Settings  # noqa: E402
+from opcast.simulator.engines.chain import caller_of  # noqa: E402
+from opcast.simulator.question.plan import load_stack  # noqa: E402
 
 HOPPER = (9, 0)
 ROWS = {"rows": 64, "cols": 1024}
@@ -34,15 +38,25 @@ SMALL = {
 OTHER = {"quantize": ("bf16", "fp8"), "moe_route": ("fp32", "fp32")}
 
 
+def caller(stack: str, device: str = "h100_sxm") -> Caller:
+    """Who launches the ops of a stack."""
+    return caller_of(load_stack(stack), load_device(device))
+
+
 class Launches(TorchDispatchMode):
     """Counts operators that compute."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.names: list[str] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not function.is_view and "empty" not in str(function) and "unsafe_view" not in str(function)
+        if not function.is_view and "empty" not in str(function) and "unsafe_view" not in str(function):
+            self.names.append(function.overloadpacket.__name__)
         return function(*args, **(kwargs or {}))
 
 
@@ -53,15 +67,26 @@ def test_operators_of_an_eager_form_are_as_many_as_are_declared(kind: str) -> No
         run = BUILDERS[kind, "torch"].build(op, OutlineInputs(HOPPER))
         with Launches() as launched:
             run()
-    assert launched.count == kernels(kind, "torch") == KERNELS[kind, "torch"]
+    assert launched.count == kernels(kind, "torch") == BACKENDS["torch"].eager[kind]
+
+
+def test_tokens_come_to_their_experts_routed() -> None:
+    """The choice of experts is an op of its own in every step: a case of experts that chose again counted it twice."""
+    launched = {}
+    for kind in ("moe_route", "fused_moe"):
+        with torch.no_grad():
+            run = BUILDERS[kind, "torch"].build(make_op(kind, **SMALL[kind]), OutlineInputs(HOPPER))
+            with Launches() as seen:
+                run()
+        launched[kind] = set(seen.names)
+    assert {"_softmax", "topk"} <= launched["moe_route"]
+    assert not launched["fused_moe"] & {"_softmax", "topk"}
 
 
 def test_what_is_declared_is_there() -> None:
     names = {backend for _, backend in BUILDERS}
-    for kind, backend in KERNELS:
-        assert (kind, backend) in BUILDERS
-    for name in CHIPS:
-        assert name in names or any(each.startswith(f"{name}:") for each in names) or name == "symm_mem:multimem"
+    for name in BACKENDS.keys() - set(ON_GPU) - {"gloo", "symm_mem"}:
+        assert name in names or any(each.startswith(f"{name}:") for each in names), name
     for name in names:
         assert not package_of(name) or package_of(name) in EXTRAS
 
@@ -111,13 +136,13 @@ def test_chips_are_told_apart() -> None:
     latent = make_op("mla_decode", "bf16", batch=8, heads=16, seq_q=1, seq_kv=4096)
     told = {
         name: (
-            [way.backend for way in ways(product, device, "vllm") if way.runs],
-            to_measure(ways(latent, device, "vllm"))[0].backend,
+            [way.backend for way in ways(product, device, caller("vllm", name)) if way.runs],
+            to_measure(ways(latent, device, caller("vllm", name)))[0].backend,
         )
         for name in ("h100_sxm", "b200_sxm")
         for device in [load_device(name)]
     }
-    assert told["h100_sxm"] == (["deep_gemm:fp8", "cublas", "transformer_engine:gemm"], "vllm:flash_mla")
+    assert told["h100_sxm"] == (["deep_gemm:fp8", "cublas", "transformer_engine:gemm"], "vllm:flash_attn_mla")
     assert told["b200_sxm"] == (["deep_gemm:fp8"], "flashinfer:trtllm_mla")
     assert "compute capability 9.x" in lacking(product, "cublas", load_device("b200_sxm"))
     assert "8.9 or later" in lacking(
@@ -129,12 +154,31 @@ def test_chips_are_told_apart() -> None:
     assert "no GPU of NVIDIA's" in lacking(latent, "flashinfer:mla", load_device("mi300x"))
 
 
+@pytest.mark.parametrize(
+    ("name", "stack", "wanted"),
+    [
+        ("h100_sxm", "vllm", ["deep_gemm:fp8", "vllm:cutlass_scaled_mm", "cublas"]),
+        ("l40s", "vllm", ["vllm:w8a8_triton_block_scaled_mm", "triton:block_scaled_mm"]),
+        ("l40s", "sglang", ["sglang:w8a8_block_fp8_matmul_triton", "triton:block_scaled_mm"]),
+        ("rtx_5090", "vllm", ["deep_gemm:fp8", "vllm:cutlass_scaled_mm", "triton:block_scaled_mm"]),
+        ("a100_sxm_80gb", "vllm", []),
+    ],
+)
+def test_blocks_of_fp8_are_measured_on_every_chip_that_has_units_for_fp8(
+    name: str, stack: str, wanted: list[str]
+) -> None:
+    product = make_op("gemm", "fp8_block", "bf16", m=64, n=2048, k=7168)
+    assert [way.backend for way in to_measure(ways(product, load_device(name), caller(stack, name)))] == wanted
+
+
 def test_operators_one_by_one_answer_for_eager_stacks_alone() -> None:
     op, device = make_op("rope", "bf16", **SMALL["rope"]), load_device("h100_sxm")
-    torchs = {stack: next(way for way in ways(op, device, stack) if way.backend == "torch") for stack in ("", "vllm")}
-    assert torchs[""].runs
-    assert torchs["vllm"].refusal == EAGER
-    assert torchs["vllm"].kernels == 5
+    anyone, vllm = (
+        next(way for way in ways(op, device, each) if way.backend == "torch") for each in (ANYONE, caller("vllm"))
+    )
+    assert anyone.runs
+    assert vllm.refusal == EAGER
+    assert vllm.kernels == 5
     assert is_eager("rope", "torch")
     assert not is_eager("rms_norm", "torch")
     assert not is_eager("rope", "inductor")
@@ -144,23 +188,33 @@ def test_a_stack_measures_its_own_libraries_and_torch_s_best() -> None:
     device = load_device("h100_sxm")
     moe = make_op("fused_moe", "fp8_block", "bf16", tokens=64, hidden=7168, inter=2048, topk=8, experts=256, tp=8)
     first = {
-        stack: [way.backend for way in to_measure(ways(moe, device, stack))] for stack in ("vllm", "sglang", "trtllm")
+        stack: [way.backend for way in to_measure(ways(moe, device, caller(stack)))]
+        for stack in ("vllm", "sglang", "trtllm")
     }
-    assert first["vllm"] == ["vllm:fused_experts", "flashinfer:cutlass"]
+    assert first["vllm"] == ["vllm:fused_experts", "flashinfer:cutlass", "deep_gemm:experts"]
     assert first["sglang"][0] == "sglang:fused_experts"
-    assert first["trtllm"] == ["flashinfer:cutlass"]
-    assert libraries("megatron_core") == ("transformer_engine",)
-    assert libraries("torchtitan") == ("cudnn",)
+    assert first["trtllm"] == ["flashinfer:cutlass", "deep_gemm:experts"]
 
 
 def test_collectives_of_an_engine_are_captured() -> None:
     device = load_device("h100_sxm")
 
-    def named(size_bytes: int, ranks: int, stack: str) -> list[str]:
-        op = make_op("all_reduce", "bf16", size_bytes=size_bytes, ranks=ranks)
-        return [way.backend for way in to_measure(ways(op, device, stack))]
+    def named(size_bytes: int, ranks: int, stack: str, norm: str = "no") -> list[str]:
+        op = make_op("all_reduce", "bf16", size_bytes=size_bytes, ranks=ranks, norm=norm)
+        chosen = to_measure(ways(op, device, caller(stack)))
+        assert all(way.op == op.replace(norm=int(way.backend.endswith("_norm"))) for way in chosen)
+        return [way.backend for way in chosen]
 
-    assert named(1 << 20, 8, "vllm") == ["vllm:custom_all_reduce", "nccl:graph"]
+    by_peers, by_multicast = "flashinfer:trtllm_all_reduce_norm", "flashinfer:mnnvl_all_reduce_norm"
+    alone = "flashinfer:mnnvl_all_reduce"
+    assert named(1 << 20, 8, "vllm") == [alone, "vllm:custom_all_reduce", "nccl:graph"]
+    assert named(1 << 20, 8, "vllm", "yes") == [by_multicast, by_peers, alone, "nccl:graph"]
+    assert named(1 << 20, 8, "sglang", "yes") == [by_peers, by_multicast, "vllm:custom_all_reduce", "nccl:graph"]
+    assert named(1 << 20, 6, "vllm") == ["vllm:custom_all_reduce", "nccl:graph"]
+    assert named(1 << 20, 6, "vllm", "yes") == named(1 << 20, 6, "vllm")  # the sum alone, which stands in for both
+    assert named(9 << 20, 8, "vllm") == ["nccl:graph"]
+    assert named(1 << 20, 8, "trtllm", "yes")[0] == by_peers
+    assert named(1 << 20, 8, "trtllm")[0] == "flashinfer:trtllm_all_reduce"
     assert named(1 << 28, 8, "vllm") == ["nccl"]  # of a prompt, which no graph holds
     assert named(1 << 20, 8, "torchtitan") == named(1 << 20, 8, "megatron_core") == ["nccl"]
 

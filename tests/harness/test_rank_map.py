@@ -15,7 +15,7 @@ from opcast.harness import environment, placement, topology
 from opcast.harness.ledger import CampaignError
 from opcast.harness.placement import rank_map
 from opcast.harness.plan import CampaignPlan, Case, Settings, build_plan
-from opcast.harness.rank_map import RankMap, islands, localize, localized
+from opcast.harness.rank_map import RankMap, islands, localize, localize_plan
 from opcast.harness.topology import Nic
 
 EIGHT = (0,) * 8
@@ -64,7 +64,7 @@ def test_the_campaign_of_two_nodes_has_cases_inside_and_between_them() -> None:
 
     spec = compose("profile", ["campaign=collectives", "+settings.device=cuda"])
     plan = build_plan({**spec["campaign"], "settings": {**spec["campaign"]["settings"], "device": "cuda"}})
-    found = localized(plan, {"rank_map": TWO_NODES.to_dict()})
+    found = localize_plan(plan, {"rank_map": TWO_NODES.to_dict()})
     crossing = [case for case in found.cases if case.op.ranks > case.op.ranks_per_node]
     assert {case.op.ranks for case in crossing} == {2, 4, 6, 8, 16}
     assert {LINKS[case.op.link] for case in crossing} == {"ib"}
@@ -79,9 +79,9 @@ def test_more_ranks_than_there_are_are_left_out_unless_nothing_else_is_asked() -
     ops = [make_op("all_reduce", size_bytes=1024, ranks=ranks) for ranks in (8, 64)]
     plan = CampaignPlan("some", tuple(Case(op, "nccl") for op in ops), (), CUDA)
     told = {"rank_map": RankMap(EIGHT, EIGHT).to_dict()}
-    assert [case.op.ranks for case in localized(plan, told).cases] == [8]
+    assert [case.op.ranks for case in localize_plan(plan, told).cases] == [8]
     lost = replace(plan, cases=plan.cases[1:])
-    assert localized(lost, told).cases == lost.cases
+    assert localize_plan(lost, told).cases == lost.cases
 
 
 # --- what the machines tell ----------------------------------------------------------------------------

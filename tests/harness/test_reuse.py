@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from opcast.datasets.reuse import USUAL, ReuseCurves  # noqa: E402
 from opcast.harness import reuse  # noqa: E402
 from opcast.harness.probe import one_thread  # noqa: E402
-from opcast.harness.reuse import CODE, DATA, Apart, Seen, curves_of, isotonic, undisturbed  # noqa: E402
+from opcast.harness.reuse import CODE, DATA, Apart, Seen, curves_of, isotonic, without_disturbed  # noqa: E402
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=20))
@@ -38,7 +38,7 @@ def test_probes_that_a_busy_machine_spoilt_are_left_out() -> None:
     plain = [Seen(CODE, family, 1.0, [1.0, 3.0], 11.0) for family in ("gemm", USUAL, "copy")]
     late = Seen(CODE, "attention", 7.0, [9.0, 5000.0], 6000.0)
     none = Seen(CODE, "gather", 10.0, [10.0, 9.0], 10.1)
-    kept = undisturbed([*plain, late, none])
+    kept = without_disturbed([*plain, late, none])
     assert kept == plain
     assert set(curves_of(kept, CODE)) == {"gemm", USUAL, "copy"}
     assert curves_of(kept[:1], CODE)[USUAL] == curves_of(kept[:1], CODE)["gemm"]
@@ -54,7 +54,7 @@ def test_curves_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured are curves: of this machine's Python, too."""
     monkeypatch.setattr(reuse, "distances", lambda: [0, 1 << 20, 1 << 24])
     monkeypatch.setattr(reuse, "ROUNDS", 3)
-    monkeypatch.setattr(reuse, "undisturbed", lambda seen: list(seen))
+    monkeypatch.setattr(reuse, "without_disturbed", lambda seen: list(seen))
     monkeypatch.setattr(reuse, "PROBES", tuple(p for p in reuse.PROBES if p[1] in ("elementwise", "copy")))
     with one_thread():  # on a busy machine two threads would wait for each other all the time
         found = reuse.measure_reuse()

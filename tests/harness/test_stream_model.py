@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from opcast.datasets.device_names import seen_device_id  # noqa: E402
 from opcast.datasets.ops import make_op  # noqa: E402
 from opcast.harness import collective_timer, cuda_timer  # noqa: E402
 from opcast.harness.cases import BUILDERS, Inputs, Prepared, Unsupported, refusals  # noqa: E402
@@ -93,6 +94,13 @@ def test_cold_is_cold(monkeypatch: pytest.MonkeyPatch, name: str, gcn: str, told
 def test_the_cache_of_amd_s_older_cards_is_their_l2() -> None:
     assert last_level_bytes(SimpleNamespace(L2_cache_size=8 * MIB, gcnArchName="gfx90a:sramecc+")) == 8 * MIB
     assert last_level_bytes(SimpleNamespace(L2_cache_size=50 * MIB)) == 50 * MIB
+
+
+def test_the_cache_of_an_nvidia_gpu_is_its_l2_although_torch_gives_its_name_as_a_target() -> None:
+    """torch 2.11 for CUDA says ``gcnArchName="NVIDIA H200"``: 60 MiB became 256, and no H200 was a known one."""
+    told = SimpleNamespace(L2_cache_size=60 * MIB, gcnArchName="NVIDIA H200")
+    assert last_level_bytes(told) == 60 * MIB
+    assert seen_device_id("NVIDIA H200", 132, 139.8, last_level_bytes(told) / MIB) == "h200_sxm"
 
 
 def test_a_failed_capture_is_measured_eagerly_and_noted(gpu: ModelGPU) -> None:

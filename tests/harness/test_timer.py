@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from opcast.datasets.ops import make_op  # noqa: E402
-from opcast.harness.cases import Prepared, prepare  # noqa: E402
+from opcast.harness.cases import Prepared, Unsupported, prepare  # noqa: E402
 from opcast.harness.environment import Clocks  # noqa: E402
 from opcast.harness.host_timer import HOST_SAMPLE_US, calls_per_sample  # noqa: E402
 from opcast.harness.stopping import MedianWidth  # noqa: E402
@@ -242,11 +242,11 @@ def test_cold_inputs_take_longer_than_warm_ones():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("what", ["launch", "dispatch", "view", "module", "autograd"])
+@pytest.mark.parametrize("what", ["launch", "dispatch", "view", "module", "autograd", "operator"])
 def test_host_overhead_grows_with_the_calls(what: str):
     few, many = (
         by_processor_time(prepare(make_op("host_overhead", what=what, calls=n), "torch", "cpu"), 0.2).latency_min_us
-        for n in (100, 400)
+        for n in (120, 480)
     )
     assert 2 < many / few < 8
 
@@ -296,7 +296,7 @@ def test_capture_failure_falls_back_to_events():
     from dataclasses import replace
 
     prepared = prepare(make_op("elementwise", "fp32", numel=1 << 20), "torch", "cuda")
-    waits = replace(prepared, run=lambda: (prepared.run(), torch.cuda.synchronize()))
+    waits = replace(prepared, run=lambda: prepared.run().sum().item())
     assert measure(waits, budget_s=0.5).timer == "cuda_event"
     assert measure(prepared, budget_s=0.5).timer == "cuda_graph"
 
@@ -327,6 +327,10 @@ def test_every_backend_of_a_row_op_is_measured_on_the_gpu(kind: str, cache: str)
 
     op = make_op(kind, "bf16", rows=2048, cols=4096)
     for backend in backends(op, "cuda"):
-        timing = measure(prepare(op, backend, "cuda"), cache=cache, budget_s=0.3)
+        try:
+            prepared = prepare(op, backend, "cuda")
+        except Unsupported:
+            continue  # a kernel of a package that is not here
+        timing = measure(prepared, cache=cache, budget_s=0.3)
         assert 1 < timing.latency_us < 10_000
         assert timing.cache == cache

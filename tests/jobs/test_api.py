@@ -228,7 +228,7 @@ def test_every_public_name_is_there() -> None:
 def test_the_format_of_the_cache_is_a_setting_of_every_face(tmp_path: Path) -> None:
     from opcast.jobs import simulate as verb
     from opcast.jobs.composing import as_override, compose
-    from opcast.jobs.resolve import simulate_request
+    from opcast.jobs.resolve import request_of
     from opcast.jobs.service.bodies import SimulateBody
 
     asked = {"cluster": "dgx_h100", "stack": "vllm", "batch": 8, "input_len": 500, "home": tmp_path}
@@ -241,4 +241,4 @@ def test_the_format_of_the_cache_is_a_setting_of_every_face(tmp_path: Path) -> N
     assert SimulateBody(model="tiny_llama_100m", kv_dtype="fp8").kv_dtype == "fp8"
     words = ["workload=decode", "device=h100_sxm", "precision.kv_dtype=fp8"]
     config = compose("simulate", [as_override(verb, word) for word in words])
-    assert simulate_request(config).kv_dtype == "fp8"
+    assert request_of("simulate", config).kv_dtype == "fp8"

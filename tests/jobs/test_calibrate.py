@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from opcast.datasets.truth import read_table
 from opcast.jobs.cli import main
 from opcast.simulator.question.calibration import SHIPPED
-from opcast.simulator.validation.simulated import read_steps
+from opcast.simulator.question.plan import Plan
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.validation.answers import Engines
+from opcast.simulator.validation.observed import observe
+from opcast.simulator.workbench import workbench
+from opcast.tests.evidence.steps import read_steps
 
 ROWS = 8
 HEAD = (
@@ -57,12 +64,20 @@ def test_steps_are_answered_as_ones_own_runs_were(table: Path, capsys: pytest.Ca
     assert made["scores"]["all"]["physics"]["rows"] == ROWS
     assert picture.read_text().count("h0") == ROWS
     names = pq.read_table(steps).column("id").to_pylist()
-    found, physics = read_steps(steps, dict.fromkeys(names[1:], 2.0))  # the first was not measured
+    found, errors = read_steps(steps, dict.fromkeys(names[1:], 2.0))  # the first was not measured
     assert [each.id for each in found] == names[1:]
     assert {each.measured for each in found} == {2.0}
     assert all(sum(each.parts.values()) == pytest.approx(1.0) for each in found)
-    without_effects = [2.0 / float(np.exp(physics[name])) for name in names[1:]]
-    assert without_effects == pytest.approx(predicted[1:], rel=1e-6)
+    without_effects = [2.0 / float(np.exp(errors["physics"][name])) for name in names[1:]]
+    setting = workbench(Sources()).validation()
+
+    def without(plan: Plan) -> Plan:
+        return replace(plan, calibration="none", stack=replace(plan.stack, issue_us={}))  # read off published runs
+
+    bare = observe("mine", read_table(table).rows, setting, Engines(setting), without)
+    answers = [each.predicted for each in bare]
+    assert without_effects == pytest.approx(answers[1:], rel=1e-6)
+    assert all(np.array(answers) < predicted)
     assert made["scores"]["all"]["fitted"]["median"] < made["scores"]["all"]["physics"]["median"] / 3
     again = ask(capsys, "validate", f"truth={table}", f"calibration={output}")
     assert again["metrics"]["step_time"]["median_ape"] < 0.6 * made["scores"]["all"]["physics"]["median"]
@@ -84,7 +99,7 @@ def test_ones_own_runs_join_what_ships(table: Path, capsys: pytest.CaptureFixtur
 def test_tables_without_runs_are_one_line(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table.write_text("\n".join(rows([1.0] * 3).splitlines()))
     assert main(["calibrate", f"tables=[{table}]"]) == 2
-    assert "3 rows of mine.csv have a time" in capsys.readouterr().err
+    assert "3 rows of mine.csv are steps with a time" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

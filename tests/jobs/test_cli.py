@@ -128,23 +128,14 @@ def test_predict_starts_without_torch_and_pandas(measured: bool, home: Path):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help(verb: str, home: Path):
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "opcast.jobs.cli", verb, "--help"], capture_output=True, text=True, cwd=home
-    )
-    assert done.returncode == 0, done.stderr
-    assert "format: text" in done.stdout
+def test_every_verb_has_help(verb: str, home: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([verb, "--help"]) == 0
+    assert "format: text" in capsys.readouterr().out
 
 
-def test_a_sweep_runs_every_combination(home: Path):
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "opcast.jobs.cli", *GEMM, "device=h100_sxm,a100_sxm_80gb", "--multirun"],
-        capture_output=True,
-        text=True,
-        cwd=home,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("latency") == 2
+def test_a_sweep_runs_every_combination(home: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*GEMM, "device=h100_sxm,a100_sxm_80gb", "--multirun"]) == 0
+    assert capsys.readouterr().out.count("latency") == 2
 
 
 def test_a_plan_is_derived_from_a_model(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

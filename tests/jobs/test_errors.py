@@ -92,6 +92,14 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         # settings that do not exist
         ([*GEMM, "+foo=1"], "foo is no setting of `opcast predict`"),
         ([*GEMM, "+chache=cold"], "did you mean cache?"),
+        (
+            ["profile", "coverage", "nosuch=1"],
+            "`opcast profile coverage`; `opcast profile coverage --help` lists",
+        ),
+        (["search", "serving", "+precision.foo=1"], "precision.foo is no setting of `opcast search serving`"),
+        (["profile", "coverage", "hello"], "`opcast profile coverage` takes no word 'hello'"),
+        (["profile", "coverage", "--foo"], "--foo is no flag of `opcast profile coverage`"),
+        (["profile", "coverage", "~model"], "`opcast profile coverage` needs it"),
         ([*GEMM, "op.mm=3"], "did you mean op.m"),
         ([*STEP, "workload.seqlen=3"], "did you mean workload.seq_len"),
         ([*STEP, "workload=decode", "+workload.seq_len=4"], "workload.seq_len is no setting of workload=decode"),

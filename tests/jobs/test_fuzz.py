@@ -24,8 +24,8 @@ from opcast.harness.plan import CampaignPlan, build_plan
 from opcast.jobs import cli
 from opcast.simulator.formats.simai import read_busbw, read_workload
 from opcast.simulator.network.astra import read_astra_system
-from opcast.simulator.network.build import read as read_topology
-from opcast.simulator.network.query import read as read_transfers
+from opcast.simulator.network.build import read_topology as read_topology
+from opcast.simulator.network.query import read_transfers as read_transfers
 from opcast.simulator.question.predictions import PredictRequest
 from opcast.simulator.question.requests import SimulateRequest, ValidateRequest
 

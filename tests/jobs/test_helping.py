@@ -47,7 +47,7 @@ def test_help_of_a_choice_has_its_settings():
 @pytest.mark.parametrize("verb", [*VERBS, "search_serving"])
 def test_examples_fit_a_terminal_and_stay_the_same_commands(verb):
     header = helping.read(CONFIG_DIRECTORY / f"{verb}.yaml")["hydra"]["help"]["header"].rstrip()
-    made = helping.folded(header)
+    made = helping.fold(header)
     one_word = (line for line in made.splitlines() if len(line) > helping.WIDTH)
     assert all(len(helping.WORDS.findall(line.rstrip("\\"))) == 1 for line in one_word)
     joined = [line.partition("#")[0] for line in made.replace(" \\\n", " ").splitlines() if "#" not in line[:7]]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from opcast.jobs.cli import main
+from opcast.jobs.questions import of_command
 from opcast.jobs.show import CONFIG_DIRECTORY
 
 LLAMA = {
@@ -42,6 +43,10 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {  # what else is asked, and w
     "within_s": (NODE, ["within_s=0.05"]),
     "strict": (NODE, ["strict=true"]),
     "price_per_gpu_hour": (NODE, ["price_per_gpu_hour=2"]),
+    "micro_batches": (
+        ["cluster=dgx_h100", "workload=decode", "workload.batch=4", "parallel.pp=2"],
+        ["micro_batches=2"],
+    ),
     "power_cap_w": (NODE, ["power_cap_w=200"]),
     "offload": (NODE, ["offload=[optimizer]"]),
     "passes": ([*NODE, "parallel.zero_stage=3"], ["passes=[opcast.simulator.passes.reorder:reorder]"]),
@@ -97,7 +102,7 @@ def ask(model: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
 
 
 def test_every_setting_has_a_row() -> None:
-    names: set[str] = set()
+    names: set[str] = {each.path.partition(".")[0] for each in of_command("simulate")}
     for file in ("base", "simulate"):
         composed = yaml.safe_load((Path(CONFIG_DIRECTORY) / f"{file}.yaml").read_text())
         names |= composed.keys() - {"defaults"}

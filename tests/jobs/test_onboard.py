@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from opcast.datasets.ops import make_op
+from opcast.datasets.store import Store
 from opcast.jobs.cli import main
-from opcast.jobs.onboard import judged, seconds
+from opcast.jobs.onboard import judge_kinds, seconds
 from opcast.jobs.show import BadInputError
+from opcast.tests.at_hand import figures_at_hand
 
 LIMITS = {"median_ape": 10.0, "coverage": 0.8}
 
@@ -30,7 +32,7 @@ def test_a_kind_is_trusted_for_its_error_and_its_intervals() -> None:
     )
     good = {"n": 50, "test_median_ape": 4.0, "test_p90_ape": 12.0, "coverage": 0.92}
     results = {"gemm": good, "gelu": {**good, "test_median_ape": 30.0, "coverage": 0.5}}
-    found = judged({gelu: 0.3, gemm: 0.6, copy: 0.1}, results, LIMITS)
+    found = judge_kinds({gelu: 0.3, gemm: 0.6, copy: 0.1}, results, LIMITS)
     assert [(each.kind, each.trusted) for each in found] == [("gemm", True), ("gelu", False), ("copy", False)]
     assert found[1].why == "errs by more than 10 %; its interval holds less than 80%"
     assert found[2].why == "not measured"
@@ -48,7 +50,9 @@ def test_what_it_cannot_be_asked(
 
 @pytest.mark.slow
 def test_this_machine_is_on_board_within_a_minute(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its figures are known: measuring them has tests of its own."""
     pytest.importorskip("torch")
+    Store(tmp_path / "store").save_device(figures_at_hand())
     settings = ["+settings.device=cpu", "+settings.case_budget_s=0.01", "active.points=24", "active.per_round=12"]
     settings += ["active.stop_gain=0"]  # how much a round is to gain depends on what was measured, on any machine
     steps = 'steps=["workload=prefill workload.batch=1 workload.input_len=64 device=local"]'

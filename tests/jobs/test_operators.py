@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from opcast.jobs.operator_match import matched, plain_name  # noqa: E402
+from opcast.jobs.operator_match import match_operators, plain_name  # noqa: E402
 from opcast.jobs.operator_times import recorder, time_operators  # noqa: E402
 
 from ..harness.stream_model import ModelGPU  # noqa: E402
@@ -116,14 +116,14 @@ def layer(attention: str) -> list[str]:
 def test_the_comparison_goes_on_behind_attention(kernel: str) -> None:
     nodes = layer(TRACED) * 28
     calls = [name for each in layer(kernel) * 28 for name in (each, "aten.view.default")]
-    pairs = list(matched(nodes, calls))
+    pairs = list(match_operators(nodes, calls))
     assert pairs == [(place, 2 * place) for place in range(len(nodes))]
 
 
 def test_what_one_of_the_two_lacks_costs_itself_alone() -> None:
     nodes = [*layer(TRACED), "aten.gelu.default", *layer(TRACED)]
     calls = ["aten.t.default", *layer(FORWARD[3])[:3], "aten.copy_.default", *layer(FORWARD[3])[3:], *layer(FORWARD[3])]
-    pairs = list(matched(nodes, calls))
+    pairs = list(match_operators(nodes, calls))
     assert [place for place, _ in pairs] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
     assert all(plain_name(nodes[a]) == plain_name(calls[b]) for a, b in pairs)
     assert pairs == sorted(pairs)
@@ -134,7 +134,7 @@ def test_a_step_without_attention_of_its_own_still_lines_up() -> None:
     pieces = ["aten.bmm.default", "aten._softmax.default", "aten.bmm.default"]
     nodes = layer(TRACED) * 4
     calls = [name for each in layer(TRACED) * 4 for name in (pieces if each == TRACED else [each])]
-    assert len(list(matched(nodes, calls))) == 4 * 4
+    assert len(list(match_operators(nodes, calls))) == 4 * 4
 
 
 def test_tracing_has_the_attention_that_the_device_has() -> None:

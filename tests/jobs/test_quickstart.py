@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 from opcast.datasets.store import Store
 from opcast.harness.campaign import Summary
 from opcast.harness.environment import cpu_device_id
+from opcast.jobs.cli import main
 from opcast.jobs.quickstart import cut_short
 from opcast.simulator.trace import Workload, trace
-from opcast.tests.jobs.at_hand import figures_at_hand
+from opcast.tests.at_hand import figures_at_hand
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -48,11 +51,15 @@ MODEL = {
 }
 
 
-def opcast(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    import os
+ONE = 1 if hasattr(os, "sched_setaffinity") else 0  # threads that a campaign on one processor takes
+ON_ONE = "import os, sys; os.sched_setaffinity(0, {max(os.sched_getaffinity(0))}); os.execv(sys.argv[1], sys.argv[1:])"
 
+
+def opcast(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command on one processor: threads that wait for each other beside other tests take ten times as long."""
+    command = [sys.executable, "-P", "-m", "opcast.jobs.cli", *arguments]
     return subprocess.run(
-        [sys.executable, "-P", "-m", "opcast.jobs.cli", *arguments],
+        [sys.executable, "-c", ON_ONE, *command] if hasattr(os, "sched_setaffinity") else command,
         capture_output=True,
         text=True,
         cwd=home,
@@ -66,11 +73,32 @@ def ask(home: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.fixture
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The home, for commands in this process on the same processor: what is measured is measured in one of its own."""
+    monkeypatch.setenv("OPCAST_HOME", str(home))
+    monkeypatch.chdir(home)
+    if not ONE:
+        yield home
+        return
+    all_of_them = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(all_of_them)})
+    yield home
+    os.sched_setaffinity(0, all_of_them)
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The answer of a command in this process."""
+    assert main([*arguments, "format=json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home that knows the processor's figures: measuring them has tests of its own (test_probe, test_reuse)."""
     made = tmp_path_factory.mktemp("home")
-    Store(made / "store").save_device(figures_at_hand())
+    Store(made / "store").save_device(figures_at_hand(ONE))
     return made
 
 
@@ -126,9 +154,11 @@ def test_the_report_is_one_file_without_links_outward(result: dict[str, Any]):
     assert "Predicted" in text
 
 
-def test_its_predictors_answer_for_this_machine(home: Path, result: dict[str, Any]):
-    found = ask(home, "predict", "op=gemm", "op.m=100", "op.n=500", "op.k=300", "op.dtype=fp32", "device=cpu")
-    assert found["device"] == cpu_device_id() == result["device"]
+def test_its_predictors_answer_for_this_machine(
+    here: Path, result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(capsys, "predict", "op=gemm", "op.m=100", "op.n=500", "op.k=300", "op.dtype=fp32", "device=cpu")
+    assert found["device"] == cpu_device_id(ONE) == result["device"]
     assert found["engine"] == "learned"
     assert found["predictor"]
 
@@ -141,10 +171,12 @@ def test_its_predictors_are_registered_in_mlflow(home: Path, result: dict[str, A
     assert client.get_model_version_by_alias("opcast-gemm", result["device"])
 
 
-def test_simulate_prints_the_promised_fields(home: Path, result: dict[str, Any]):
-    report = ask(home, "simulate", "workload=generate", "workload.input_len=64", "workload.output_len=8", SMALL[4])
+def test_simulate_prints_the_promised_fields(
+    here: Path, result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = told(capsys, "simulate", "workload=generate", "workload.input_len=64", "workload.output_len=8", SMALL[4])
     assert report["ttft_ms"] + 7 * report["tpot_ms"] == pytest.approx(report["e2e_ms"], rel=1e-6)
-    report = ask(home, "simulate", "workload.seq_len=64", SMALL[4])
+    report = told(capsys, "simulate", "workload.seq_len=64", SMALL[4])
     parts = report["breakdown"]
     total = sum(parts[name] for name in ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "host_s"))
     assert total == pytest.approx(report["step_time_s"])
@@ -154,16 +186,18 @@ def test_simulate_prints_the_promised_fields(home: Path, result: dict[str, Any])
     assert sum(memory[name] for name in parts_gib) == pytest.approx(memory["peak_gib"])
 
 
-def test_the_store_is_sound(home: Path, result: dict[str, Any]):
-    assert ask(home, "data")["rows"]
-    findings = ask(home, "data", "check")["findings"]
+def test_the_store_is_sound(here: Path, result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys, "data")["rows"]
+    findings = told(capsys, "data", "check")["findings"]
     assert not [finding for finding in findings if finding["severity"] == "error"]
 
 
-def test_an_mlflow_server_that_does_not_answer_costs_one_line_and_no_predictor(home: Path, result: dict[str, Any]):
-    before = len(ask(home, "list", "predictors")["predictors"])
-    done = opcast(home, "train", "op=copy", "tracking=http://127.0.0.1:9", "predictor.seed=7")
-    assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].startswith("opcast: MLflow at http://127.0.0.1:9 does not answer")
-    assert "Traceback" not in done.stderr
-    assert len(ask(home, "list", "predictors")["predictors"]) >= before
+def test_an_mlflow_server_that_does_not_answer_costs_one_line_and_no_predictor(
+    here: Path, result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = len(told(capsys, "list", "predictors")["predictors"])
+    assert main(["train", "op=copy", "tracking=http://127.0.0.1:9", "predictor.seed=7"]) == 2
+    said = capsys.readouterr().err
+    assert said.strip().splitlines()[-1].startswith("opcast: MLflow at http://127.0.0.1:9 does not answer")
+    assert "Traceback" not in said
+    assert len(told(capsys, "list", "predictors")["predictors"]) >= before

@@ -60,7 +60,7 @@ LLAMA = {
 
 def step(workload: str, layout: str = "") -> RealStep:
     """A step that took 12 ms and was predicted at 10."""
-    return RealStep("tiny", workload, layout, 32, 10.0, 8.0, 13.0, (11.0, 12.0, 15.0), CPU.id)
+    return RealStep(workload, 10.0, 8.0, 13.0, (11.0, 12.0, 15.0), None, "tiny", layout, 32, CPU.id)  # type: ignore[arg-type]
 
 
 STEPS_OF_ALL = [
@@ -204,7 +204,7 @@ def test_ranks_that_fail_cost_their_own_step_alone(
 
     monkeypatch.setattr(quickstart_all, "run_ranks", run_or_fail)
     monkeypatch.setattr(quickstart_all, "simulate", lambda *_: None)
-    monkeypatch.setattr(quickstart_all, "real_step", lambda model, workload, layout, *_: f"{model} {layout}")
+    monkeypatch.setattr(RealStep, "of", lambda workload, report, seconds, model, layout, *_: f"{model} {layout}")
     missed: dict[str, str] = {}
     config = compose("quickstart", [f"home={tmp_path}"])
     found = list(run_cluster(config, {**suite["cluster"], "models": ["gqa_small"]}, suite["models"], CPU, missed))

@@ -219,11 +219,11 @@ def test_other_traffic_that_cannot_be_is_one_line(words: list[str], said: str, c
 
 def test_experts_and_the_pool_that_decodes_are_those_asked_for() -> None:
     from opcast.jobs.composing import compose
-    from opcast.jobs.resolve import serving_request
+    from opcast.jobs.resolve import request_of
 
     own = ["decode_pool.replicas=1", "decode_pool.cluster=dgx_h200", "decode_pool.parallel={tp: 8}"]
     words = ["model=deepseek_v3", "cluster=dgx_h100", "parallel.tp=4", "expert_load='zipf:0.5'", *own]
-    request = serving_request(compose("serving", words))
+    request = request_of("serving", compose("serving", words))
     assert request.step is not None
     assert request.decode_pool.step is not None
     assert request.step.work.expert_load == request.decode_pool.step.work.expert_load == "zipf:0.5"
@@ -275,12 +275,12 @@ ARGUMENTS = {
 @pytest.mark.parametrize("engine", LOGS)
 def test_an_engine_is_given_as_its_users_start_it(engine: str, tmp_path: Path) -> None:
     from opcast.jobs.composing import compose
-    from opcast.jobs.resolve import serving_request
+    from opcast.jobs.resolve import request_of
 
     log = tmp_path / "engine.log"
     log.write_text(LOGS[engine])
     words = [f"engine={engine}", f"args={ARGUMENTS[engine]}", f"calibrate={log}", "model=llama3_8b", "cluster=dgx_h100"]
-    request = serving_request(compose("serving", [as_override(serving, word) for word in words]))
+    request = request_of("serving", compose("serving", [as_override(serving, word) for word in words]))
     assert request.step is not None
     assert (request.step.parallel.tp, request.step.stack.id) == (2, engine)
     assert (request.scheduler.policy, request.scheduler.max_seqs, request.kv.fraction) == (engine, 8, 0.8)
@@ -299,10 +299,10 @@ def test_an_engine_is_given_as_its_users_start_it(engine: str, tmp_path: Path) -
 )
 def test_data_ranks_are_in_lockstep_or_copies(model: str, engine: str, args: str, ranks: int, replicas: int) -> None:
     from opcast.jobs.composing import compose
-    from opcast.jobs.resolve import serving_request
+    from opcast.jobs.resolve import request_of
 
     words = [f"engine={engine}", f"args={args}", f"model={model}", "cluster=dgx_h100"]
-    request = serving_request(compose("serving", [as_override(serving, word) for word in words]))
+    request = request_of("serving", compose("serving", [as_override(serving, word) for word in words]))
     assert (request.attention_dp, request.replicas) == (ranks, replicas)
 
 
@@ -334,22 +334,29 @@ def test_arguments_that_no_engine_has_are_one_line(words: list[str], said: str, 
 
 
 def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
-    from opcast.jobs.serving_engine import keywords
+    from opcast.jobs.questions import settings
+    from opcast.jobs.serving_engine import apply_engine
 
     log = tmp_path / "engine.log"
     log.write_text(LOGS["vllm"])
     args = "--tensor-parallel-size 2 --max-num-seqs 8 --kv-cache-dtype fp8 --enforce-eager --moe-backend triton"
-    plain = {"replicas": 1, "attention_dp": 1, "scheduler": {"prefix_caching": False}, "law": None}
-    with pytest.warns(OpcastWarning, match="not simulated: --moe-backend"):
-        step, given = keywords("llama3_8b", {"cluster": "dgx_h100", "nodes": 1}, plain, "vllm", args, log)
-    assert (step["tp"], step["kv_dtype"], step["stack"].cuda_graph) == (2, "fp8", False)
+    asked = {"model": "llama3_8b", "cluster": "dgx_h100", "nodes": 1, "scheduler": {"prefix_caching": False}}
+    told: list[str] = []
+    given = apply_engine({**asked, "engine": "vllm", "args": args, "calibrate": log}, settings("serving"), told.append)
+    assert ["not simulated: --moe-backend" in each for each in told] == [True]
+    assert (given["tp"], given["kv_dtype"], given["stack"].cuda_graph) == (2, "fp8", False)
     assert given["scheduler"] == {"policy": "vllm", "max_seqs": 8, "max_model_len": None, "prefix_caching": False}
     assert given["kv"]["seen"]["kv_tokens"] == 231_984
     with pytest.raises(BadInputError, match="but it is set to 4"):
-        keywords("llama3_8b", {"cluster": "dgx_h100", "tp": 4}, plain, "vllm", "-tp 2", None)
+        apply_engine(
+            {"model": "llama3_8b", "cluster": "dgx_h100", "tp": 4, "engine": "vllm", "args": "-tp 2"},
+            settings("serving"),
+            str,
+        )
 
     law = {"law": {"base_us": 8000}, "kv": {"blocks": 2000}, "traffic": {"requests": 20, "rate": 20}}
-    one = opcast.serving(engine="vllm", args="--max-num-seqs 1", **law)
+    with pytest.warns(OpcastWarning, match="not simulated: --moe-backend"):
+        one = opcast.serving(engine="vllm", args="--max-num-seqs 1 --moe-backend triton", **law)
     assert one.ttft_ms == opcast.serving(scheduler={"max_seqs": 1}, **law).ttft_ms
     with pytest.raises(BadInputError, match="which needs a model"):
         opcast.serving(engine="vllm", args="--kv-cache-dtype fp8", **law)

@@ -9,7 +9,7 @@ import pytest
 
 from opcast.jobs.cli import main
 from opcast.jobs.show import GAP, LINES, microseconds, parts, side, table, with_units
-from opcast.simulator.network.query import size_of
+from opcast.simulator.network.query import parse_size
 
 HEADS = ("", "layout", "step", "MFU", "why")
 ROWS = [["1", "tp=1 pp=1 zero_stage=1 micro_batch=1 dp=8", "3.54 s", "45.1%", "597 ms less communication, " * 6]]
@@ -56,7 +56,7 @@ def test_a_mistyped_word_gets_the_one_that_was_meant(
 @pytest.mark.parametrize("size", [0, 1, 1000, 1024, 64_000_000, 393_216, 2**30, 3 * 2**29, 6_294_528])
 def test_sizes_are_shown_as_they_may_be_asked(size: int) -> None:
     shown = with_units(f"all_reduce[size_bytes={size} ranks=8]")
-    assert size_of(shown.removeprefix("all_reduce[size_bytes=").partition(" ")[0].removesuffix("]")) == size
+    assert parse_size(shown.removeprefix("all_reduce[size_bytes=").partition(" ")[0].removesuffix("]")) == size
     assert shown.endswith(" ranks=8]")
     assert with_units("size_bytes=1073741824") == "size_bytes=1GiB"
 

@@ -15,7 +15,7 @@ import pytest
 from opcast.datasets.ops import make_op
 from opcast.datasets.traces import protobuf
 from opcast.datasets.traces.builder import TraceBuilder
-from opcast.datasets.traces.calls import TraceCall, calls
+from opcast.datasets.traces.calls import TraceCall, rank_calls
 from opcast.datasets.traces.groups import RankedTraces
 from opcast.datasets.traces.reading import read_trace
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind
@@ -82,7 +82,7 @@ def test_two_ranks_replay_on_devices_that_are_not_there(run_of_two: Path, tmp_pa
     from opcast.harness.replaying import groups_of
     from opcast.simulator.execution.run import read_run
 
-    found = calls(read_run(run_of_two))
+    found = rank_calls(read_run(run_of_two))
     store = torch.distributed.TCPStore("127.0.0.1", 0, 3, is_master=True, wait_for_workers=False)
     script = Path(__file__).parents[1] / "harness" / "replaying_rank.py"
     children = []
@@ -114,7 +114,7 @@ def test_calls_that_cannot_be_replayed_are_one_line(run_of_two: Path, capsys: py
 
 
 def test_ranks_without_a_trace_do_what_the_first_does() -> None:
-    own = calls(RankedTraces({0: rank_trace(0), 1: rank_trace(1)}))
+    own = rank_calls(RankedTraces({0: rank_trace(0), 1: rank_trace(1)}))
     spread = on_ranks(own, 4)
     assert [len(each) for each in spread.values()] == [len(own[0]), len(own[1]), len(own[0]), len(own[0])]
     assert next(c for c in spread[3] if c.collective == "all_reduce").ranks == (0, 1, 2, 3)
@@ -162,7 +162,7 @@ NODES = [
 def host_calls(tmp_path_factory: pytest.TempPathFactory) -> list[TraceCall]:
     path = tmp_path_factory.mktemp("host") / "host.0.json"
     path.write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": NODES}))
-    return calls(RankedTraces({0: read_trace(path)}))[0]
+    return rank_calls(RankedTraces({0: read_trace(path)}))[0]
 
 
 def test_the_outermost_operators_are_the_calls(host_calls: list[TraceCall]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
 from opcast.jobs.cli import main
+from opcast.jobs.train import show
 from opcast.models import analytical
 from opcast.models.registry import Registry
 
@@ -30,7 +31,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All-reduces and norms of an L40S with a known efficiency, one backend timed on the host."""
     path = tmp_path_factory.mktemp("train") / "store"
     sizes, ranks = (each.ravel() for each in np.meshgrid(2 ** np.arange(12, 30), [2, 4, 8]))
-    reduce = {"size_bytes": sizes, "ranks": ranks, "ranks_per_node": np.full(54, 8), "link": np.zeros(54, dtype=int)}
+    reduce = {
+        "size_bytes": sizes,
+        "ranks": ranks,
+        "ranks_per_node": np.full(54, 8),
+        "link": np.zeros(54, dtype=int),
+        "norm": np.zeros(54, dtype=int),
+    }
     rows, cols = (each.ravel() for each in np.meshgrid(2 ** np.arange(0, 14), 512 * np.arange(1, 9)))
     for kind, columns, timer in (
         ("all_reduce", reduce, "imported"),
@@ -98,6 +105,16 @@ def test_a_person_sees_a_row_for_each_evaluation(
     assert "nearest" in shown.out
     assert [line.split()[1] for line in shown.out.splitlines() if "all_reduce " in line] == ["groups", "ranks"]
     assert "1 of 1: all_reduce, 54 rows" in shown.err
+
+
+def test_a_person_is_told_of_what_has_too_few_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of the table had a cell too few: a short campaign ended in an IndexError behind its training."""
+    few = {"rope": {"error": "rope on cpu has 3 usable rows; 5 are needed"}}
+    spoilt = {"predictor": "gemm@torch/cpu@1", "evaluations": {"devices": {"error": "one device alone"}}}
+    show({**few, "gemm": spoilt}, load_device("h100_sxm"))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 usable rows" in said
+    assert "one device alone" in said
 
 
 @pytest.mark.parametrize(

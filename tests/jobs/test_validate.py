@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from opcast.datasets.devices import Device
+from opcast.datasets.truth import published
 from opcast.jobs.cli import main
 from opcast.simulator import workbench
 from opcast.simulator.engines import Engine, build_engine
@@ -115,13 +116,40 @@ def test_a_row_that_fails_leaves_the_others_answered(
     assert "failed, 1 rows (the first is b): RuntimeError: a fault of opcast's own" in capsys.readouterr().err
 
 
+def test_a_published_run_needs_rules_or_a_framework_told(
+    ops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where pip installed opcast: the folder of a checkout is not there."""
+    rules = published.CHECKOUT
+    source, *rest = STEPS.splitlines()
+    ops.write_text("\n".join([f"source,{source}", *(f"PyTorch benchmarks,{line}" for line in rest), ""]))
+    usual = answer(ops, capsys)
+    monkeypatch.setattr(published, "CHECKOUT", tmp_path / "none")
+    published.publications.cache_clear()
+    try:
+        assert main(["validate", f"truth={ops}"]) == 2
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert "the framework is not told: a column stack names one" in said
+        assert "rules=FOLDER" in said
+        same = [answer(ops, capsys, f"rules={rules}"), answer(ops, capsys, "stack=torch")]
+        for found in same:
+            assert found["metrics"] == usual["metrics"]
+        ops.write_text("id,silicon_ttft_ms,silicon_tpot_ms\na,1,2\n")
+        assert main(["validate", f"truth={ops}"]) == 2
+        assert "rules=FOLDER says what the columns of a published table mean" in capsys.readouterr().err
+    finally:
+        published.publications.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ([], "name a table"),
         (["truth=/no/such.csv"], "cannot be read"),
         (["truth={ops}", "limit=0"], "at least 1"),
-        (["truth={ops}", "rival=nobody"], "choose from table, aiconfigurator"),
+        (["truth={ops}", "rules=/no/such"], "rules=/no/such: no folder with rules on published tables"),
+        (["truth={ops}", "rules=[a]"], "must be a path"),
+        (["truth={ops}", "rival=nobody"], "is not known; take table"),
         (["truth={ops}", "device.memory_gb=3"], "no figure 'memory_gb'"),
         (["truth={ops}", "device=h100_sx"], "unknown device 'h100_sx'; did you mean h100_sxm"),
         (["truth={ops}", "format=xml"], "choose text or json"),

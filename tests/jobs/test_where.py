@@ -131,7 +131,8 @@ def test_the_script_of_a_part_in_its_container(
 def test_what_slurm_refuses_is_no_campaign(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none.conf"))
+    (tmp_path / "slurm.conf").write_text("\n")  # a file that is missing is waited for, a minute long
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     assert main(["profile", *TINY, "where=slurm", "where.parts=2", f"store={tmp_path}"]) == 2
     assert "Slurm" in capsys.readouterr().err
     assert not list(tmp_path.glob("campaigns/*.json"))
@@ -166,13 +167,13 @@ def test_watching_follows_a_campaign_of_another_process_to_its_end(
     (tmp_path / "plan.json").write_text(plan.to_json())
     announce(store.path, plan, 1)
     seen: list[tuple[int, int]] = []
-    drawn = campaign_status.drawn
+    drawn = campaign_status.status_table
 
     def noting(found: Any, price: float | None) -> Any:
         seen.append((found.done, found.cases))
         return drawn(found, price)
 
-    monkeypatch.setattr(campaign_status, "drawn", noting)
+    monkeypatch.setattr(campaign_status, "status_table", noting)
     monkeypatch.setattr(campaign_status, "EVERY_S", 0.2)
     command = [sys.executable, "-m", "opcast.harness", str(tmp_path / "plan.json"), str(store.path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as campaign:
@@ -202,13 +203,13 @@ def test_watching_follows_a_campaign_of_another_process_to_its_end(
 def test_a_campaign_that_runs_elsewhere_measures_the_device_of_its_nodes(words: list[str], device: str | None) -> None:
     """This machine's processor is not what eight GPU nodes are held for."""
     from opcast.jobs.composing import compose
-    from opcast.jobs.profile import placed
+    from opcast.jobs.profile import with_node_device
 
     pytest.importorskip("torch")
     config = compose("profile", words)
     if device is None:
         with pytest.raises(BadInputError, match=r"where\.gpus=1|settings\.device=cuda"):
-            placed(config, place_of(config["where"]))
+            with_node_device(config, place_of(config["where"]))
         return
-    settled = placed(config, place_of(config["where"]))
+    settled = with_node_device(config, place_of(config["where"]))
     assert {**settled["campaign"]["settings"], **settled["settings"]}["device"] == device

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
-from opcast.models.choice import ANYONE, Caller, is_own, launched, may_answer, place, ranked
+from opcast.datasets.launches import ANYONE, Caller, place
+from opcast.models.choice import is_own, launched, ranked
 
 VLLM = Caller("vllm", "vllm", architecture="hopper", eager=False)
 BLACKWELL = Caller("vllm", "vllm", architecture="blackwell", eager=False)
@@ -23,12 +25,44 @@ def best(caller: Caller, kind: str, dtype: str, backends: Sequence[str]) -> str 
     return next(iter(launched(dict.fromkeys(backends, 10), (), kind, dtype, caller)), None)
 
 
+SUMS = (  # the last two with the norm in them
+    *("nccl", "vllm:custom_all_reduce", "flashinfer:trtllm_all_reduce", "flashinfer:mnnvl_all_reduce"),
+    *("flashinfer:trtllm_all_reduce_norm", "flashinfer:mnnvl_all_reduce_norm"),
+)
 CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
     "PyTorch's product, by an engine": (VLLM, "gemm", "bf16", ["cublas", "vllm:cutlass_scaled_mm"], "cublas"),
     "PyTorch's product, by a trainer": (TITAN, "gemm", "fp8", ["cublas", "rowwise"], "cublas"),
     "an engine's own product": (VLLM, "gemm", "fp8", ["cublas", "vllm:cutlass_scaled_mm"], "vllm:cutlass_scaled_mm"),
     "no 8-bit product of PyTorch's in an engine": (SGLANG, "gemm", "fp8", ["cublas", "rowwise"], None),
     "blocks by DeepGEMM": (SGLANG, "gemm", "fp8_block", ["cublas", "deep_gemm:fp8"], "deep_gemm:fp8"),
+    "blocks by DeepGEMM before CUTLASS": (
+        VLLM,
+        "gemm",
+        "fp8_block",
+        ["vllm:cutlass_scaled_mm", "deep_gemm:fp8"],
+        "deep_gemm:fp8",
+    ),
+    "blocks on Ada": (
+        Caller("vllm", "vllm", architecture="ada", eager=False),
+        "gemm",
+        "fp8_block",
+        ["triton:block_scaled_mm", "vllm:w8a8_triton_block_scaled_mm"],
+        "vllm:w8a8_triton_block_scaled_mm",
+    ),
+    "blocks on Ada without packages": (
+        Caller("sglang", "sglang", architecture="ada", eager=False),
+        "gemm",
+        "fp8_block",
+        ["triton:block_scaled_mm"],
+        "triton:block_scaled_mm",
+    ),
+    "no triton in TensorRT-LLM": (
+        Caller("trtllm", "trtllm", architecture="ada", eager=False),
+        "gemm",
+        "fp8_block",
+        ["triton:block_scaled_mm"],
+        None,
+    ),
     "Transformer Engine's before PyTorch's": (
         MEGATRON,
         "gemm",
@@ -65,6 +99,20 @@ CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
     "plain NCCL by a trainer": (MEGATRON, "all_reduce", "bf16", ["nccl"], "nccl"),
     "no plain NCCL in place of a custom all-reduce": (VLLM, "all_reduce", "bf16", ["nccl"], None),
     "the custom one": (VLLM, "all_reduce", "bf16", ["nccl", "vllm:custom_all_reduce"], "vllm:custom_all_reduce"),
+    "sums with the norm behind them": (replace(VLLM, norm=True), "all_reduce", "bf16", SUMS, SUMS[-1]),
+    "by the memory of peers": (replace(SGLANG, norm=True), "all_reduce", "bf16", SUMS, SUMS[-2]),
+    "sums without the norm": (VLLM, "all_reduce", "bf16", SUMS, "flashinfer:mnnvl_all_reduce"),
+    "SGLang's without the norm": (SGLANG, "all_reduce", "bf16", SUMS, "vllm:custom_all_reduce"),
+    "no sum alone in place of both": (replace(VLLM, norm=True), "all_reduce", "bf16", SUMS[:-2], None),
+    "no norm in place of a sum alone": (SGLANG, "all_reduce", "bf16", SUMS[-2:], None),
+    "no norm where nobody asked for one": (ANYONE, "all_reduce", "bf16", SUMS[-2:], None),
+    "SGLang's, which is vLLM's": (
+        SGLANG,
+        "all_reduce",
+        "bf16",
+        ["vllm:custom_all_reduce", "nccl"],
+        "vllm:custom_all_reduce",
+    ),
     "an engine that sums by NCCL": (TRTLLM, "all_reduce", "bf16", ["nccl"], "nccl"),
     "gathers of an engine are NCCL's": (VLLM, "all_gather", "bf16", ["nccl:inplace", "nccl"], "nccl"),
     "experts of an engine": (VLLM, "fused_moe", "fp8_block", ["torch", "vllm:fused_experts"], "vllm:fused_experts"),
@@ -81,6 +129,20 @@ CASES: Mapping[str, tuple[Caller, str, str, Sequence[str], str | None]] = {
         "bf16",
         ["flash_mla:dense", "vllm:flash_mla", "vllm:flash_attn_mla"],
         "vllm:flash_attn_mla",
+    ),
+    "kernels made for Blackwell before others of FlashInfer": (
+        BLACKWELL,
+        "fused_moe",
+        "fp8_block",
+        ["flashinfer:cutlass", "flashinfer:trtllm"],
+        "flashinfer:trtllm",
+    ),
+    "TensorRT-LLM's FlashMLA on Hopper": (
+        Caller("trtllm", "trtllm", architecture="hopper", eager=False),
+        "mla_decode",
+        "bf16",
+        ["flashinfer:mla", "vllm:flash_mla"],
+        "vllm:flash_mla",
     ),
     "gathers in graphs by an engine": (VLLM, "all_gather", "bf16", ["nccl", "nccl:graph"], "nccl:graph"),
     "experts one by one are no grouped product": (MEGATRON, "grouped_gemm", "bf16", ["loop", "torch"], "torch"),
@@ -102,7 +164,7 @@ def test_a_form_of_several_kernels_stands_behind_one_and_under_a_stack_that_fuse
     assert ranked(rows, None, (), "rope", EAGER) == ["torch", "triton:rope"]
     assert ranked(rows, None, (), "rope", TITAN) == ["triton:rope"]
     assert ranked(rows, "torch", (), "rope", TITAN) == ["torch"]  # whoever names one gets it
-    assert not may_answer(TITAN, "mla_decode", "torch")
+    assert not TITAN.admits("mla_decode", "torch")
     assert place(TITAN, "mla_decode", "bf16", "torch") is None
 
 

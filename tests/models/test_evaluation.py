@@ -31,7 +31,13 @@ def trees(fast: Options) -> Options:
 def reduce_rows(device: Device, wave: float = 0.2) -> MeasurementTable:
     """All-reduces of 2, 4 and 8 ranks over twelve octaves, with an efficiency that varies with size and ranks."""
     sizes, ranks = (each.ravel() for each in np.meshgrid(2 ** np.arange(16, 30), [2, 4, 8]))
-    columns = {"size_bytes": sizes, "ranks": ranks, "ranks_per_node": np.full(42, 8), "link": np.zeros(42, dtype=int)}
+    columns = {
+        "size_bytes": sizes,
+        "ranks": ranks,
+        "ranks_per_node": np.full(42, 8),
+        "link": np.zeros(42, dtype=int),
+        "norm": np.zeros(42, dtype=int),
+    }
     latency = analytical.latency_us("all_reduce", columns, "bf16", None, device)
     latency = latency * (1.4 + wave * np.sin(np.log2(sizes)) + 0.02 * ranks)
     made = pa.table({**columns, "dtype": ["bf16"] * 42, "latency_us": latency})

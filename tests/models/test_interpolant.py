@@ -27,7 +27,7 @@ def features(device: Device, sizes: np.ndarray, ranks: int) -> tuple[np.ndarray,
 
 
 def constant(ranks: int) -> dict[str, int]:
-    return {"ranks": ranks, "ranks_per_node": 8, "link": 0}
+    return {"ranks": ranks, "ranks_per_node": 8, "link": 0, "norm": 0}
 
 
 def times(sizes: np.ndarray, ranks: int) -> np.ndarray:
@@ -59,6 +59,29 @@ def test_sizes_between_and_beyond_follow_alpha_and_beta(device: Device) -> None:
     assert answer(made, device, between, 8) == pytest.approx(times(between, 8), rel=0.1)
     beyond = SIZES[SIZES > 2**26]
     assert answer(made, device, beyond, 8) == pytest.approx(times(beyond, 8), rel=0.06)
+
+
+def test_a_series_goes_on_beyond_its_ends_as_its_neighbours_do(device: Device) -> None:
+    """A campaign that ended early has small messages of one rank count, and all of its neighbours: of fast links."""
+
+    def fast(sizes: np.ndarray, ranks: int) -> np.ndarray:
+        return 9.0 + 2.0 * ranks + sizes * 2.0 * (ranks - 1) / ranks / 1500e3
+
+    few = (SIZES >= 2**13) & (SIZES <= 2**16)
+    parts = [(SIZES, 2), (SIZES[few], 4), (SIZES, 8)]
+    seen = [features(device, *part) for part in parts]
+    target = np.concatenate([np.log(fast(*part) / law_us) for part, (_, law_us) in zip(parts, seen, strict=True)])
+    matrix = np.concatenate([each for each, _ in seen])
+    made = interpolant.fit(matrix, feature_names("all_reduce"), target, np.ones(len(target)))
+    assert answer(made, device, SIZES[~few], 4) == pytest.approx(fast(SIZES[~few], 4), rel=0.25)
+
+
+def test_what_is_faster_than_the_law_stays_so_beyond_its_end(device: Device) -> None:
+    """A law that knows one NIC a node says nothing of eight: nothing returns to it where nobody measured."""
+    near = SIZES[SIZES <= 2**24]
+    matrix, _ = features(device, near, 8)
+    made = interpolant.fit(matrix, feature_names("all_reduce"), np.full(len(near), np.log(0.15)), np.ones(len(near)))
+    assert np.exp(made.predict(features(device, SIZES, 8)[0])) == pytest.approx(0.15, rel=0.06)
 
 
 def test_an_unseen_rank_count_lies_between_its_neighbours(device: Device) -> None:

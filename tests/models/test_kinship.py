@@ -13,7 +13,18 @@ from opcast.models import analytical
 from opcast.models.analytical.setting import shares_slots
 from opcast.models.donors import BACKWARD, EXPERTS
 from opcast.models.features import Frame, frame
-from opcast.models.kinship import TIERS, Kin, errors, generation, memory_bound, recast_share, tier, voices
+from opcast.models.kinship import (
+    TIERS,
+    Kin,
+    clock_share,
+    errors,
+    generation,
+    memory_bound,
+    recast_share,
+    tier,
+    uncut,
+    voices,
+)
 from opcast.models.predictor import Predictor
 from opcast.models.registry import Registry
 from opcast.tests.benchmarks.donors import SHARES, Told, best_share, shared
@@ -42,7 +53,7 @@ def product(device: str) -> Predictor:
         ("gb200", "b200_sxm", "die"),
         ("gb300", "b200_sxm", "generation"),
         ("l4", "l40s", "generation"),
-        ("h20_sxm", "h100_sxm", "generation"),  # the same die with a quarter of its matrix units
+        ("h20_sxm", "h100_sxm", "die"),  # with a quarter of its matrix units
         ("rtx_pro_6000_server", "b200_sxm", "vendor"),  # Blackwell by name, other units
         ("a100_sxm_80gb", "l40s", "vendor"),
         ("mi300x", "h100_sxm", None),
@@ -91,10 +102,46 @@ def test_no_answer_is_below_the_roofline_of_the_device_asked_about() -> None:
     laws = kin.laws(ops, asked, "warm")
     assert not (memory_bound(asked, h20, "warm") & memory_bound(asked, load_device("h100_sxm"), "warm")).any()
     found = kin.correction(ops, laws, asked, h20, "warm")
-    assert np.array_equal(found, product("h100_sxm").correction.predict(ops.matrix))
+    least = np.log(ops.roofline_us / ops.analytical_us)
+    assert np.array_equal(found, np.maximum(product("h100_sxm").correction.predict(ops.matrix), least))
     assert np.array_equal(kin.seen(laws), np.ones(len(ops.analytical_us)))  # timed without the host
     slow = Frame(ops.matrix, ops.analytical_us, 2.0 * ops.analytical_us)
     assert np.allclose(kin.correction(slow, laws, asked, h20, "warm"), np.log(2.0))
+
+
+# Products that others timed on chips with cut units: InferSim (alibaba/InferSim, bench_data/gemm/h20) and LLMServingSim
+# (casys-kaist/LLMServingSim, profiler/perf/RTX4090). With a sibling's share of the peak they took 66 % longer.
+MEASURED = (
+    ("h20_sxm", "fp8_block", "h100_sxm", (4096, 6144, 2048), 384.0),
+    ("rtx_4090", "bf16", "l40s", (2048, 28672, 4096), 2900.0),
+)
+
+
+@pytest.mark.parametrize(("device", "dtype", "sibling", "size", "measured_us"), MEASURED)
+def test_units_that_are_cut_reach_more_of_their_peak_than_whole_ones(
+    device: str, dtype: str, sibling: str, size: tuple[int, int, int], measured_us: float
+) -> None:
+    target, other = load_device(device), load_device(sibling)
+    assert uncut(other) is other
+    assert uncut(target).tensor_rate(dtype) >= 2.0 * target.tensor_rate(dtype)
+    backend = SHIPPED.learned("gemm", sibling, None, dtype, SHIPPED.preferences())
+    assert backend is not None
+    known = SHIPPED.find("gemm", sibling, backend)
+    assert known is not None
+    columns = {"batch": [1], **dict(zip("mnk", ([each] for each in size), strict=True)), "layout": [1]}
+    kin = Kin("die", [known], [1.0], dtype, errors()["gemm"]["die"])
+    found = kin.predict({name: np.array(each) for name, each in columns.items()}, dtype, "bf16", target)
+    assert found.latency_us[0] == pytest.approx(measured_us, rel=0.1)
+    assert found.low_us[0] < measured_us < found.high_us[0]
+
+
+def test_more_watts_for_each_flop_leave_more_of_the_clock() -> None:
+    """MI308X has the die and most of the power of MI300X with a quarter of its units."""
+    shares = {name: clock_share(load_device(name), "fp8_block") for name in ("mi300x", "mi308x", "mi350x", "mi355x")}
+    assert shares["mi308x"] == 1.0
+    assert shares["mi300x"] == pytest.approx(0.78, abs=0.02)
+    assert shares["mi350x"] / shares["mi355x"] == pytest.approx(math.sqrt(1000 / 1400 * 2400 / 2200), rel=0.01)
+    assert clock_share(load_device("h100_sxm"), "bf16") == 1.0  # the law of clocks knows
 
 
 def test_where_memory_bounds_a_product_fewer_flops_change_nothing() -> None:

@@ -80,6 +80,7 @@ def test_messages_of_either_16_bit_format_are_alike() -> None:
         "ranks": np.array([8]),
         "ranks_per_node": np.array([8]),
         "link": np.array([0]),
+        "norm": np.array([0]),
     }
     left, right = predictor.predict(ops, "bf16"), predictor.predict(ops, "fp16")
     assert left.in_envelope.all()
@@ -95,7 +96,7 @@ def test_each_loads_answers_and_says_where_it_is_from(entry: Entry) -> None:
     assert card["trained_at"]
     assert 0 < card["test_median_ape"] < 100
     assert card["n"] >= 5
-    ends = card["range"]
+    ends = {dim.name: (dim.default, dim.default) for dim in KINDS[entry.kind].dims if dim.of_backend} | card["range"]
     middle = {dim.name: np.array([_between(*ends[dim.name], bool(dim.choices))]) for dim in KINDS[entry.kind].dims}
     device = None if entry.device_id != "any" else load_device("h100_sxm")
     answer = predictor.predict(middle, card["dtypes"][0], device=device)

@@ -47,7 +47,13 @@ def test_few_groups_fall_back_to_a_finer_grouping() -> None:
 
 def test_sizes_of_collectives_are_asked_inside_their_range() -> None:
     sizes = np.repeat(2 ** np.arange(10, 30), 3)
-    columns = {"size_bytes": sizes, "ranks": np.tile([2, 4, 8], 20), "ranks_per_node": sizes * 0 + 8, "link": sizes * 0}
+    columns = {
+        "size_bytes": sizes,
+        "ranks": np.tile([2, 4, 8], 20),
+        "ranks_per_node": sizes * 0 + 8,
+        "link": sizes * 0,
+        "norm": sizes * 0,
+    }
     made = split("all_reduce", columns, 5, 0)
     assert set(sizes[made.fold == -1]) == {2**10, 2**29}
     assert made.label.endswith("inside the range")

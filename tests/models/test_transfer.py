@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from opcast.datasets.devices import Device
-from opcast.models import analytical
+from opcast.models import analytical, training, transfer
 from opcast.models.candidates import Options
 from opcast.models.correction import Correction
 from opcast.models.evaluation import summarise
+from opcast.models.features import Frame
 from opcast.models.forest import Forest
+from opcast.models.learning import Learned, learn
 from opcast.models.predictor import ANY, Predictor, load
 from opcast.models.registry import Registry
 from opcast.models.table import MeasurementTable, TrainingError, tables
@@ -287,6 +290,23 @@ def test_scores_are_those_of_what_is_registered(
     asked = tables("gemm", measured(DEVICES["newest"], 300, seed=5, level=1.3), DEVICES["newest"])[0]
     if evaluations == ("groups",):
         assert errors(made, asked)["median_ape"] == pytest.approx(found["test_median_ape"], rel=0.5)
+
+
+def test_rows_are_learned_by_themselves_once(
+    fast: Options, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the rows taught is kept for the comparison with other devices' answers that they correct."""
+    targets: list[bytes] = []
+
+    def watched(table: MeasurementTable, ops: Frame, *rest: Any) -> Learned:
+        targets.append((table.latency_us / ops.analytical_us).tobytes())
+        return learn(table, ops, *rest)
+
+    for module in (training, transfer):
+        monkeypatch.setattr(module, "learn", watched)
+    train(Memory({"newest": measured(DEVICES["newest"], 40, level=1.3)}), "newest", options=fast, registry=registry)
+    assert len(targets) > 1
+    assert len(set(targets)) == len(targets)
 
 
 def test_a_named_algorithm_is_the_one_that_learns(fast: Options, registry: Registry) -> None:

@@ -1,6 +1,7 @@
 """A synthetic H100 that takes 1.4 times as long as the tables that ship say, and rows as a campaign makes them of it.
 
-A kernel takes that time, a form of several kernels twice that and 3 us for each of them.
+A kernel takes that time, operators one by one twice that and 3 us for each
+of their kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from opcast.datasets.devices import Device, load_device
-from opcast.datasets.launches import operators
+from opcast.datasets.kernels import is_eager, kernels
 from opcast.datasets.ops import KINDS, Op
 from opcast.datasets.schema import Measurement
 from opcast.simulator.engines import Answers, FusedEngine, ask, build_engine
@@ -36,8 +37,7 @@ def truth(ops: Sequence[Op], state: str) -> np.ndarray:
 
 def measured(op: Op, backend: str, state: str, kernel_us: float, source: str = "harness") -> Measurement:
     """The row of a case whose single kernel takes so long."""
-    count = operators(op.kind, backend)
-    us = kernel_us if count == 1 else 2 * kernel_us + 3 * count
+    us = 2 * kernel_us + 3 * kernels(op.kind, backend) if is_eager(op.kind, backend) else kernel_us
     return Measurement(
         op=op,
         device_id=H100.id,

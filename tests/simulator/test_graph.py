@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opcast.datasets.ops import make_op
-from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor, layer_of, runs, shift_path
+from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor, join_tensors, layer_of, shift_path
 
 OP = make_op("gemm", m=4, n=4, k=4)
 
@@ -66,7 +66,7 @@ def test_tensors_are_found_by_id():
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["bf16", "fp32"]), st.sampled_from(["weight", "cache"]))))
 def test_runs_say_the_same_in_fewer_words(described: list[tuple[int, str, str]]):
-    tensors = runs(described)
+    tensors = join_tensors(described)
     assert [(t.size_bytes, t.dtype, t.role) for t in tensors for _ in range(t.count)] == described
     assert [t.id for t in tensors] == [sum(u.count for u in tensors[:i]) for i in range(len(tensors))]
     assert all(a[1:4] != b[1:4] for a, b in zip(map(fields, tensors), map(fields, tensors[1:]), strict=False))

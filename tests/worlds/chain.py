@@ -20,6 +20,8 @@ from opcast.jobs import profile
 from opcast.jobs.composing import compose
 from opcast.jobs.requests import train_request
 from opcast.jobs.train import fit_and_register
+from opcast.simulator.engines.chain import caller_of
+from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.report.needs import Need, needs
 from opcast.simulator.workbench import Workbench
@@ -89,7 +91,7 @@ class Proof:
         """Milliseconds of a step, and microseconds of each op in all of it."""
         if asked.name not in self.truths:
             request = _request(asked, self.world, self.graphs, self.graphs)
-            report, _ = true_report(request, self.world, self.emulator, self.graphs)
+            report, _ = true_report(request, self.world, self.emulator, self.graphs, asked.name)
             self.truths[asked.name] = milliseconds(report)[0], {each.op: each.us for each in needs(report.state)}
         return self.truths[asked.name]
 
@@ -147,9 +149,10 @@ def model_plan(world: World, steps: Sequence[StepAsked], needed: Mapping[str, Se
     """``campaign=model`` for what steps need, each op on the kernels of the step's stack, as the verb plans it."""
     found: dict[tuple[Op, str], None] = {}
     for asked in steps:
+        caller = caller_of(load_stack(asked.settings["stack"]), world.device)
         for need in needed[asked.name]:
-            for way in to_measure(ways(need.op, world.device, asked.settings["stack"])):
-                found[need.op, way.backend] = None
+            for way in to_measure(ways(need.op, world.device, caller)):
+                found[way.op, way.backend] = None
     warm = {op: {"cache": "warm"} if KINDS[op.kind].collective else {} for op, _ in found}
     return plan_of("model", extra=[{**op.to_dict(), "backend": backend, **warm[op]} for op, backend in found])
 

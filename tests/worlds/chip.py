@@ -90,7 +90,7 @@ def _rates(best: float, random: Random, formats: Mapping[str, Span]) -> dict[str
 
 def _host(random: Random, slow: float) -> dict[str, float]:
     spans = {"launch": (1.6, 2.8), "dispatch": (2.2, 4.5), "view": (0.6, 1.4), "module": (0.6, 1.5)}
-    spans["autograd"] = (2.5, 5.5)
+    spans |= {"autograd": (2.5, 5.5), "operator": (10.0, 30.0)}
     return {name: slow * random.uniform(*span) for name, span in spans.items()}
 
 

@@ -18,6 +18,9 @@ BEHIND = {
     "flash_attn:2": "flash2",
     "flash_attn:3": "flash3",
     "vllm:cutlass_scaled_mm": "cutlass",
+    "vllm:w8a8_triton_block_scaled_mm": "triton_blocks",
+    "sglang:w8a8_block_fp8_matmul_triton": "triton_blocks",
+    "deep_gemm:experts": "deep_gemm",
     "vllm:fused_experts": "triton_experts",
     "sglang:fused_experts": "triton_experts",
     "vllm:marlin": "marlin",
@@ -27,7 +30,6 @@ BEHIND = {
     "flash_mla:dense": "flash_mla",
     "transformer_engine:gemm": "cublas",
     "transformer_engine:grouped_gemm": "cublas",
-    "transformer_engine:attention": "cudnn",
 }
 FLASH = ("vllm:paged", "vllm:flash_attn", "vllm:flash_attn_mla")  # vLLM's build: 3 on Hopper, else 2
 ATTENTION = ("attention_prefill", "attention_decode", "attention_backward", "mla_prefill", "mla_decode")
@@ -43,12 +45,19 @@ LARGEST_IN_GRAPH = 2**24  # bytes of a sum: larger batches than those of decodin
 ENGINES = ("vllm", "sglang", "trtllm")
 
 
-def kernel_behind(op: Op, backend: str, said: str | None) -> str:
-    """The kernel of a backend of the harness; ``said``: what its builder says of SDPA's choice."""
+def kernel_behind(world: World, op: Op, backend: str, said: str | None) -> str:
+    """The kernel of a backend of the harness; ``said``: what its builder says of SDPA's choice.
+
+    TransformerEngine's attention is the very call that Megatron-Core makes, and chooses as it does there.
+    """
+    if backend == "transformer_engine:attention":
+        return _attention(world, "megatron_core", op)
     if backend == "sdpa":
         return SDPA.get(str(said), "flash2")
     if backend in FLASH:
         return "flash2" if "flash_attn 2" in str(said) else "flash3"
+    if backend.startswith("flashinfer:") and KINDS[op.kind].collective:
+        return "custom"  # one law for the kernels of engines, which read the memory of their peers
     if backend.startswith("flashinfer:trtllm"):
         return "trtllm"
     return BEHIND.get(backend) or (backend if KINDS[op.kind].collective else backend.partition(":")[0])
@@ -101,7 +110,8 @@ def _attention(world: World, stack: str, op: Op) -> str:
 
 def _product(world: World, stack: str, op: Op) -> str:
     if op.dtype == "fp8_block":
-        return ("deep_gemm" if world.device.sm >= 9.0 else "cutlass") if stack in ENGINES else "cublas"
+        older = "cutlass" if stack == "trtllm" else "triton_blocks"  # before Hopper
+        return ("deep_gemm" if world.device.sm >= 9.0 else older) if stack in ENGINES else "cublas"
     if op.dtype == "fp8" and stack == "vllm":
         return "cutlass"
     if op.dtype == "fp8" and stack == "trtllm":

@@ -267,21 +267,25 @@ def _host_us(world: World, op: Op) -> float:
     return op.calls * world.chip.host_us[what]
 
 
-def held_back(world: World, op: Op, burst_us: float) -> float:
-    """How many times longer a product takes in a step that runs for long: the clock falls until its power fits.
+def clock_kept(world: World, op: Op, burst_us: float) -> tuple[float, float]:
+    """The clock over that of a burst which the limit leaves a product that runs for long, and how busy it keeps units.
 
     Power is a part that idles and one that grows with the rate that the product reaches and with the clock to
     ``alpha``; memory keeps its clock.
     """
     definition, chip = KINDS[op.kind], world.chip
     if definition.family not in ("gemm", "attention", "moe") or op.cost.unit != "tensor":
-        return 1.0
+        return 1.0, 0.0
     busy = min(float(op.cost.flops) / (rate(world, op.dtype) * 1e6) / burst_us, 1.0)
-    drawn = 0.25 + 0.75 * busy
-    if drawn <= chip.limit:
-        return 1.0
-    clock = max((chip.limit - 0.25) / (0.75 * busy), 0.3) ** (1.0 / (chip.alpha + 1.0))
+    if 0.25 + 0.75 * busy <= chip.limit:
+        return 1.0, busy
+    return max((chip.limit - 0.25) / (0.75 * busy), 0.3) ** (1.0 / (chip.alpha + 1.0)), busy
+
+
+def held_back(world: World, op: Op, burst_us: float) -> float:
+    """How many times longer a product takes in a step that runs for long: the clock falls until its power fits."""
+    clock, busy = clock_kept(world, op, burst_us)
     return 1.0 + busy * (1.0 / clock - 1.0)
 
 
-__all__ = ["Launch", "bytes_us", "held_back", "latency_us", "rate"]
+__all__ = ["Launch", "bytes_us", "clock_kept", "held_back", "latency_us", "rate"]

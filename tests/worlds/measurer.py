@@ -2,7 +2,7 @@
 
 A case is built by the harness's own builder on tensors without memory (:mod:`.emulation`). What it refuses is a row of
 status ``unsupported``, what does not fit is ``oom``, as on a machine. What it launches takes what the laws say, with
-noise.
+noise. Calls that last as long as the power limiter takes are had at the clock that it leaves.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from opcast.datasets.kernels import lacking
+from opcast.datasets.launches import Caller
 from opcast.datasets.ops import KINDS, LINKS
 from opcast.datasets.version import __version__
 from opcast.harness.cases import Unsupported
@@ -28,9 +29,13 @@ from opcast.harness.timer import Collected, summarise
 from opcast.tests.worlds.chip import World
 from opcast.tests.worlds.emulation import Emulator
 from opcast.tests.worlds.kernels import kernel_behind
-from opcast.tests.worlds.laws import Launch, latency_us
+from opcast.tests.worlds.laws import Launch, clock_kept, held_back, latency_us
+
+ENGINE = Caller("vllm", "vllm")  # which runs collectives in every way that there is
 
 SAMPLES = 40
+SETTLES_US = 30_000.0  # of one call, in which the limiter takes hold: shorter ones are had between rests
+FALL = 0.03  # of the clock, that the harness takes for the limiter (harness/cuda_timer.py)
 
 
 @dataclass
@@ -84,13 +89,21 @@ class WorldMeasurer:
             kernel, launches = self._built(case)
         except Exception as error:
             return {"status": _status(error), "error": first_line(error)}
-        true_us = latency_us(self.world, case.op, kernel_behind(case.op, case.backend, kernel), case.cache, launches)
+        true_us = latency_us(
+            self.world, case.op, kernel_behind(self.world, case.op, case.backend, kernel), case.cache, launches
+        )
+        clock, _ = clock_kept(self.world, case.op, true_us)
+        steady = true_us >= SETTLES_US and clock < 1.0 - FALL
+        if steady:
+            true_us *= held_back(self.world, case.op, true_us)
         seed = zlib.crc32(f"{self.world.name} {self.world.seed} {case}".encode())
         values = true_us * np.exp(self.world.chip.noise * np.random.default_rng(seed).standard_normal(SAMPLES))
         timer = "cuda_event" if KINDS[case.op.kind].collective else "cuda_graph"
         timing = summarise(Collected(values, True, False, 0), 10, timer, case.cache)
         columns = {name: value for name, value in timing.columns().items() if name != "cache"}
-        return {"status": "ok", **columns, "kernel": kernel, "sm_clock_mhz": self.world.device.clock_mhz}
+        mhz = self.world.device.clock_mhz * (clock if steady else 1.0)
+        told = {"clocks": "steady" if steady else "burst", "sm_clock_mhz": mhz}
+        return {"status": "ok", **columns, "kernel": kernel, **told}
 
     def _built(self, case: Case) -> tuple[str | None, tuple[Launch, ...]]:
         if KINDS[case.op.kind].collective:
@@ -101,11 +114,11 @@ class WorldMeasurer:
     def _refuse(self, case: Case) -> None:
         """Unsupported where the harness's ranks, or a package on this machine, refuse a collective."""
         RankGroup._way(SimpleNamespace(settings=self.settings), case)  # type: ignore[arg-type]
-        refusals = {way.backend: way.refusal for way in ways(case.op, self.world.device, "vllm")}
+        refusals = {way.backend: way.refusal for way in ways(case.op, self.world.device, ENGINE)}
         inside = LINKS[case.op.link] != "pcie"
         if why := refusals.get(case.backend) or lacking(case.op, case.backend, self.world.device):
             raise Unsupported(why)
-        if not inside and case.backend in ("deep_ep", "vllm:custom_all_reduce"):
+        if not inside and case.backend.startswith(("deep_ep", "vllm:", "flashinfer:")):
             raise Unsupported(f"{case.backend} needs NVLink")
 
     def close(self) -> None:

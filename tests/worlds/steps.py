@@ -1,4 +1,4 @@
-"""The steps that measuring is to make better: twelve of training and serving, on 8 to 64 devices."""
+"""The steps that measuring is to make better: thirteen of training and serving, on 8 to 64 devices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opcast.datasets.store import Store
 from opcast.simulator.question.keywords import simulate_request
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
@@ -25,7 +26,8 @@ class StepAsked:
     def request(self, world: World, home: Path | str) -> SimulateRequest:
         """The request in a world, answered from the measurements of a home. No run is known of the world's devices."""
         sources = Sources.at(str(home), calibration="none")
-        device: Any = world.device.id if world.shipped else world.device
+        known = world.shipped or Store(Path(home) / "store").device(world.device.id) is not None
+        device: Any = world.device.id if known else world.device  # once it was measured, its name says it all
         given = {**self.settings, "cluster": world.cluster}
         return simulate_request(self.model, self.workload, device, sources, given)  # type: ignore[no-any-return]
 
@@ -81,3 +83,10 @@ STEPS = (
     _serving("qwen3 decode vllm", "qwen3_30b_a3b", "decode", "vllm", **DECODE, tp=2, dp=4),
     _serving("gpt-oss decode vllm", "gpt_oss_120b", "decode", "vllm", **DECODE),
 )
+TRTLLM_ON_ADA = _serving("qwen3 decode trtllm", "qwen3_30b_a3b", "decode", "trtllm", **DECODE, tp=2, dp=4)
+
+
+def steps_of(world: World) -> tuple[StepAsked, ...]:
+    """The steps that are asked in a world: TensorRT-LLM has no experts in blocks of fp8 before Hopper."""
+    kept = {"v3 decode trtllm": TRTLLM_ON_ADA} if world.device.sm < 9.0 else {}
+    return tuple(kept.get(each.name, each) for each in STEPS)

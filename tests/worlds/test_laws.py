@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opcast.datasets.ops import LINKS, Op, make_op
+from opcast.datasets.ops import KINDS, LINKS, Op, make_op
 from opcast.tests.worlds.chip import WORLDS, World, make_world
 from opcast.tests.worlds.laws import Launch, held_back, latency_us, rate
+from opcast.tests.worlds.truth import ATTENTION_IN_STEP, OTHERS_IN_STEP, PRODUCTS_IN_STEP, in_step
 
 LITTLE = 1.12  # what the unexplained part of a shape, and tiles that fit better, may make of a larger op
 MADE = {(name, seed): make_world(name, seed) for name in WORLDS for seed in (1, 2, 3)}
@@ -102,6 +103,21 @@ def test_the_power_limit_slows_what_computes_most(world: World, m: int, n: int, 
     slower = held_back(world, op, us(world, op))
     assert 1.0 <= slower < 1.6
     assert held_back(world, make_op("gelu", rows=m, cols=n), 10.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("op", "spread"),
+    [
+        (make_op("gemm", m=64, n=64, k=64), PRODUCTS_IN_STEP),
+        (make_op("mla_decode", batch=2, heads=16, seq_q=1, seq_kv=256), ATTENTION_IN_STEP),
+        (make_op("gelu", rows=64, cols=64), OTHERS_IN_STEP),
+    ],
+)
+def test_a_step_makes_of_kernels_what_one_gpu_showed(op: Op, spread: float) -> None:
+    world = MADE["unlike_any", 1]
+    drawn = [math.log(in_step(world, f"step {number}", op)) for number in range(200)]
+    assert math.sqrt(sum(each**2 for each in drawn) / len(drawn)) == pytest.approx(spread, rel=0.2)
+    assert in_step(world, "step 1", op) == in_step(world, "step 1", op.replace(**{KINDS[op.kind].names[0]: 3}))
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -9,30 +9,20 @@ from __future__ import annotations
 import numpy as np
 
 from ..rewriting.draft import Draft, Item
+from ..rewriting.match import expand
 from ..rewriting.nodes import elementwise, name_of
 
 
 def biases_apart(draft: Draft, released: np.ndarray) -> bool:
     """An addition in place after every forward product that has a bias in its epilogue."""
-    changed = False
-    for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            items.append(item)
-            node, op = item.node, item.node.op
-            if node.phase == "backward" or op is None or op.kind != "gemm" or name_of(node) != "addmm":
-                continue
-            written = node.writes[:1]
-            added = elementwise(
-                "aten.add_",
-                op.batch * op.m * op.n,
-                written,
-                written,
-                phase=node.phase,
-                path=node.path,
-                dtype=op.out_dtype,
-            )
-            items.append(Item(added))
-            changed = True
-        section.items = items
-    return changed
+    changed = [expand(section, _with_addition) for section in draft.sections]
+    return any(changed)
+
+
+def _with_addition(item: Item) -> list[Item]:
+    node, op = item.node, item.node.op
+    if node.phase == "backward" or op is None or op.kind != "gemm" or name_of(node) != "addmm":
+        return [item]
+    numel, written = op.batch * op.m * op.n, node.writes[:1]
+    addition = elementwise("aten.add_", numel, written, written, dtype=op.out_dtype, phase=node.phase, path=node.path)
+    return [item, Item(addition)]

@@ -5,10 +5,13 @@ Three rules that are no kernels: nodes vanish, and their tensors become what the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ...graph import ROLES, Node
 from ..rewriting.draft import Draft, Item, Section
+from ..rewriting.match import distinct, drop
 from ..rewriting.nodes import name_of
 
 FILLS = ("zeros", "zeros_like", "new_zeros", "zero_", "fill", "fill_")
@@ -22,48 +25,47 @@ def compute_once(draft: Draft, released: np.ndarray) -> bool:
     What the forward pass makes from inputs and buffers only, without weights, is dropped; inside repeated layers only
     where it is small. The tensors that others read stay, as buffers.
     """
-    known = draft.roles == ROLES.index("input")
-    known |= draft.roles == ROLES.index("buffer")
-    changed = False
-    for section in draft.sections:
-        for item in section.items:
-            node = item.node
-            if not _once(draft, section, node, known):
-                continue
-            for tensor in node.writes:
-                known[section.ids(tensor)] = True
-                released[section.ids(tensor)] = False
-                draft.roles[section.ids(tensor)] = ROLES.index("buffer")
-            item.change(source="")
-            changed = True
-        _sweep(section)
-    return changed
+    constant = draft.roles == ROLES.index("input")
+    constant |= draft.roles == ROLES.index("buffer")
+
+    def precomputed(section: Section, item: Item) -> bool:
+        once = _is_precomputed(draft, section, item.node, constant)
+        for tensor in item.node.writes if once else ():
+            constant[section.ids(tensor)] = True
+            released[section.ids(tensor)] = False
+            draft.roles[section.ids(tensor)] = ROLES.index("buffer")
+        return once
+
+    changed = [_drop_where(section, precomputed) for section in draft.sections]
+    return any(changed)
 
 
-def _once(draft: Draft, section: Section, node: Node, known: np.ndarray) -> bool:
+def _is_precomputed(draft: Draft, section: Section, node: Node, constant: np.ndarray) -> bool:
     if node.phase != "forward" or name_of(node) in RANDOM or (node.op is not None and node.op.kind == "embedding"):
         return False
     small = sum(int(draft.sizes[t]) for t in node.writes) < FEW_BYTES
-    return all(known[t] for t in node.reads) and (section.repeat == 1 or small)
+    return all(constant[t] for t in node.reads) and (section.repeat == 1 or small)
 
 
 def skip_fills(draft: Draft, released: np.ndarray) -> bool:
     """Kernels that write a whole result need no zeros first: a fill vanishes where its reader writes the tensor too."""
-    changed = False
-    for section in draft.sections:
-        for position, item in enumerate(section.items):
-            node = item.node
-            if name_of(node) not in FILLS or len(node.writes) != 1:
-                continue
-            tensor = node.writes[0]
-            user = next((i for i in section.items[position + 1 :] if tensor in (*i.node.reads, *i.node.writes)), None)
-            if (user is None and released[section.ids(tensor)].all()) or (user and tensor in user.node.writes):
-                item.change(source="")
-                changed = True
-            if user and tensor in user.node.writes:
-                user.change(reads=tuple(t for t in user.node.reads if t != tensor))
-        _sweep(section)
-    return changed
+
+    def needless(section: Section, item: Item) -> bool:
+        node = item.node
+        if name_of(node) not in FILLS or len(node.writes) != 1:
+            return False
+        tensor = node.writes[0]
+        after = section.items[section.place(item) + 1 :]
+        user = next((i for i in after if tensor in (*i.node.reads, *i.node.writes)), None)
+        if user is None:
+            return bool(released[section.ids(tensor)].all())
+        overwritten = tensor in user.node.writes
+        if overwritten:
+            user.change(reads=tuple(t for t in user.node.reads if t != tensor))
+        return overwritten
+
+    changed = [_drop_where(section, needless) for section in draft.sections]
+    return any(changed)
 
 
 def accumulate(draft: Draft, released: np.ndarray) -> bool:
@@ -78,30 +80,31 @@ def accumulate(draft: Draft, released: np.ndarray) -> bool:
             writers.setdefault(tensor, []).append(item)
         for tensor in item.node.reads:
             readers[tensor] = readers.get(tensor, 0) + 1
-    changed = False
-    for section in draft.sections:
-        for item in section.items:
-            changed |= section.repeat == 1 and _accumulated(draft, item, writers, readers)
-        _sweep(section)
-    return changed
+    once = [section for section in draft.sections if section.repeat == 1]
+    changed = [
+        _drop_where(section, lambda _, item: _accumulate_in_place(draft, item, writers, readers)) for section in once
+    ]
+    return any(changed)
 
 
-def _accumulated(draft: Draft, item: Item, writers: dict[int, list[Item]], readers: dict[int, int]) -> bool:
+def _accumulate_in_place(draft: Draft, item: Item, writers: dict[int, list[Item]], readers: dict[int, int]) -> bool:
     node = item.node
     if name_of(node) not in ("add", "add_") or len(node.writes) != 1 or draft.role(node.writes[0]) != "gradient":
         return False
     total = node.writes[0]
     parts = [t for t in node.reads if t != total]
-    made = [maker for t in node.reads for maker in writers.get(t, []) if maker is not item]
-    if any(readers.get(t) != 1 or len(writers.get(t, [])) != 1 for t in parts) or len(made) < 2:
+    makers = [maker for t in node.reads for maker in writers.get(t, []) if maker is not item]
+    if any(readers.get(t) != 1 or len(writers.get(t, [])) != 1 for t in parts) or len(makers) < 2:
         return False
-    for position, maker in enumerate(made):
+    for position, maker in enumerate(makers):
         reads = maker.node.reads if position == 0 else (*maker.node.reads, total)
         writes = tuple(total if t in parts else t for t in maker.node.writes)
-        maker.change(reads=tuple(dict.fromkeys(reads)), writes=writes)
-    item.change(source="")
+        maker.change(reads=distinct(reads), writes=writes)
     return True
 
 
-def _sweep(section: Section) -> None:
-    section.items = [item for item in section.items if item.node.source]
+def _drop_where(section: Section, condition: Callable[[Section, Item], bool]) -> bool:
+    """Drop the nodes for which a condition holds, one after the other; says whether there were any."""
+    gone = [item for item in section.items if condition(section, item)]
+    drop(section, gone)
+    return bool(gone)

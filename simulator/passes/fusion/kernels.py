@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ....datasets.ops import KINDS, Op, make_op
+from ...graph import Node
+from ..rewriting.draft import Draft
 from .patterns import Match, matches_path
 
 NORM = r"norm|(^|\.)ln(_|\.|$|\d)|layernorm"
@@ -30,11 +32,11 @@ def row_wise(kind: str) -> Callable[[Match], Op | None]:
     return kernel
 
 
-def gated(kind: str, whole: str) -> Callable[[Match], Op | None]:
-    """An activation and its product with the gate's other half: one element of every row of ``whole``'s."""
+def gated(kind: str, name: str) -> Callable[[Match], Op | None]:
+    """An activation and its product with the gate's other half: an element of each row of node ``name``."""
 
     def kernel(match: Match) -> Op | None:
-        node = match.find(whole)
+        node = match.find(name)
         if node is None or node.op is None or node.op.kind != "elementwise":
             return None
         cols = node.op.run or _width(match)
@@ -80,13 +82,13 @@ def rotary(match: Match) -> Op | None:
     )
 
 
-def loss(kind: str, part: str) -> Callable[[Match], Op | None]:
+def loss(kind: str, name: str) -> Callable[[Match], Op | None]:
     def kernel(match: Match) -> Op | None:
-        node = match.find(part)
+        node = match.find(name)
         if node is None or node.op is None:
             return None
-        dtype, made = match.formats()
-        dtype = made if kind.endswith("backward") else dtype
+        dtype, out_dtype = match.formats()
+        dtype = out_dtype if kind.endswith("backward") else dtype
         return make_op(kind, tokens=node.op.rows, vocab=node.op.cols, dtype=dtype, out_dtype=dtype)
 
     return kernel
@@ -119,13 +121,22 @@ def joint(match: Match) -> Op | None:
     return sample.replace(inputs=max(int((total - sample.cost.write_bytes) // one), 0))
 
 
+def adds_residual(node: Node) -> bool:
+    """Whether a node adds to the residual stream, outside of norms."""
+    return node.source.endswith(("add", "add_")) and not matches_path(NORM, node.path)
+
+
+def begins_norm(draft: Draft, node: Node) -> bool:
+    """Whether one kernel for an add and the norm behind it can begin with a node: the add, or what weights become."""
+    return adds_residual(node) or all(draft.role(t) in ("weight", "frozen") for t in node.reads)
+
+
 def added_norm(match: Match) -> Op | None:
     """A norm that adds the residual stream on its way in (forward) or out (backward): nothing else hangs on it."""
     norms = [n.op for n in match.nodes if n.op is not None and KINDS[n.op.kind].purpose == "norm"]
-    adds = [n for n in match.nodes if n.source.endswith(("add", "add_")) and not matches_path(NORM, n.path)]
     backward = match.nodes[0].phase == "backward"
     inner = norms[0] if norms else row_wise("rms_norm_backward" if backward else "rms_norm")(match)
-    carried = any(t in match.outputs for t in match.inputs) if backward else bool(adds)
+    carried = any(t in match.outputs for t in match.inputs) if backward else any(map(adds_residual, match.nodes))
     if inner is None or len(norms) > 1 or not carried:
         return None
     return joint(match)
@@ -165,7 +176,7 @@ def route(match: Match) -> Op | None:
     choices = [n.op for n in match.nodes if n.op is not None and n.op.kind == "moe_route"]
     if not choices:
         return None
-    return choices[-1].replace(experts=max(op.experts for op in choices))
+    return choices[-1].replace(experts=max(op.experts for op in choices), kernels="fused")
 
 
 def permute(match: Match) -> Op | None:

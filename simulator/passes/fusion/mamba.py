@@ -16,6 +16,7 @@ from ....datasets.mixer_ops import SSD
 from ....datasets.ops import Op, make_op
 from ...graph import Node
 from ..rewriting.draft import Draft, Item, Section
+from ..rewriting.match import find, insert
 from ..rewriting.nodes import name_of
 
 SCANS = ("linear_attention_prefill", "linear_attention_backward")
@@ -28,7 +29,7 @@ def split_scan(draft: Draft, released: np.ndarray) -> bool:
     """The kernels around Mamba-2's scan, in every mixer of the graph."""
     changed = False
     for section in draft.sections:
-        for item in [each for each in section.items if _scans(each.node.op)]:
+        for item in [scan for scan in section.items if _scans(scan.node.op)]:
             (_forward if item.node.phase == "forward" else _backward)(draft, section, item)
             changed = True
     return changed
@@ -39,52 +40,50 @@ def _scans(op: Op | None) -> bool:
 
 
 def _forward(draft: Draft, section: Section, scan: Item) -> None:
-    node, convolution = scan.node, _of(section, scan, "causal_conv1d")
+    node, convolution = scan.node, _partner_of(section, scan, "causal_conv1d")
     out, projected = node.writes[0], (convolution or scan).node.reads[0]
     several = scan.node.op.batch > 1  # type: ignore[union-attr]
     after = [_gate(draft, node, out, GATED_READS)]
     if several:
-        after.append(_copied(draft, node, out))
-        section.items.insert(section.place(convolution or scan), _copied(draft, node, projected))
-    place = section.place(scan) + 1
-    section.items[place:place] = after
+        after.append(_copy_of(draft, node, out))
+        insert(section, section.place(convolution or scan), [_copy_of(draft, node, projected)])
+    insert(section, section.place(scan) + 1, after)
 
 
 def _backward(draft: Draft, section: Section, scan: Item) -> None:
-    node, convolution = scan.node, _of(section, scan, "causal_conv1d_backward")
+    node, convolution = scan.node, _partner_of(section, scan, "causal_conv1d_backward")
     ahead = [_gate(draft, node, node.reads[0], GATED_READS_BACKWARD)]
     if convolution is not None and convolution.node.op is not None:
         of = convolution.node.op
         again = make_op("causal_conv1d", rows=of.rows, cols=of.cols, width=of.width, dtype=of.dtype)
-        ahead.append(_added(again, "opcast.causal_conv1d", node, (convolution.node.reads[1],), ()))
-    joined = [each for each in section.items if each.node.path == node.path and name_of(each.node) == "cat"]
-    joined = [each for each in joined if each.node.phase == "backward" and each.node.op is not None]
-    whole = max(joined, key=lambda each: int(each.node.op.size_bytes), default=None)  # type: ignore[union-attr]
-    for each in joined:
-        if each is whole and node.op is not None and node.op.batch > 1:
-            each.compute(make_op("copy", size_bytes=draft.sizes[each.node.writes[0]], dtype=node.op.dtype))
+        ahead.append(_kernel_beside(again, "opcast.causal_conv1d", node, (convolution.node.reads[1],), ()))
+    joined = [i for i in find(section, path=node.path) if name_of(i.node) == "cat" and i.node.op is not None]
+    joined = [cat for cat in joined if cat.node.phase == "backward"]
+    widest = max(joined, key=lambda cat: int(cat.node.op.size_bytes), default=None)  # type: ignore[union-attr]
+    for cat in joined:
+        if cat is widest and node.op is not None and node.op.batch > 1:
+            cat.compute(make_op("copy", size_bytes=draft.sizes[cat.node.writes[0]], dtype=node.op.dtype))
         else:
-            each.change(op=None, bytes_moved=0)
-    place = section.place(scan)
-    section.items[place:place] = ahead
+            cat.change(op=None, bytes_moved=0)
+    insert(section, section.place(scan), ahead)
 
 
-def _of(section: Section, scan: Item, kind: str) -> Item | None:
+def _partner_of(section: Section, scan: Item, kind: str) -> Item | None:
     """The node of a kind that stands in the scan's module."""
-    return next((i for i in section.items if i.node.path == scan.node.path and i.node.source == f"opcast.{kind}"), None)
+    return next(iter(find(section, sources=(f"opcast.{kind}",), path=scan.node.path)), None)
 
 
 def _gate(draft: Draft, node: Node, tensor: int, inputs: int) -> Item:
     assert node.op is not None
     op = make_op("elementwise", numel=draft.numel(tensor), inputs=inputs, dtype=node.op.dtype)
-    return _added(op, "fused.pointwise", node, (tensor,), (tensor,))
+    return _kernel_beside(op, "fused.pointwise", node, (tensor,), (tensor,))
 
 
-def _copied(draft: Draft, node: Node, tensor: int) -> Item:
+def _copy_of(draft: Draft, node: Node, tensor: int) -> Item:
     assert node.op is not None
     op = make_op("copy", size_bytes=draft.sizes[tensor], dtype=node.op.dtype)
-    return _added(op, "aten.clone", node, (tensor,), (tensor,))
+    return _kernel_beside(op, "aten.clone", node, (tensor,), (tensor,))
 
 
-def _added(op: Op, source: str, beside: Node, reads: tuple[int, ...], writes: tuple[int, ...]) -> Item:
+def _kernel_beside(op: Op, source: str, beside: Node, reads: tuple[int, ...], writes: tuple[int, ...]) -> Item:
     return Item(Node(op, source, beside.path, beside.phase, reads, writes, int(op.cost.bytes)))

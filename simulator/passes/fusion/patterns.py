@@ -46,8 +46,8 @@ class Match:
 
     def find(self, name: str) -> Node | None:
         """The first member of this name (see :func:`name_of`) or op kind."""
-        found = (n for n in self.nodes if name_of(n) == name or (n.op is not None and n.op.kind == name))
-        return next(found, None)
+        matches = (n for n in self.nodes if name_of(n) == name or (n.op is not None and n.op.kind == name))
+        return next(matches, None)
 
     def largest(self, tensors: tuple[int, ...]) -> int:
         """The tensor of most elements, the first of equals; IndexError when there is none."""
@@ -65,7 +65,8 @@ class Pattern:
     ``in_place``: the kernel's result overwrites its largest input where size and dtype agree. ``reads`` is a pattern
     that the module which made one of the inputs must match (``rotary``). ``updates``: members may update in place what
     others made (a residual stream). ``within`` is a second pattern for the path (of a
-    compiler that sees the layers alone).
+    compiler that sees the layers alone). ``first`` says what a match that grows may begin with:
+    nodes that are made of others are not in it.
     """
 
     members: tuple[str, ...]
@@ -80,6 +81,7 @@ class Pattern:
     in_place: bool = False
     reads: str = ""
     within: str = ""
+    first: Callable[[Draft, Node], bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,11 @@ def remake(draft: Draft, kernels: Sequence[Fused]) -> None:
     for number, (index, tensor) in enumerate(made):
         owner[forward[index].section.ids(tensor)] = number
     uses: dict[int, list[Use]] = {}
-    kept = np.zeros(len(draft.sizes), dtype=bool)
+    saved = np.zeros(len(draft.sizes), dtype=bool)
     for section, item in draft.walk():
         for tensor in item.node.reads:
             if item.node.phase == "backward":
-                kept[section.ids(tensor)] = True
+                saved[section.ids(tensor)] = True
             if owner[tensor] >= 0:
                 uses.setdefault(int(owner[tensor]), []).append(Use(section, item, tensor))
     spare: dict[int, dict[int, list[Use]]] = {}
@@ -62,7 +62,7 @@ def remake(draft: Draft, kernels: Sequence[Fused]) -> None:
             index, tensor = made[number]
             spare.setdefault(index, {})[tensor] = readers
     for index, intermediates in spare.items():
-        _remake(draft, forward[index], intermediates, kept)
+        _remake(draft, forward[index], intermediates, saved)
 
 
 def _large(draft: Draft, node: Node) -> list[int]:
@@ -70,14 +70,16 @@ def _large(draft: Draft, node: Node) -> list[int]:
     return [t for t in node.writes if t not in node.reads and draft.sizes[t] * SMALL > largest]
 
 
-def _remake(draft: Draft, kernel: Fused, intermediates: dict[int, list[Use]], kept: np.ndarray) -> None:
+def _remake(draft: Draft, kernel: Fused, intermediates: dict[int, list[Use]], saved: np.ndarray) -> None:
     """Drop a kernel's intermediates, if their sources are no more to keep."""
     sources = {t: _sources(draft, kernel, t, intermediates) for t in intermediates}
-    needed = {s for found in sources.values() for s in found if not kept[kernel.section.ids(s)].any()}
+    needed = {s for origins in sources.values() for s in origins if not saved[kernel.section.ids(s)].any()}
     if sum(int(draft.sizes[s]) for s in needed) > sum(int(draft.sizes[t]) for t in intermediates):
         return
-    new_names = {t: [renamed(kernel.section, t, sources[t], use) for use in uses] for t, uses in intermediates.items()}
-    if any(names is None for found in new_names.values() for names in found):
+    new_names = {
+        t: [names_in_section(kernel.section, t, sources[t], use) for use in uses] for t, uses in intermediates.items()
+    }
+    if any(names is None for origins in new_names.values() for names in origins):
         return
     for tensor, uses in intermediates.items():
         for use, names in zip(uses, new_names[tensor], strict=True):
@@ -92,20 +94,20 @@ def _sources(draft: Draft, kernel: Fused, tensor: int, intermediates: Iterable[i
     """The kernel's large inputs and lasting results that a tensor is made from."""
     stop = {*kernel.item.node.reads, *kernel.item.node.writes} - set(intermediates)
     largest = max(int(draft.sizes[t]) for t in kernel.item.node.reads)
-    found: dict[int, None] = {}
-    wanted, seen = [tensor], {tensor}
-    while wanted:
-        current = wanted.pop()
+    origins: dict[int, None] = {}
+    queue, visited = [tensor], {tensor}
+    while queue:
+        current = queue.pop()
         for node in kernel.match.nodes:
             if current in node.writes:
-                fresh = [t for t in node.reads if t not in seen]
-                seen.update(fresh)
-                found.update((t, None) for t in fresh if t in stop)
-                wanted += [t for t in fresh if t not in stop]
-    return [t for t in found if draft.sizes[t] * SMALL > largest]
+                fresh = [t for t in node.reads if t not in visited]
+                visited.update(fresh)
+                origins.update((t, None) for t in fresh if t in stop)
+                queue += [t for t in fresh if t not in stop]
+    return [t for t in origins if draft.sizes[t] * SMALL > largest]
 
 
-def renamed(made_in: Section, tensor: int, sources: Iterable[int], use: Use) -> dict[int, int] | None:
+def names_in_section(made_in: Section, tensor: int, sources: Iterable[int], use: Use) -> dict[int, int] | None:
     """Names and steps of ``sources`` in the section that knows ``tensor`` as ``use.name``; None where they clash."""
     made_step, used_step = made_in.steps.get(tensor, 0), use.section.steps.get(use.name, 0)
     offset = (use.name - tensor) // made_step if made_step else 0

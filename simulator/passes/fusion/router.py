@@ -15,6 +15,7 @@ import numpy as np
 from ....datasets.ops import Op, make_op
 from ...graph import Node
 from ..rewriting.draft import Draft, Item, Section
+from ..rewriting.match import find, insert
 
 # Tensors of [tokens, experts] in fp32 that go through memory around the selections: forward a copy and its random
 # numbers (forced balance), sigmoid, bias, mask, probabilities and map scattered into zeros, and the same once more for
@@ -38,7 +39,7 @@ def on_matrix_units(draft: Draft, released: np.ndarray) -> bool:
                 short = _before_cast(draft, node, makers) if node.phase == "forward" else ""
                 op = op.replace(dtype=short or "tf32", out_dtype="fp32")
             elif op.kind == "moe_permute" and EXPERTS.search(node.path):
-                short = _short(draft, section)
+                short = _expert_dtype(draft, section)
                 op = op.replace(dtype=short, out_dtype=short) if short else op
             else:
                 continue
@@ -55,25 +56,24 @@ def apart(draft: Draft, released: np.ndarray) -> bool:
     """
     changed = False
     for section in draft.sections:
-        for item in [each for each in section.items if GATE.search(each.node.path)]:
+        for item in [gate for gate in section.items if GATE.search(gate.node.path)]:
             op, node = item.node.op, item.node
             if op is None or node.source != "fused.moe":
                 continue
             if op.kind == "moe_route" and node.phase == "forward":
                 chosen = op.replace(kernels="topk")
                 added = [_beside(chosen, "aten.topk", node)] * SELECTIONS
-                added.append(_moved(op.tokens * op.experts, AROUND, node))
+                added.append(_move_scores(op.tokens * op.experts, AROUND, node))
             elif op.kind == "elementwise" and node.phase == "backward":
-                added = [_moved(op.numel, AROUND_BACKWARD, node)]
+                added = [_move_scores(op.numel, AROUND_BACKWARD, node)]
             else:
                 continue
-            place = section.place(item) + 1
-            section.items[place:place] = [Item(each) for each in added]
+            insert(section, section.place(item) + 1, map(Item, added))
             changed = True
     return changed
 
 
-def _moved(numel: int, tensors: int, beside: Node) -> Node:
+def _move_scores(numel: int, tensors: int, beside: Node) -> Node:
     op = make_op("elementwise", numel=numel, inputs=tensors - 1, dtype="fp32")
     return _beside(op, "fused.pointwise", beside)
 
@@ -89,11 +89,8 @@ def _before_cast(draft: Draft, node: Node, makers: dict[int, Node]) -> str:
     return next(iter(sources & {"bf16", "fp16"}), "")
 
 
-def _short(draft: Draft, section: Section) -> str:
+def _expert_dtype(draft: Draft, section: Section) -> str:
     """The 16-bit dtype that experts multiply in, in this section; empty where they do not."""
-    found = {
-        item.node.op.dtype
-        for item in section.items
-        if item.node.op is not None and item.node.op.kind == "grouped_gemm" and EXPERTS.search(item.node.path)
-    }
-    return next(iter(found & {"bf16", "fp16"}), "")
+    products = [item.node for item in find(section, ("grouped_gemm",)) if EXPERTS.search(item.node.path)]
+    dtypes = {node.op.dtype for node in products if node.op is not None}
+    return next(iter(dtypes & {"bf16", "fp16"}), "")

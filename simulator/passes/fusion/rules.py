@@ -20,6 +20,7 @@ from .kernels import (
     NORM,
     activation,
     added_norm,
+    begins_norm,
     epilogue,
     gated,
     joint,
@@ -129,6 +130,21 @@ SHIPPED: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "residual_norm",
+        (
+            Pattern(
+                (*NORM_MEMBERS, "native_layer_norm"),
+                added_norm,
+                ("add",),
+                path=NORM_OR_LAYER,
+                grow=True,
+                siblings=True,
+                updates=True,
+                first=begins_norm,
+            ),
+        ),
+    ),
+    Rule(
         "rms_norm",
         _both(
             (NORM_MEMBERS, row_wise("rms_norm"), ("rsqrt", "mean")),
@@ -217,7 +233,7 @@ SHIPPED: tuple[Rule, ...] = (
 )
 
 
-def _own(name: str) -> list[Rule]:
+def _custom_rules(name: str) -> list[Rule]:
     """The rules that a user's function returns; PlanError where it fails or returns something else."""
     what = f"fusion rule {name!r}"
     function = load(name, "fusion rule")
@@ -226,11 +242,11 @@ def _own(name: str) -> list[Rule]:
         result = function()
         return list(result) if isinstance(result, Iterable) else [result]
 
-    found = called(made, f"{what}: calling it without arguments")
-    other = [type(rule).__name__ for rule in found if not isinstance(rule, Rule)]
-    if other or not found:
+    rules = called(made, f"{what}: calling it without arguments")
+    other = [type(rule).__name__ for rule in rules if not isinstance(rule, Rule)]
+    if other or not rules:
         raise PlanError(f"{what} returned {', '.join(other) or 'nothing'}, not a Rule or several")
-    return found
+    return rules
 
 
 def rules_named(names: Iterable[str]) -> tuple[Rule, ...]:
@@ -240,22 +256,22 @@ def rules_named(names: Iterable[str]) -> tuple[Rule, ...]:
 
     PlanError names a rule that does not exist and the nearest one that does.
     """
-    known = {rule.name: rule for rule in SHIPPED}
-    own: list[Rule] = []
-    wanted: dict[str, str] = {}
-    for whole in names:
-        name, _, where = whole.partition("@")
+    shipped = {rule.name: rule for rule in SHIPPED}
+    custom: list[Rule] = []
+    scopes: dict[str, str] = {}
+    for spelling in names:
+        name, _, where = spelling.partition("@")
         if where not in ("", "layers"):
-            raise PlanError(f"stack.fusion: {whole!r} is limited to {where!r}; take {name}@layers or {name}")
+            raise PlanError(f"stack.fusion: {spelling!r} is limited to {where!r}; take {name}@layers or {name}")
         if ":" in name:
-            own += _own(name)
-        elif name in known:
-            wanted[name] = LAYER if where else ""
+            custom += _custom_rules(name)
+        elif name in shipped:
+            scopes[name] = LAYER if where else ""
         else:
-            raise PlanError(f"stack.fusion: no rule {name!r}; {nearest(name, known, 'known:')}")
-    return (*own, *(_limited(rule, wanted[rule.name]) for rule in SHIPPED if rule.name in wanted))
+            raise PlanError(f"stack.fusion: no rule {name!r}; {nearest(name, shipped, 'known:')}")
+    return (*custom, *(_limit_to(rule, scopes[rule.name]) for rule in SHIPPED if rule.name in scopes))
 
 
-def _limited(rule: Rule, within: str) -> Rule:
+def _limit_to(rule: Rule, within: str) -> Rule:
     patterns = tuple(replace(pattern, within=within) for pattern in rule.patterns)
     return replace(rule, patterns=patterns) if within else rule

@@ -16,7 +16,7 @@ from ...graph import Block, Graph, Tensor
 
 def compact(graph: Graph) -> Graph:
     """The graph without tensors that none of its nodes names."""
-    named = [_named(block) for block in graph.blocks]
+    named = [_named_tensors(block) for block in graph.blocks]
     used = np.zeros(graph.tensor_count, dtype=bool)
     for block, tensors in zip(graph.blocks, named, strict=True):
         if block.repeat == 1:
@@ -27,22 +27,22 @@ def compact(graph: Graph) -> Graph:
             used[min(tensor, last) : max(tensor, last) + 1] = True  # with those between, so that steps stay
     numbers = np.cumsum(used) - 1
     blocks = [
-        _renamed(block, dict(zip(tensors, numbers[tensors].tolist(), strict=True)))
+        _rename_tensors(block, dict(zip(tensors, numbers[tensors].tolist(), strict=True)))
         for block, tensors in zip(graph.blocks, named, strict=True)
     ]
-    counts = np.add.reduceat(used, [each.id for each in graph.tensors], dtype=np.int64)
+    counts = np.add.reduceat(used, [run.id for run in graph.tensors], dtype=np.int64)
     runs = zip(graph.tensors, (np.cumsum(counts) - counts).tolist(), counts.tolist(), strict=True)
-    kept = [Tensor(first, t.size_bytes, t.dtype, t.role, count) for t, first, count in runs if count]
-    return replace(graph, blocks=tuple(blocks), tensors=tuple(kept))
+    used_tensors = [Tensor(first, t.size_bytes, t.dtype, t.role, count) for t, first, count in runs if count]
+    return replace(graph, blocks=tuple(blocks), tensors=tuple(used_tensors))
 
 
-def _named(block: Block) -> list[int]:
+def _named_tensors(block: Block) -> list[int]:
     """The tensors that the nodes of a block name in its first repetition."""
-    found = {t for node in block.nodes for t in (*node.reads, *node.writes, *node.frees)}
-    return list(found.union(*block.uneven.values()))
+    tensors = {t for node in block.nodes for t in (*node.reads, *node.writes, *node.frees)}
+    return list(tensors.union(*block.uneven.values()))
 
 
-def _renamed(block: Block, names: Mapping[int, int]) -> Block:
+def _rename_tensors(block: Block, names: Mapping[int, int]) -> Block:
     def of(tensors: Sequence[int]) -> tuple[int, ...]:
         return tuple([names[t] for t in tensors])
 

@@ -42,8 +42,8 @@ class Item:
 
     def keep(self, *tensors: int) -> None:
         """No longer let go of these tensors, in any repetition."""
-        kept = set(tensors)
-        self._free(lambda frees: tuple(t for t in frees if t not in kept))
+        lasting = set(tensors)
+        self._free(lambda frees: tuple(t for t in frees if t not in lasting))
 
     def rename(self, names: Mapping[int, int]) -> None:
         """Know tensors by other ids."""
@@ -110,7 +110,7 @@ class Draft:
         codes = {name: code for code, name in enumerate(self.dtype_names)}
         counts = [t.count for t in graph.tensors]
         self.dtypes = np.repeat(np.array([codes[t.dtype] for t in graph.tensors], dtype=np.int16), counts)
-        self.sections = [_opened(block) for block in graph.blocks]
+        self.sections = [_open_block(block) for block in graph.blocks]
 
     def walk(self) -> Iterator[tuple[Section, Item]]:
         """Every node with its section, in order."""
@@ -133,8 +133,8 @@ class Draft:
     def elements(self, tensors: Sequence[int] | np.ndarray) -> np.ndarray:
         """The number of elements of each tensor, float64."""
         ids = np.asarray(tensors, dtype=np.int64)
-        made: np.ndarray = self.sizes[ids] / np.array([itemsize(name) for name in self.dtype_names])[self.dtypes[ids]]
-        return made
+        counts: np.ndarray = self.sizes[ids] / np.array([itemsize(name) for name in self.dtype_names])[self.dtypes[ids]]
+        return counts
 
     def code(self, dtype: str) -> int:
         """The index of a dtype in ``dtypes``, entered if it is new."""
@@ -159,7 +159,7 @@ class Draft:
 
     def graph(self, **changes: Any) -> Graph:
         """The graph as it now stands; ``changes`` replace other fields of it."""
-        blocks = tuple(_closed(section) for section in self.sections if section.items)
+        blocks = tuple(_close_section(section) for section in self.sections if section.items)
         return replace(self.source, blocks=blocks, tensors=self._runs(), **changes)
 
     def _runs(self) -> tuple[Tensor, ...]:
@@ -203,7 +203,7 @@ class Insertions:
         self._made = []
 
 
-def _opened(block: Block) -> Section:
+def _open_block(block: Block) -> Section:
     items = [
         Item(node, block.uneven.get((0, position)), block.uneven.get((-1, position)))
         for position, node in enumerate(block.nodes)
@@ -211,7 +211,7 @@ def _opened(block: Block) -> Section:
     return Section(items, block.repeat, dict(block.steps), block.stack, block.stride, block)
 
 
-def _closed(section: Section) -> Block:
+def _close_section(section: Section) -> Block:
     uneven = {}
     for position, item in enumerate(section.items):
         if item.first is not None:
@@ -219,5 +219,6 @@ def _closed(section: Section) -> Block:
         if item.last is not None:
             uneven[-1, position] = item.last
     nodes = tuple(item.node for item in section.items)
-    made = Block(nodes, section.repeat, section.steps, section.stack, section.stride, uneven)
-    return section.source if section.source is not None and section.source == made else made  # with what is known of it
+    block = Block(nodes, section.repeat, section.steps, section.stack, section.stride, uneven)
+    unchanged = section.source is not None and section.source == block
+    return section.source if unchanged and section.source else block  # with what is known of it

@@ -26,7 +26,7 @@ class Layer:
         return self.first + (self.section.repeat - 1) * self.section.stride
 
 
-def found_layers(draft: Draft, phases: tuple[str, ...], stack: str) -> Iterator[Layer]:
+def layers_of(draft: Draft, phases: tuple[str, ...], stack: str) -> Iterator[Layer]:
     """The layers of every section; nodes without a layer of their own go with the one before them."""
     for section in draft.sections:
         positions: dict[int, list[int]] = {}
@@ -34,15 +34,15 @@ def found_layers(draft: Draft, phases: tuple[str, ...], stack: str) -> Iterator[
         for position, item in enumerate(section.items):
             if item.node.phase not in phases:
                 continue
-            place = layer_of(item.node.path)
-            if place is not None and place[0] == stack:
-                current = place[1]
+            layer = layer_of(item.node.path)
+            if layer is not None and layer[0] == stack:
+                current = layer[1]
             elif section.repeat == 1 and not item.node.group:
                 current = None
             if current is not None:
                 positions.setdefault(current, []).append(position)
-        for first, found in positions.items():
-            yield Layer(section, stack, first, tuple(found))
+        for first, members in positions.items():
+            yield Layer(section, stack, first, tuple(members))
 
 
 def covers(forward: Layer, backward: Layer) -> bool:

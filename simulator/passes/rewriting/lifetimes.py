@@ -18,7 +18,7 @@ from ...graph import ROLES
 from .draft import Draft, Item, Section
 
 
-def freed(draft: Draft) -> np.ndarray:
+def freed_tensors(draft: Draft) -> np.ndarray:
     """Which tensors some node lets go of: a flag by tensor id."""
     mask = np.zeros(len(draft.sizes), dtype=bool)
     for section, item in draft.walk():
@@ -69,11 +69,11 @@ def unfree(draft: Draft, moved: np.ndarray) -> None:
     """Nodes no longer free these tensors."""
     for section, item in draft.walk():
         if item.node.frees or item.first or item.last:
-            made = [
+            frees = [
                 tuple(t for t in tensors if not _flags(moved, section, t)[repetitions].any())
                 for tensors, repetitions in _frees(section, item)
             ]
-            _set_frees(section, item, made)
+            _set_frees(section, item, frees)
 
 
 def free_late(draft: Draft, late: np.ndarray) -> None:
@@ -83,7 +83,7 @@ def free_late(draft: Draft, late: np.ndarray) -> None:
         for tensors, repetitions in _frees(section, item):
             for tensor in tensors:
                 ids = section.span(tensor)
-                todo[ids] &= False if tensor not in section.steps else ~_within(section, repetitions)
+                todo[ids] &= False if tensor not in section.steps else ~_repetition_mask(section, repetitions)
     for section in reversed(draft.sections):
         if any(item.node.phase in ("recompute", "backward") for item in section.items):
             for item in reversed(section.items):
@@ -123,13 +123,13 @@ def _settle(section: Section, tensors: np.ndarray, places: np.ndarray, dies: np.
 
 
 def _by_place(tensors: np.ndarray, places: np.ndarray, flags: np.ndarray, count: int) -> list[tuple[int, ...]]:
-    found: list[list[int]] = [[] for _ in range(count)]
-    for tensor, place in zip(tensors[flags].tolist(), places[flags].tolist(), strict=True):
-        found[place].append(tensor)
-    return [tuple(sorted(ids)) for ids in found]
+    tensors_by_place: list[list[int]] = [[] for _ in range(count)]
+    for tensor, position in zip(tensors[flags].tolist(), places[flags].tolist(), strict=True):
+        tensors_by_place[position].append(tensor)
+    return [tuple(sorted(ids)) for ids in tensors_by_place]
 
 
-def _within(section: Section, repetitions: slice) -> np.ndarray:
+def _repetition_mask(section: Section, repetitions: slice) -> np.ndarray:
     mask = np.zeros(section.repeat, dtype=bool)
     mask[repetitions] = True
     return mask
@@ -141,11 +141,11 @@ def _free_last(section: Section, item: Item, todo: np.ndarray) -> None:
         if not todo[section.span(tensor)].any():
             continue
         due, shared = _flags(todo, section, tensor), section.repeat > 1 and tensor not in section.steps
-        made = []
+        frees = []
         for number, (tensors, repetitions) in enumerate(_frees(section, item)):
             ends = len(due[repetitions]) > 0 and bool(due[repetitions].all()) and (not shared or number == 2)
-            made.append((*tensors, tensor) if ends else tensors)
-        _set_frees(section, item, made)
+            frees.append((*tensors, tensor) if ends else tensors)
+        _set_frees(section, item, frees)
         todo[section.span(tensor)] = False
 
 
@@ -171,5 +171,5 @@ def _set_frees(section: Section, item: Item, frees: Sequence[tuple[int, ...]]) -
 
 def _flags(mask: np.ndarray, section: Section, tensor: int) -> np.ndarray:
     """Whether a tensor is marked, for every repetition."""
-    found = mask[section.span(tensor)]
-    return found if len(found) == section.repeat else np.repeat(found, section.repeat)
+    flags = mask[section.span(tensor)]
+    return flags if len(flags) == section.repeat else np.repeat(flags, section.repeat)

@@ -65,11 +65,11 @@ def elementwise(
     return kernel(op, source, path, phase, reads, writes, frees, stream)
 
 
-def added(total: int, part: int, numel: float, dtype: str, near: Node) -> Node:
-    """``part`` added to ``total`` and let go of, in the place of ``near`` in the model."""
-    reads, writes = (total, part), (total,)
+def addition(total: int, addend: int, numel: float, dtype: str, near: Node) -> Node:
+    """``addend`` added to ``total`` and let go of, in the place of ``near`` in the model."""
+    reads, writes = (total, addend), (total,)
     return elementwise(
-        "aten.add_", numel, reads, writes, phase=near.phase, path=near.path, dtype=dtype, inputs=2, frees=(part,)
+        "aten.add_", numel, reads, writes, phase=near.phase, path=near.path, dtype=dtype, inputs=2, frees=(addend,)
     )
 
 
@@ -79,7 +79,7 @@ def reduction(source: str, numel: float, reads: Ids, writes: Ids, *, phase: str,
     return kernel(op, source, path, phase, reads, writes)
 
 
-def copied(
+def copy_kernel(
     source: str,
     size_bytes: float,
     reads: Ids,

@@ -32,11 +32,11 @@ _GROUPED: dict[str, Axes] = {
 
 def axes(op: Op) -> Axes:
     """The dimensions of an op along each axis that it has."""
-    known = KINDS[op.kind].axes
+    axes_of_kind = KINDS[op.kind].axes
     by_layout = {"gemm": _GEMM, "grouped_gemm": _GROUPED}.get(op.kind)
     if by_layout is not None:
-        return {**known, **by_layout[LAYOUT.choices[op.layout]]}
-    return _reduced(op) if op.kind == "reduce" else known
+        return {**axes_of_kind, **by_layout[LAYOUT.choices[op.layout]]}
+    return _reduction_axes(op) if op.kind == "reduce" else axes_of_kind
 
 
 @lru_cache(maxsize=65536)
@@ -95,7 +95,7 @@ def _run(run: int, size: int | str, axis: str, parts: int | Fraction) -> int:
     return run if run < int(size) else 0
 
 
-def _reduced(op: Op) -> Axes:
+def _reduction_axes(op: Op) -> Axes:
     """What is summed over tokens keeps its features inside; what is summed over features keeps tokens outside."""
     over_features = op.inner == 1
     tokens, features = ("outer", "length") if over_features else ("outer" if op.outer > 1 else "length", "inner")

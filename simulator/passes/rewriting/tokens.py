@@ -47,13 +47,13 @@ def share_item(
     if not _works_on_tokens(draft, node, along, length):
         return
     dim = token_dim(op, length) if op is not None else ""
-    whole = op is not None and KINDS[op.kind].purpose in WHOLE
+    sees_all = op is not None and KINDS[op.kind].purpose in WHOLE
     if op is None:
         item.change(bytes_moved=int(node.bytes_moved / parts))
-    elif dim and not whole:
+    elif dim and not sees_all:
         shared = share(op, dim, parts, uneven=isinstance(parts, Fraction))
         item.compute(shared)
-    if op is None or dim or whole:
+    if op is None or dim or sees_all:
         for tensor in node.writes:
             if _lies_along(draft, tensor, op, length):
                 along[section.ids(tensor)] = True

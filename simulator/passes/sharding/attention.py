@@ -94,12 +94,12 @@ def ring_parts(tokens: int, ranks: int, causal: bool, zigzag: bool) -> list[Quer
     Zigzag under a causal mask: of keys from an earlier rank all queries see the first half, of those from a later
     one the second half of the queries sees all; the rank in the middle of the ring stands for all.
     """
-    own = QueryPart(tokens, tokens, causal)
+    diagonal = QueryPart(tokens, tokens, causal)
     if not (causal and zigzag):
-        return [own] + [QueryPart(tokens, tokens, False)] * (ranks - 1)
+        return [diagonal] + [QueryPart(tokens, tokens, False)] * (ranks - 1)
     half, middle = tokens // 2, ranks // 2
     earlier, later = QueryPart(tokens, half, False), QueryPart(half, tokens, False)
-    return [own, *([earlier] * middle), *([later] * (ranks - 1 - middle))]
+    return [diagonal, *([earlier] * middle), *([later] * (ranks - 1 - middle))]
 
 
 def ring(draft: Draft, section: Section, node: Node, call: Attention, group: Group, zigzag: bool) -> Nodes:
@@ -112,8 +112,8 @@ def ring(draft: Draft, section: Section, node: Node, call: Attention, group: Gro
     buffers = tuple(draft.local(section, size, dtype) for _ in range(min(2, group.ranks - 1)))
     send = _sender(node, group, dtype, size)
     if call.backward:
-        own = call.kv_bytes(tokens) + call.q_bytes(tokens)
-        partial = tuple(draft.local(section, own, dtype) for _ in buffers)
+        block_bytes = call.kv_bytes(tokens) + call.q_bytes(tokens)
+        partial = tuple(draft.local(section, block_bytes, dtype) for _ in buffers)
         home = tuple(draft.local(section, size, dtype) for _ in buffers)
         return _ring_backward(node, call, parts, (buffers, partial, home), send), (*buffers, *partial, *home)
     return _ring_forward(node, call, parts, buffers, send), buffers
@@ -124,15 +124,15 @@ def _ring_forward(
 ) -> list[Node]:
     nodes: list[Node] = []
     here = node.reads
-    for step, part in enumerate(parts):
+    for step, query_part in enumerate(parts):
         coming = buffers[step % len(buffers)]
         if step + 1 < len(parts):
             nodes.append(send(here, (coming,)))
         merged = node.writes if step else ()
         reads = tuple(dict.fromkeys((*node.reads, *here, *merged)))
-        nodes.append(_compute(node, call.of(*part), reads, node.writes))
+        nodes.append(_compute(node, call.of(*query_part), reads, node.writes))
         if step:
-            nodes.append(_merge(node, call.out_elements(part.seq_q), node.writes, node.writes))
+            nodes.append(_merge(node, call.out_elements(query_part.seq_q), node.writes, node.writes))
         here = (coming,)
     return nodes
 
@@ -147,15 +147,15 @@ def _ring_backward(
     arriving, partial, home = buffers
     nodes: list[Node] = []
     here, travelling = node.reads, node.writes
-    for step, part in enumerate(parts):
+    for step, query_part in enumerate(parts):
         coming = (arriving[step % len(arriving)],)
         if step + 1 < len(parts):
             nodes.append(send(here, coming))
-        made = (partial[step % len(partial)],) if step else node.writes
-        nodes.append(_compute(node, call.of(*part), (*node.reads, *here), made))
+        results = (partial[step % len(partial)],) if step else node.writes
+        nodes.append(_compute(node, call.of(*query_part), (*node.reads, *here), results))
         if step:
-            size = call.kv_bytes(part.seq_kv) + call.q_bytes(part.seq_q)
-            nodes.append(_merge(node, int(size / itemsize(call.op.dtype)), (*made, *travelling), travelling))
+            size = call.kv_bytes(query_part.seq_kv) + call.q_bytes(query_part.seq_q)
+            nodes.append(_merge(node, int(size / itemsize(call.op.dtype)), (*results, *travelling), travelling))
         onward = node.writes if step + 1 == len(parts) else (home[step % len(home)],)
         nodes.append(send(travelling, onward))
         here, travelling = coming, onward
@@ -178,19 +178,19 @@ def _neighbours(draft: Draft, section: Section, node: Node, call: Attention, gro
     return nodes, (buffer,)
 
 
-def gathered(draft: Draft, section: Section, node: Node, call: Attention, group: Group, zigzag: bool) -> Nodes:
+def gather_attention(draft: Draft, section: Section, node: Node, call: Attention, group: Group, zigzag: bool) -> Nodes:
     """All keys and values are gathered, in backward once more; their gradients are summed and scattered."""
     tokens, size, dtype = call.seq_q // group.ranks, call.kv_bytes(call.seq_kv), call.op.dtype
-    whole = draft.local(section, size, dtype)
+    gathered_keys = draft.local(section, size, dtype)
     options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": dtype}
-    nodes = [collective("all_gather", size, group, node.reads, (whole,), **options)]
+    nodes = [collective("all_gather", size, group, node.reads, (gathered_keys,), **options)]
     partial = (draft.local(section, size, dtype),) if call.backward else ()
-    reads, writes = (*node.reads, whole), (*node.writes, *partial)
+    reads, writes = (*node.reads, gathered_keys), (*node.writes, *partial)
     for step, op in enumerate(_gathered_parts(call, tokens, group.ranks, zigzag)):
         nodes.append(_compute(node, op, (*reads, *writes) if step else reads, writes))
     if call.backward:
         nodes.append(collective("reduce_scatter", size, group, writes, node.writes, **options))
-    return nodes, (whole, *partial)
+    return nodes, (gathered_keys, *partial)
 
 
 def gathered_ring(draft: Draft, section: Section, node: Node, call: Attention, group: Group, zigzag: bool) -> Nodes:
@@ -201,28 +201,28 @@ def gathered_ring(draft: Draft, section: Section, node: Node, call: Attention, g
     the exchanges: under torch.compile each is waited for at once (``_functional_collectives.py``, _maybe_wrap_tensor).
     """
     if call.window:
-        return gathered(draft, section, node, call, group, zigzag)
+        return gather_attention(draft, section, node, call, group, zigzag)
     tokens, dtype = call.seq_q // group.ranks, call.op.dtype
     size, widened = call.kv_bytes(call.seq_kv), itemsize("fp32") / itemsize(dtype)
-    whole = draft.local(section, size, dtype)
+    gathered_keys = draft.local(section, size, dtype)
     options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": dtype}
-    nodes = [collective("all_gather", size, group, node.reads, (whole,), **options)]
-    reads, own = (*node.reads, whole), call.kv_bytes(tokens)
-    made = own + call.q_bytes(tokens) if call.backward else call.out_elements(tokens) * itemsize(dtype)
-    partial, sums = draft.local(section, made, dtype), draft.local(section, made * widened, "fp32")
-    home = (draft.local(section, own * widened, "fp32"),) if call.backward else ()
+    nodes = [collective("all_gather", size, group, node.reads, (gathered_keys,), **options)]
+    reads, local_bytes = (*node.reads, gathered_keys), call.kv_bytes(tokens)
+    result_bytes = local_bytes + call.q_bytes(tokens) if call.backward else call.out_elements(tokens) * itemsize(dtype)
+    partial, sums = draft.local(section, result_bytes, dtype), draft.local(section, result_bytes * widened, "fp32")
+    home = (draft.local(section, local_bytes * widened, "fp32"),) if call.backward else ()
     onward = {**options, "dtype": "fp32"}
-    for step, part in enumerate(ring_parts(tokens, group.ranks, call.causal, zigzag)):
-        nodes.append(_compute(node, call.of(*part), reads, (partial,) if step else node.writes))
+    for step, query_part in enumerate(ring_parts(tokens, group.ranks, call.causal, zigzag)):
+        nodes.append(_compute(node, call.of(*query_part), reads, (partial,) if step else node.writes))
         news = (partial, sums) if step else node.writes
         if call.backward:
-            elements = (call.kv_bytes(part.seq_kv) + call.q_bytes(part.seq_q)) / itemsize(dtype)
+            elements = (call.kv_bytes(query_part.seq_kv) + call.q_bytes(query_part.seq_q)) / itemsize(dtype)
             nodes.append(_merge(node, int(elements), news, (sums,), "fp32"))
-            nodes.append(collective("send_recv", own * widened, group, (sums,), home, **onward))
+            nodes.append(collective("send_recv", local_bytes * widened, group, (sums,), home, **onward))
         elif step:
             both = (sums, *node.writes)
-            nodes.append(_merge(node, call.out_elements(part.seq_q), (*news, *node.writes), both, "fp32"))
-    return nodes, (whole, partial, sums, *home)
+            nodes.append(_merge(node, call.out_elements(query_part.seq_q), (*news, *node.writes), both, "fp32"))
+    return nodes, (gathered_keys, partial, sums, *home)
 
 
 def _gathered_parts(call: Attention, tokens: int, ranks: int, zigzag: bool) -> list[Op]:
@@ -231,8 +231,8 @@ def _gathered_parts(call: Attention, tokens: int, ranks: int, zigzag: bool) -> l
         return [call.of(tokens, call.seq_kv, False, call.window)]
     if not zigzag:
         return [call.of(tokens, call.seq_kv, True, call.window)]
-    part, middle = tokens // 2, ranks // 2
-    return [call.of(part, part * place, True, call.window) for place in (middle + 1, 2 * ranks - middle)]
+    half, middle = tokens // 2, ranks // 2
+    return [call.of(half, half * position, True, call.window) for position in (middle + 1, 2 * ranks - middle)]
 
 
 def scattered_heads(draft: Draft, section: Section, node: Node, call: Attention, group: Group, zigzag: bool) -> Nodes:
@@ -268,13 +268,13 @@ def scattered_scan(node: Node, group: Group) -> list[Node]:
     op = node.op
     assert op is not None
     tokens = op.batch * op.seq / group.ranks * itemsize(op.dtype)
-    keys, values, gates = (float(each) * tokens for each in operands(op))
+    keys, values, gates = (float(operand) * tokens for operand in operands(op))
     options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": op.dtype}
     sizes = (values, keys + values + gates) if op.kind.endswith("backward") else (keys + values + gates, values)
-    own = _compute(node, share(op, "heads", group.ranks, uneven=True), node.reads, node.writes)
+    scan = _compute(node, share(op, "heads", group.ranks, uneven=True), node.reads, node.writes)
     return [
         collective("all_to_all", sizes[0], group, node.reads[:1], node.reads[:1], **options),
-        own,
+        scan,
         collective("all_to_all", sizes[1], group, node.writes[:1], node.writes[:1], **options),
     ]
 

@@ -26,20 +26,20 @@ def gather_rows(draft: Draft, section: Section, items: Sequence[Item], entry: in
     """Gathers the rows of all ranks before ``items``, which read the new tensor instead of ``entry``."""
     users = [item for item in items if entry in item.node.reads]
     near, size = users[0].node, float(draft.sizes[entry]) * group.ranks
-    whole = draft.local(section, size, draft.dtype(entry))
+    gathered = draft.local(section, size, draft.dtype(entry))
     for item in users:
-        item.change(reads=tuple(whole if t == entry else t for t in item.node.reads))
-    users[-1].free(whole)
+        item.change(reads=tuple(gathered if t == entry else t for t in item.node.reads))
+    users[-1].free(gathered)
     made = Item(
         collective(
-            "all_gather", size, group, (entry,), (whole,), phase=near.phase, path=near.path, dtype=draft.dtype(entry)
+            "all_gather", size, group, (entry,), (gathered,), phase=near.phase, path=near.path, dtype=draft.dtype(entry)
         )
     )
     if entry in users[-1].node.frees:
         users[-1].keep(entry)
         made.free(entry)
     section.items.insert(section.place(users[0]), made)
-    return whole
+    return gathered
 
 
 def scatter_rows(draft: Draft, section: Section, items: Sequence[Item], last: tuple[Item, int], group: Group) -> Item:
@@ -47,13 +47,13 @@ def scatter_rows(draft: Draft, section: Section, items: Sequence[Item], last: tu
     item, tensor = last
     near, size = item.node, float(draft.sizes[tensor]) * group.ranks
     partial = draft.local(section, size, draft.dtype(tensor))
-    for each in items:
-        node = each.node
-        each.change(
+    for user in items:
+        node = user.node
+        user.change(
             reads=tuple(partial if t == tensor else t for t in node.reads),
             writes=tuple(partial if t == tensor else t for t in node.writes),
         )
-    made = Item(
+    scatter = Item(
         collective(
             "reduce_scatter",
             size,
@@ -66,8 +66,8 @@ def scatter_rows(draft: Draft, section: Section, items: Sequence[Item], last: tu
             frees=(partial,),
         )
     )
-    section.items.insert(section.place(item) + 1, made)
-    return made
+    section.items.insert(section.place(item) + 1, scatter)
+    return scatter
 
 
 def narrow(draft: Draft, section: Section, items: Sequence[Item], hidden: int, inner: np.ndarray, ranks: int) -> None:
@@ -79,11 +79,11 @@ def narrow(draft: Draft, section: Section, items: Sequence[Item], hidden: int, i
             continue
         if op.kind == "grouped_gemm":
             dim = _inner_dim(op, hidden, bool(wide) and node.reads[0] == wide[0])
-            shared, made = _shared(op, dim, ranks), op.layout != TN and dim == "n"
+            shared, partial = _share_width(op, dim, ranks), op.layout != TN and dim == "n"
         else:
-            shared, made = share(op, "features", ranks, uneven=True), op.kind != "reduce"
+            shared, partial = share(op, "features", ranks, uneven=True), op.kind != "reduce"
         item.compute(shared)
-        for tensor in node.writes if made else ():
+        for tensor in node.writes if partial else ():
             if tensor < len(inner) and draft.roles[tensor] == ACTIVATION:
                 inner[section.ids(tensor)] = True
 
@@ -95,7 +95,7 @@ def _inner_dim(op: Op, hidden: int, from_inner: bool) -> str:
     return "k" if from_inner else "n"
 
 
-def _shared(op: Op, dim: str, ranks: int) -> Op:
+def _share_width(op: Op, dim: str, ranks: int) -> Op:
     try:
         return share(op, dim, ranks)
     except PlanError as error:

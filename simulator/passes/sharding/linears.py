@@ -48,18 +48,18 @@ class DataFlow:
         """How the weight of the product at ``position`` is cut, and the heads that its result belongs to, if any."""
         node = self.section.items[position].node
         width = node.op.n if node.op is not None else 0
-        waiting, seen = list(node.writes), {position}
+        waiting, visited = list(node.writes), {position}
         product, normed, heads = False, False, None
         while waiting:
             tensor = waiting.pop()
             for reader in self.readers.get(tensor, ()):
                 after = self.section.items[reader].node
-                if reader in seen or reader < position or after.phase != node.phase:
+                if reader in visited or reader < position or after.phase != node.phase:
                     continue
-                seen.add(reader)
-                found = attention_heads(after, self.tokens)
-                if found or self._product(after):
-                    product, heads = product or not found, heads or found
+                visited.add(reader)
+                heads_after = attention_heads(after, self.tokens)
+                if heads_after or self._product(after):
+                    product, heads = product or not heads_after, heads or heads_after
                     continue
                 if after.op is not None and after.op.kind in CHOOSING and width != self.vocab:
                     return REPLICATED, None

@@ -35,9 +35,9 @@ def _product(sharing: Sharing, position: int, node: Node) -> RankWork:
     inputs = [t for t in node.reads if not shards.weight[t]]
     if not weights:
         sharing.note_sources(node)
-        return _batched(sharing, node, op) if op.batch > 1 else _weight_gradient(sharing, node, op, inputs)
+        return _batch(sharing, node, op) if op.batch > 1 else _weight_gradient(sharing, node, op, inputs)
     if node.source.startswith("fused.absorb"):
-        return _absorbed(sharing, node, op, weights)
+        return _absorb(sharing, node, op, weights)
     if node.phase == "backward":
         return _input_gradient(sharing, node, op, weights, inputs)
     shared = next((t for t in inputs if shards.kind[t] == FEATURES), None)
@@ -55,14 +55,14 @@ def _product(sharing: Sharing, position: int, node: Node) -> RankWork:
 
 def _weights(sharing: Sharing, node: Node, op: Op) -> list[int]:
     """The weights that a product multiplies by, without its biases."""
-    found: list[int] = []
+    weights: list[int] = []
     total = 0
-    held = [t for t in node.reads if sharing.shards.weight[t]]
-    for tensor in sorted(held, key=lambda t: -int(sharing.shards.numel[t])):
+    weights_read = [t for t in node.reads if sharing.shards.weight[t]]
+    for tensor in sorted(weights_read, key=lambda t: -int(sharing.shards.numel[t])):
         if total < op.n * op.k:
-            found.append(tensor)
+            weights.append(tensor)
             total += int(sharing.shards.numel[tensor])
-    return found
+    return weights
 
 
 def _know(sharing: Sharing, heads: Heads | None, op: Op) -> None:
@@ -76,10 +76,10 @@ def _know(sharing: Sharing, heads: Heads | None, op: Op) -> None:
         return
     sharing.limits[Limit(keys, "heads of keys and values", few=True)] = None
     if keys < sharing.tp and sharing.tp % keys == 0:
-        each = heads.key_dim, heads.value_dim
-        sharing.shards.widths |= {keys * dim: Fraction(keys) for dim in each}
+        dims = heads.key_dim, heads.value_dim
+        sharing.shards.widths |= {keys * dim: Fraction(keys) for dim in dims}
         if op.n > heads.queries * heads.key_dim:
-            local = heads.queries * heads.key_dim // sharing.tp + sum(each)
+            local = heads.queries * heads.key_dim // sharing.tp + sum(dims)
             sharing.shards.widths[op.n] = Fraction(op.n, local)
 
 
@@ -101,11 +101,11 @@ def _columns(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: l
         if not shards.weight[tensor]:
             continue
         rows = op.k if tensor in weights else 1
-        own = parts if cut == TABLE else shards.of_width(tensor, rows)
-        sharing.cut(tensor, cut, kind, own)
+        shares = parts if cut == TABLE else shards.of_width(tensor, rows)
+        sharing.cut(tensor, cut, kind, shares)
     for tensor in node.writes:
-        own = parts if cut == TABLE or len(node.writes) == 1 else shards.of_width(tensor, op.m)
-        shards.mark(sharing.section, tensor, kind, own, tensor in node.reads)
+        shares = parts if cut == TABLE or len(node.writes) == 1 else shards.of_width(tensor, op.m)
+        shards.mark(sharing.section, tensor, kind, shares, tensor in node.reads)
     gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
     return RankWork(share(op, "n", parts, uneven=True), gathers, parts=parts)
 
@@ -132,11 +132,11 @@ def _weight_gradient(sharing: Sharing, node: Node, op: Op, inputs: list[int]) ->
         axis = "m" if (op.m == width != op.n) or (inputs[0] in cut and op.n != width) or op.m == op.n == width else "n"
         axis = "n" if op.m == op.n and inputs[0] not in cut else axis
         biases = _biases(sharing, node, op)
-        whole = biases if sharing.cuts.get(_module(node)) == ROW else set()
-        for tensor in (t for t in node.writes if t not in whole):
+        unshared = biases if sharing.cuts.get(_module(node)) == ROW else set()
+        for tensor in (t for t in node.writes if t not in unshared):
             rows = 1 if tensor in biases else op.n if axis == "m" else op.m
-            own = parts if len(node.writes) - len(biases) == 1 else shards.of_width(tensor, rows)
-            shards.mark(sharing.section, tensor, int(shards.kind[cut[0]]), own, tensor in node.reads)
+            shares = parts if len(node.writes) - len(biases) == 1 else shards.of_width(tensor, rows)
+            shards.mark(sharing.section, tensor, int(shards.kind[cut[0]]), shares, tensor in node.reads)
         gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
         return RankWork(share(op, axis, parts, uneven=True), gathers, parts=parts)
     if any(shards.kind[t] == TOKENS for t in inputs):
@@ -151,7 +151,7 @@ def _biases(sharing: Sharing, node: Node, op: Op) -> set[int]:
     return {t for t in node.writes if several and sharing.shards.numel[t] < least}
 
 
-def _batched(sharing: Sharing, node: Node, op: Op) -> RankWork:
+def _batch(sharing: Sharing, node: Node, op: Op) -> RankWork:
     """Products of heads: attention in the pieces that it is made of."""
     top = sharing.top(node)
     if top == TOKENS:
@@ -164,7 +164,7 @@ def _batched(sharing: Sharing, node: Node, op: Op) -> RankWork:
     return RankWork(share(op, "batch", sharing.tp, uneven=True), gathers, parts=Fraction(sharing.tp))
 
 
-def _absorbed(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> RankWork:
+def _absorb(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> RankWork:
     """Queries or results times each head's own part of a projection, as latent attention decodes."""
     sharing.limits[Limit(op.batch, "attention heads")] = None
     for weight in weights:
@@ -182,10 +182,10 @@ def _experts(sharing: Sharing, node: Node) -> RankWork:
     for tensor in (*weights, *(t for t in node.writes if sharing.draft.role(t) == "gradient")):
         sharing.expert[list(sharing.section.ids(tensor))] = True
     if degree == 1:
-        own = sharing.top(node) == TOKENS
+        local = sharing.top(node) == TOKENS
         return (
             (sharing.by_tokens(node) if weights else RankWork(share(op, "tokens", sharing.tp, uneven=True)))
-            if own
+            if local
             else RankWork(op)
         )
     if op.kind == "fused_moe":
@@ -241,5 +241,5 @@ def key_heads(width: int, heads: Heads) -> int:
     if width < queries:
         dim = heads.key_dim if width % heads.key_dim == 0 else heads.value_dim
         return width // dim if width % dim == 0 and heads.queries % (width // dim) == 0 else heads.queries
-    keys, rest = divmod(width - queries, heads.key_dim + heads.value_dim)
-    return keys if keys and not rest and heads.queries % keys == 0 else heads.queries
+    keys, remainder = divmod(width - queries, heads.key_dim + heads.value_dim)
+    return keys if keys and not remainder and heads.queries % keys == 0 else heads.queries

@@ -47,8 +47,8 @@ class Shards:
         self.generated = np.zeros(count, dtype=bool)
         self.numel = self.draft.elements(np.arange(count)).astype(np.int64)
 
-    def mark(self, section: Section, tensor: int, kind: int, parts: Fraction | int, seen: bool = False) -> None:
-        """Raise a tensor's state in all repetitions; ``seen``: somebody may have taken it for something else before."""
+    def mark(self, section: Section, tensor: int, kind: int, parts: Fraction | int, visible: bool = False) -> None:
+        """Raise a tensor's state in all repetitions; ``visible``: others may have seen it as something else."""
         if kind <= self.kind[tensor] or self.numel[tensor] < 2:
             return
         where = section.span(tensor)
@@ -56,7 +56,7 @@ class Shards:
         self.num[where], self.den[where] = (
             (parts, 1) if isinstance(parts, int) else (parts.numerator, parts.denominator)
         )
-        self.dirty |= seen
+        self.dirty |= visible
 
     def wait(self, section: Section, tensor: int, how: int) -> None:
         """Note that the ranks' values of a tensor are still to be summed (``DONE``: that they are)."""
@@ -86,8 +86,8 @@ class Shards:
                 return self.share(source)
         shares = {self.share(source) for source in sources}
         smaller = all(self.numel[source] > self.numel[tensor] for source in sources)
-        whole = shares.pop() if len(shares) == 1 else Fraction(self.parts)
-        return whole if smaller and whole.denominator == 1 else self.of_width(tensor)
+        share = shares.pop() if len(shares) == 1 else Fraction(self.parts)
+        return share if smaller and share.denominator == 1 else self.of_width(tensor)
 
     def sized(self) -> None:
         """Give every tensor of the draft the size of one share."""

@@ -132,7 +132,7 @@ class Sharing:
             return self._of_weights(node)
         if kind == "reduce":
             return self._reduce(node, top)
-        if kind == "quantize" and top == TOKENS and self.plan.options.get("fp8_scaling") == "rowwise":
+        if kind == "quantize" and top == TOKENS and self.plan.settings.fp8_scaling == "rowwise":
             return RankWork(
                 node.op, tuple(t for t in node.reads if self.shards.kind[t] == TOKENS)
             )  # rows of all tokens
@@ -173,7 +173,7 @@ class Sharing:
         shards.weight[ids] = True
         for source in sources:
             if shards.numel[source] == shards.numel[written] and shards.kind[written] > shards.kind[source]:
-                shards.mark(self.section, source, int(shards.kind[written]), shards.share(written), seen=True)
+                shards.mark(self.section, source, int(shards.kind[written]), shards.share(written), visible=True)
                 shards.cut[list(self.section.ids(source))] = shards.cut[written]
 
     def _adopt(self, node: Node, kind: int, parts: Fraction | int) -> None:
@@ -184,11 +184,11 @@ class Sharing:
         for tensor in node.reads:
             if shards.kind[tensor] >= kind:
                 continue
-            made = shards.generated[tensor] and shards.numel[tensor] == size
+            generated = shards.generated[tensor] and shards.numel[tensor] == size
             bias = shards.weight[tensor] and kind == FEATURES and shards.numel[tensor] * self.tokens == size
             cache = kind == FEATURES and keeps and self.draft.role(tensor) == "cache"
-            if made or bias or cache:
-                shards.mark(self.section, tensor, kind, parts, seen=True)
+            if generated or bias or cache:
+                shards.mark(self.section, tensor, kind, parts, visible=True)
 
     def by_tokens(self, node: Node) -> RankWork:
         op = node.op
@@ -267,62 +267,70 @@ class Sharing:
         """Statistics that attention is handed ready made (zeros a head and token)."""
         for tensor in node.reads:
             if self.shards.generated[tensor] and self.shards.numel[tensor] % max(self.queries, 2) == 0:
-                self.shards.mark(self.section, tensor, FEATURES, self.tp, seen=True)
+                self.shards.mark(self.section, tensor, FEATURES, self.tp, visible=True)
 
     def _of_features(self, op: Op | None, parts: Fraction, top: int) -> Op | None:
         """An op on elements, rows or heads, of which ``parts`` ranks have a share each."""
         if op is None:
             return None
-        known = axes(op)
-        if "elements" in known and "features" in known and op.kind in ("elementwise", "copy"):
+        axes_of_op = axes(op)
+        if "elements" in axes_of_op and "features" in axes_of_op and op.kind in ("elementwise", "copy"):
             run, size = (op.run, op.numel) if op.kind == "elementwise" else (op.run_bytes, op.size_bytes)
             axis = "features" if run and run * self.tokens >= size else "elements"
         elif KINDS[op.kind].purpose in ("norm", "softmax"):
             axis = "vocab" if top == VOCAB else "heads"
         else:
-            axis = "vocab" if top == VOCAB and "vocab" in known else "heads"
-            axis = axis if axis in known and "features" not in known else "vocab" if axis == "vocab" else "features"
-            axis = axis if axis in known else "elements"
-        return share(op, axis, parts, uneven=True) if axis in known else op
+            axis = "vocab" if top == VOCAB and "vocab" in axes_of_op else "heads"
+            axis = (
+                axis
+                if axis in axes_of_op and "features" not in axes_of_op
+                else "vocab"
+                if axis == "vocab"
+                else "features"
+            )
+            axis = axis if axis in axes_of_op else "elements"
+        return share(op, axis, parts, uneven=True) if axis in axes_of_op else op
 
     # --- sums inside an op -----------------------------------------------------------------------------------
 
     def _reduce(self, node: Node, top: int) -> RankWork:
-        op, made = node.op, node.writes[0]
+        op, result = node.op, node.writes[0]
         assert op is not None
         if top == TOKENS:
-            return self._reduce_tokens(node, op, made)
+            return self._reduce_tokens(node, op, result)
         source = self._largest(node, top)
         parts = self.shards.share(source)
         if top == VOCAB or (op.inner == 1 and self._over_all(op.length, source)):
-            return RankWork(share(op, "length", parts, uneven=True), pending={made: SCALAR_SUM}, parts=parts)
+            return RankWork(share(op, "length", parts, uneven=True), pending={result: SCALAR_SUM}, parts=parts)
         if op.inner == 1:
-            return self._kept(op, "outer", made, parts, parts)
+            return self._keep_axis(op, "outer", result, parts, parts)
         if op.length == self.tokens and op.outer == 1:
-            return self._kept(op, "inner", made, parts, parts)
+            return self._keep_axis(op, "inner", result, parts, parts)
         if op.length > self.tokens and op.length % self.tokens == 0:
-            return RankWork(share(op, "length", parts, uneven=True), pending={made: GRADIENT_SUM}, parts=parts)
+            return RankWork(share(op, "length", parts, uneven=True), pending={result: GRADIENT_SUM}, parts=parts)
         if op.length == self.queries:
             if self.sequence:
-                self.shards.mark(self.section, made, TOKENS, self.tp)
-            return RankWork(share(op, "length", parts, uneven=True), pending={made: SUM}, parts=parts)
-        return self._kept(op, "outer" if op.outer > 1 else "inner", made, parts, self.shards.of_width(made))
+                self.shards.mark(self.section, result, TOKENS, self.tp)
+            return RankWork(share(op, "length", parts, uneven=True), pending={result: SUM}, parts=parts)
+        return self._keep_axis(op, "outer" if op.outer > 1 else "inner", result, parts, self.shards.of_width(result))
 
-    def _kept(self, op: Op, axis: str, made: int, parts: Fraction, kept: Fraction) -> RankWork:
+    def _keep_axis(self, op: Op, axis: str, result: int, parts: Fraction, kept: Fraction) -> RankWork:
         """A sum inside each share: over features of a head, tokens of a feature, or queries' heads of a key's."""
-        self.shards.mark(self.section, made, FEATURES, kept)
+        self.shards.mark(self.section, result, FEATURES, kept)
         shared = share(op, axis, kept, uneven=True)
         if parts > kept:
             shared = share(shared, "length", parts / kept, uneven=True)
         return RankWork(shared, parts=parts)
 
-    def _reduce_tokens(self, node: Node, op: Op, made: int) -> RankWork:
+    def _reduce_tokens(self, node: Node, op: Op, result: int) -> RankWork:
         """Sums over all tokens are gradients of whole weights; others stay with their tokens."""
         over_tokens = op.inner > 1 and op.outer == 1 and op.length % self.tokens == 0
         if over_tokens or (op.inner == 1 and op.outer < self.tp):
-            gradient = self.draft.roles[made] == ROLES.index("gradient") or over_tokens
-            return RankWork(share(op, "length", self.tp, uneven=True), pending={made: GRADIENT_SUM} if gradient else {})
-        self.shards.mark(self.section, made, TOKENS, self.tp)
+            gradient = self.draft.roles[result] == ROLES.index("gradient") or over_tokens
+            return RankWork(
+                share(op, "length", self.tp, uneven=True), pending={result: GRADIENT_SUM} if gradient else {}
+            )
+        self.shards.mark(self.section, result, TOKENS, self.tp)
         axis = "outer" if op.outer >= self.tp else "inner"
         return RankWork(share(op, axis, self.tp, uneven=True), parts=Fraction(self.tp))
 
@@ -377,7 +385,7 @@ def _vocabulary(draft: Draft) -> tuple[int, int, int]:
     """Tokens of the step, words and elements of the table of embeddings: of the widest one, else of the head."""
     ops = [item.node.op for _, item in draft.walk() if item.node.op is not None]
     tables = [op for op in ops if op.kind in ("embedding", "embedding_backward")]
-    products = [i.node.op for _, i in draft.walk() if i.node.op is not None and _weighted(draft, i.node)]
+    products = [i.node.op for _, i in draft.walk() if i.node.op is not None and _weigh(draft, i.node)]
     if tables:
         widest = max(tables, key=lambda op: op.vocab)
         tokens = max((op.m for op in products), default=widest.tokens)
@@ -386,6 +394,6 @@ def _vocabulary(draft: Draft) -> tuple[int, int, int]:
     return (tokens, products[-1].n, products[-1].n * products[-1].k) if products else (tokens, 0, 0)
 
 
-def _weighted(draft: Draft, node: Node) -> bool:
+def _weigh(draft: Draft, node: Node) -> bool:
     product = node.op is not None and node.op.kind == "gemm" and node.phase == "forward" and node.op.batch == 1
     return product and any(draft.role(t) in ("weight", "frozen") for t in node.reads)

@@ -57,18 +57,22 @@ class Unit:
 def families(draft: Draft, plan: Plan) -> list[WeightFamily]:
     """Dense weights and experts; where weights are sharded, frozen ones too, by format. None is without weights."""
     expert = _experts(draft)
-    found = []
+    weight_families = []
     for name, group, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
-        whole = plan.group(group)
+        process_group = plan.group(group)
         weights = np.flatnonzero(mine & (draft.roles == WEIGHT))
         gradients = np.flatnonzero(mine & (draft.roles == GRADIENT))
         if len(weights):
-            found.append(WeightFamily(name, weights, gradients, whole, *halves(whole, plan)))
-        frozen = np.flatnonzero(mine & (draft.roles == FROZEN)) if plan.parallel.zero_stage == 3 else weights[:0]
+            weight_families.append(WeightFamily(name, weights, gradients, process_group, *halves(process_group, plan)))
+        frozen = np.flatnonzero(mine & (draft.roles == FROZEN)) if plan.parallel.shards_weights else weights[:0]
         for code in np.unique(draft.dtypes[frozen]):  # what is gathered at once has one format
             alike, dtype = frozen[draft.dtypes[frozen] == code], draft.dtype_names[code]
-            found.append(WeightFamily(f"frozen {name} {dtype}", alike, gradients[:0], whole, *halves(whole, plan)))
-    return found
+            weight_families.append(
+                WeightFamily(
+                    f"frozen {name} {dtype}", alike, gradients[:0], process_group, *halves(process_group, plan)
+                )
+            )
+    return weight_families
 
 
 def halves(group: Group, plan: Plan) -> tuple[Group, Group]:
@@ -80,7 +84,7 @@ def halves(group: Group, plan: Plan) -> tuple[Group, Group]:
 def summing(plan: Plan, family: WeightFamily, size: float) -> list[tuple[str, float, Group]]:
     """How gradients of ``size`` bytes are summed: (collective, bytes, ranks), in order."""
     steps = [("all_reduce", size, family.group)]
-    if plan.parallel.zero_stage:
+    if plan.parallel.shards_optimizer:
         ranks = family.shard.ranks
         steps = [("reduce_scatter", size, family.shard), ("all_reduce", size / ranks, family.replicas)]
     return [step for step in steps if step[2].ranks > 1]
@@ -105,14 +109,14 @@ def _module(node: Node) -> str:
 
 def layer_path(path: str) -> str:
     """The path of the layer that a module is in; empty outside of layers."""
-    found = layer_of(path)
-    return f"{found[0]}.{found[1]}".lstrip(".") if found else ""
+    layer = layer_of(path)
+    return f"{layer[0]}.{layer[1]}".lstrip(".") if layer else ""
 
 
 def units(draft: Draft, phases: tuple[str, ...]) -> Iterator[Unit]:
     """The units that nodes of these phases read, section by section."""
     for section in draft.sections:
-        read: dict[str, dict[int, None]] = {}
+        reads: dict[str, dict[int, None]] = {}
         span: dict[str, tuple[int, int]] = {}
         for position, item in enumerate(section.items):
             if item.node.phase not in phases:
@@ -120,13 +124,13 @@ def units(draft: Draft, phases: tuple[str, ...]) -> Iterator[Unit]:
             weights = [t for t in item.node.reads if draft.roles[t] in (WEIGHT, FROZEN)]
             if weights:
                 path = layer_path(item.node.path)
-                read.setdefault(path, {}).update(dict.fromkeys(weights))
+                reads.setdefault(path, {}).update(dict.fromkeys(weights))
                 span[path] = (span.get(path, (position, 0))[0], position)
-        for path, weights_of in read.items():
+        for path, weights_of in reads.items():
             yield Unit(section, path, tuple(weights_of), *span[path])
 
 
-def renamed(draft: Draft, tensor: int, places: Sequence[tuple[Section, int]], size: float, dtype: str) -> int:
+def rename_gradient(draft: Draft, tensor: int, places: Sequence[tuple[Section, int]], size: float, dtype: str) -> int:
     """A tensor of its own for what the nodes up to the last of ``places``, where it is written, know as ``tensor``."""
     last = {id(section): (section, position) for section, position in places}
     sections = list(last.values())

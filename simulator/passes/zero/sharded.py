@@ -20,7 +20,7 @@ from ...graph import ROLES, Node
 from ...question.plan import Plan
 from ..micro_batches import REFRESH, SYNC
 from ..rewriting.draft import Draft, Insertions, Section
-from ..rewriting.nodes import collective, copied, elementwise
+from ..rewriting.nodes import collective, copy_kernel, elementwise
 from .families import Unit, WeightFamily, layer_path, units
 
 BUFFER = ROLES.index("buffer")
@@ -36,11 +36,11 @@ def gather_weights(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndarray
     gatherer = _Gatherer(draft, plan, family)
     shards = [gatherer.shard(unit) for unit in forward]
     needed = {t for unit in backward for w in unit.weights for t in unit.section.ids(w).tolist()}
-    reshard = bool(plan.options.get("reshard_after_forward", plan.parallel.pp == 1))
+    reshard = plan.reshards_after_forward
     for unit in forward:
-        kept = any(t in needed for t in unit.weights)
+        lasting = any(t in needed for t in unit.weights)
         gatherer.gather(unit, "forward", "" if reshard else REFRESH)
-        if (reshard and unit.path) or not kept:
+        if (reshard and unit.path) or not lasting:
             unit.section.items[unit.last].free(*unit.weights)
     for unit in backward:
         if reshard and unit.path:
@@ -112,12 +112,12 @@ class _Gatherer:
         send: tuple[int, ...] = shards
         frees: tuple[int, ...] = ()
         if self._mastered and itemsize(dtype) < itemsize("fp32"):
-            part = numel / self.family.shard.ranks
-            send = frees = (draft.local(section, part * itemsize(dtype), dtype, "buffer"),)
+            share = numel / self.family.shard.ranks
+            send = frees = (draft.local(section, share * itemsize(dtype), dtype, "buffer"),)
             nodes.append(
                 elementwise(
                     f"{prefix or 'fsdp.'}cast",
-                    part,
+                    share,
                     (*shards, *self._awaited(unit)),
                     send,
                     phase=phase,
@@ -136,9 +136,9 @@ class _Gatherer:
         self, unit: Unit, phase: str, prefix: str, send: tuple[int, ...], frees: tuple[int, ...], numel: float
     ) -> list[Node]:
         draft, plan, weights = self.draft, self.plan, unit.weights
-        wire = str(plan.options.get("gather_dtype", draft.dtype(weights[0])))
+        wire = plan.settings.gather_dtype or draft.dtype(weights[0])
         size, flat = numel * itemsize(wire), weights
-        if not plan.options.get("flat_parameters", False):
+        if not plan.settings.flat_parameters:
             flat = (draft.local(unit.section, size, wire, "buffer"),)
         reads = send if frees else (*send, *self._awaited(unit))
         node = collective(
@@ -156,17 +156,17 @@ class _Gatherer:
         nodes = [replace(node, source=f"{prefix or 'fsdp.'}all_gather")]
         if flat is not weights:
             source = f"{prefix or 'fsdp.'}split"
-            nodes.append(copied(source, size, flat, weights, phase=phase, path=unit.path, frees=flat))
+            nodes.append(copy_kernel(source, size, flat, weights, phase=phase, path=unit.path, frees=flat))
         return nodes
 
     def _sources(self, unit: Unit) -> tuple[int, ...]:
         """The shards of a unit, with their steps made known to its section."""
-        section, found = unit.section, {}
+        section, sources = unit.section, {}
         for weight in unit.weights:
             ids = self.shard_of[section.ids(weight)]
-            found[int(ids[0])] = int(ids[1] - ids[0]) if len(ids) > 1 else 0
-        section.steps.update({shard: step for shard, step in found.items() if step})
-        return tuple(found)
+            sources[int(ids[0])] = int(ids[1] - ids[0]) if len(ids) > 1 else 0
+        section.steps.update({shard: step for shard, step in sources.items() if step})
+        return tuple(sources)
 
     def _awaited(self, unit: Unit) -> tuple[int, ...]:
         """An empty tensor that the layer before this one writes as it begins; this one writes the next one's."""
@@ -195,45 +195,58 @@ def buckets(draft: Draft, plan: Plan, family: WeightFamily) -> list[Bucket]:
     ready: dict[tuple[int, int], list[int]] = {}
     for tensor, place in last.items():
         ready.setdefault(place, []).append(tensor)
-    limit = np.inf if plan.parallel.zero_stage == 3 else plan.stack.bucket_mib * 2**20
+    limit = np.inf if plan.parallel.shards_weights else plan.stack.bucket_mib * 2**20
     path_of = {place: draft.sections[place[0]].items[place[1]].node.path for place in ready}
-    made: list[Bucket] = []
+    filled: list[Bucket] = []
     waiting: list[int] = []
     begun = 0  # buckets before those of the layer at hand
     places = sorted(ready)
     for place, following in zip(places, [*places[1:], None], strict=True):
         waiting += ready[place]
-        own = layer_path(path_of[place])
-        ends = following is None or following[0] != place[0] or layer_path(path_of[following]) != own
-        whole = ends or following is None or path_of[following] != path_of[place]
+        layer = layer_path(path_of[place])
+        ends = following is None or following[0] != place[0] or layer_path(path_of[following]) != layer
+        complete = ends or following is None or path_of[following] != path_of[place]
         full = draft.sizes[waiting].sum() >= limit
-        if ends and not full and len(made) > begun:
-            waiting = [*made.pop()[3], *waiting]
-        if ends or (full and whole):
-            made.append((draft.sections[place[0]], place[1], own, tuple(waiting)))
+        if ends and not full and len(filled) > begun:
+            waiting = [*filled.pop()[3], *waiting]
+        if ends or (full and complete):
+            filled.append((draft.sections[place[0]], place[1], layer, tuple(waiting)))
             waiting = []
-        begun = len(made) if ends else begun
-    return made
-
-
-def reduces_every_micro_batch(plan: Plan) -> bool:
-    """Whether each micro-batch's gradients are reduced; else whole ones are summed in the stack's dtype.
-
-    FSDP2 keeps them so (``unsharded_accumulated_grad``, in ``reduce_dtype``).
-    """
-    return bool(plan.options.get("reduce_every_micro_batch", plan.parallel.pp == 1))
+        begun = len(filled) if ends else begun
+    return filled
 
 
 def scatter_gradients(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndarray:
     """Gradients of each bucket are cast, reduced and let go of; returns the ids of the shards that stay."""
-    every = reduces_every_micro_batch(plan)
+    every = plan.reduces_every_micro_batch
     insertions, shards, buffer = Insertions(), [], _bucket_buffer(draft, plan, family)
+    shard_of: dict[int, int] = {}
     for section, position, path, gradients in buckets(draft, plan, family):
-        shard, nodes = _scattered(draft, plan, family, section, path, gradients, "fsdp." if every else SYNC, buffer)
+        shard, nodes = _scatter_bucket(
+            draft, plan, family, section, path, gradients, "fsdp." if every else SYNC, buffer
+        )
         insertions.after(section, position, nodes)
         shards.append(section.ids(shard))
+        for gradient in gradients:
+            shard_of.update(zip(section.ids(gradient).tolist(), shards[-1].tolist(), strict=True))
+    _sum_shards(draft, shard_of, family.shard.ranks)
     insertions.apply()
     return np.concatenate(shards) if shards else np.zeros(0, dtype=np.int64)
+
+
+def _sum_shards(draft: Draft, shard_of: dict[int, int], ranks: int) -> None:
+    """Let sums over other ranks before the update (gradients of norms, under sequence parallelism) sum the shards."""
+    for _, item in draft.walk():
+        node = item.node
+        if node.phase != "optimizer" or not node.group or not shard_of.keys() & set(node.reads):
+            continue
+        scattered = [tensor in shard_of for tensor in node.reads]
+        elements = draft.elements(np.array(node.reads))
+        kept_share = 1.0 - elements[scattered].sum() / elements.sum() * (1 - 1 / ranks)
+        shards = tuple(dict.fromkeys(shard_of.get(tensor, tensor) for tensor in node.reads))
+        assert node.op is not None
+        size_bytes = int(np.ceil(node.op.size_bytes * kept_share))
+        item.change(op=node.op.replace(size_bytes=size_bytes), reads=shards, writes=shards)
 
 
 def _bucket_buffer(draft: Draft, plan: Plan, family: WeightFamily) -> int:
@@ -243,7 +256,7 @@ def _bucket_buffer(draft: Draft, plan: Plan, family: WeightFamily) -> int:
     return draft.new(plan.stack.bucket_mib * 2**20, draft.dtype(int(family.gradients[0])), "buffer")
 
 
-def _scattered(
+def _scatter_bucket(
     draft: Draft,
     plan: Plan,
     family: WeightFamily,
@@ -261,11 +274,11 @@ def _scattered(
     flat = buffer if fits else draft.local(section, size, dtype)
     shard = draft.local(section, np.ceil(numel / ranks) * itemsize(dtype), dtype, "gradient")
     source, into = f"{prefix}flatten", (flat if ranks > 1 else shard,)
-    place: dict[str, Any] = {"phase": "backward", "path": path, "frees": gradients}
-    nodes = [
-        copied(source, size, gradients, into, **place)
+    about: dict[str, Any] = {"phase": "backward", "path": path, "frees": gradients}
+    nodes = [  # torch._chunk_cat joins and converts in a kernel of its own, which is none of ATen's casts
+        copy_kernel(source, size, gradients, into, **about)
         if old == dtype
-        else elementwise(source, numel, gradients, into, dtype=old, out_dtype=dtype, fn="cast", **place)
+        else elementwise(source, numel, gradients, into, dtype=old, out_dtype=dtype, **about)
     ]
     steps = [
         ("reduce_scatter", size, family.shard, (flat,), () if fits else (flat,)),

@@ -29,26 +29,26 @@ Ids = tuple[int, ...]
 def insert_update(
     draft: Draft,
     plan: Plan,
-    found: Sequence[WeightFamily],
-    own: Mapping[str, np.ndarray],
+    weight_families: Sequence[WeightFamily],
+    shards: Mapping[str, np.ndarray],
     summed: Mapping[str, np.ndarray],
 ) -> None:
-    """Replaces the AdamW nodes. ``own`` weights (or shards) and ``summed`` gradients are by family."""
+    """Replaces the AdamW nodes. ``shards`` (or whole weights) and ``summed`` gradients are by family."""
     moments = _moments(draft)
     nodes: list[Node] = []
-    parts = [_Part(draft, plan, family, own[family.name], summed[family.name]) for family in found]
-    for part in parts:
-        nodes += part.sums()
+    parts = [_Part(draft, plan, family, shards[family.name], summed[family.name]) for family in weight_families]
+    for update in parts:
+        nodes += update.sums()
     if plan.stack.gradient_clipping:
         nodes += _clipping(draft, plan, parts)
-    for part in parts:
-        nodes += part.update(moments)
-    for part in parts:
-        nodes += part.gathered()
+    for update in parts:
+        nodes += update.update(moments)
+    for update in parts:
+        nodes += update.gathered()
     for section in draft.sections:
-        kept = [item for item in section.items if item.node.op is None or item.node.op.kind != "adamw"]
-        if len(kept) < len(section.items):
-            section.items = [*kept, *map(Item, nodes)]
+        others = [item for item in section.items if item.node.op is None or item.node.op.kind != "adamw"]
+        if len(others) < len(section.items):
+            section.items = [*others, *map(Item, nodes)]
             nodes = []
 
 
@@ -67,11 +67,11 @@ def _moments(draft: Draft) -> dict[int, Ids]:
 class _Part:
     """One family's share of the optimizer's work."""
 
-    def __init__(self, draft: Draft, plan: Plan, family: WeightFamily, own: np.ndarray, summed: np.ndarray) -> None:
+    def __init__(self, draft: Draft, plan: Plan, family: WeightFamily, shard: np.ndarray, summed: np.ndarray) -> None:
         self.draft, self.plan, self.family = draft, plan, family
-        self.own: Ids = tuple(own.tolist())
+        self.own: Ids = tuple(shard.tolist())
         self.gradients: Ids = tuple(summed.tolist())
-        self.ranks = family.shard.ranks if plan.parallel.zero_stage else 1
+        self.ranks = family.shard.ranks if plan.parallel.shards_optimizer else 1
         self.counts = draft.elements(family.weights)
         self.numel = float(np.ceil(self.counts / self.ranks).sum())
         self.gradient_dtype = draft.dtype(self.gradients[0]) if self.gradients else "fp32"
@@ -81,7 +81,7 @@ class _Part:
 
     def sums(self) -> list[Node]:
         """Sums of gradients that were not summed beside the backward pass."""
-        if self.plan.parallel.zero_stage > 1 or "dp" in self.plan.stack.overlap:
+        if self.plan.parallel.shards_gradients or "dp" in self.plan.stack.overlap:
             return []
         size = float(self.draft.sizes[list(self.gradients)].sum())
         reads, dtype = (*self.own, *self.gradients), self.gradient_dtype
@@ -106,7 +106,7 @@ class _Part:
 
     def update(self, moments: Mapping[int, Ids]) -> list[Node]:
         """The update of what this rank owns, and the rounding of masters to weights."""
-        draft, stage = self.draft, self.plan.parallel.zero_stage
+        draft = self.draft
         dtype = "fp32" if self.mastered else self.weight_dtype
         moment = dtype if self.plan.stack.moment_dtype == "same" else self.plan.stack.moment_dtype
         shares = np.ceil(self.counts / self.ranks)
@@ -114,7 +114,7 @@ class _Part:
         draft.sizes[states] = (shares * itemsize(moment)).astype(np.int64)[:, None]
         draft.dtypes[states] = draft.code(moment)
         held: Ids = tuple(states.T.ravel().tolist())
-        apart = self.mastered and (stage < 3 or self.plan.stack.half_shards)
+        apart = self.mastered and not self.plan.masters_are_shards
         masters = self._masters(shares) if apart else ()
         target = masters or self.own
         op = make_op("adamw", numel=round(self.numel), tensors=len(self.own), dtype=dtype, out_dtype=moment)
@@ -133,7 +133,8 @@ class _Part:
                 fn="cast",
             )
             nodes.append(copy)
-        if stage < 2 and (self.plan.stack.fused_gradients or self.plan.stack.gradient_dtype != "same"):
+        summed = self.plan.stack.fused_gradients or self.plan.stack.gradient_dtype != "same"
+        if summed and not self.plan.parallel.shards_gradients:
             nodes.append(self.pointwise("aten.zero_", 0, "fill", float(self.counts.sum())))
         return nodes
 
@@ -146,13 +147,13 @@ class _Part:
     def gathered(self) -> list[Node]:
         """Updated weights from the ranks that updated them, unless the next forward pass gathers them.
 
-        ``plan.options["gather_dtype"]``: those that products read in few bits are rounded before (``fp8_param_gather``
+        ``options.gather_dtype``: those that products read in few bits are rounded before (``fp8_param_gather``
         of Megatron-Core).
         """
-        stage, overlap = self.plan.parallel.zero_stage, self.plan.stack.overlap
-        if stage not in (1, 2) or self.ranks == 1 or "dp_gather" in overlap:
+        gathers = self.plan.parallel.gathers_updated_weights and "dp_gather" not in self.plan.stack.overlap
+        if not gathers or self.ranks == 1:
             return []
-        wire = str(self.plan.options.get("gather_dtype") or self.weight_dtype)
+        wire = self.plan.settings.gather_dtype or self.weight_dtype
         sizes = self.draft.sizes[list(self.own)].astype(float)
         if wire != self.weight_dtype:
             sizes *= np.where(self._rounded_apart(), itemsize(wire) / itemsize(self.weight_dtype), 1.0)
@@ -163,17 +164,17 @@ class _Part:
 
     def _rounded_apart(self) -> np.ndarray:
         """Which weights are rounded for their products once a step: each rank rounds its part of them."""
-        found = np.zeros(len(self.own), dtype=bool)
+        apart = np.zeros(len(self.own), dtype=bool)
         for section, item in self.draft.walk():
             op = item.node.op
             if op is None or op.kind != "quantize" or not item.node.source.startswith(REFRESH):
                 continue
             mine = np.isin(self.own, np.concatenate([section.ids(t) for t in item.node.reads]))
             if mine.any():
-                part = op.replace(rows=ceil(op.rows / self.ranks))
-                item.compute(part)
-                found |= mine
-        return found
+                shard_op = op.replace(rows=ceil(op.rows / self.ranks))
+                item.compute(shard_op)
+                apart |= mine
+        return apart
 
 
 def _clipping(draft: Draft, plan: Plan, parts: Sequence[_Part]) -> list[Node]:
@@ -182,21 +183,21 @@ def _clipping(draft: Draft, plan: Plan, parts: Sequence[_Part]) -> list[Node]:
     nodes = [
         reduction(
             "aten._foreach_norm",
-            part.numel,
-            (*part.own, *part.gradients),
+            update.numel,
+            (*update.own, *update.gradients),
             (norm,),
             phase=PHASE,
             path=PATH,
-            dtype=part.gradient_dtype,
+            dtype=update.gradient_dtype,
         )
-        for part in parts
+        for update in parts
     ]
     everyone = _everyone(plan)
     if everyone.ranks > 1:
         reads = (norm, *parts[0].own)
         nodes.append(collective("all_reduce", 4, everyone, reads, (norm,), phase=PHASE, path=PATH, dtype="fp32"))
-    for part in parts:
-        scale = part.pointwise("aten._foreach_mul_", 1)
+    for update in parts:
+        scale = update.pointwise("aten._foreach_mul_", 1)
         nodes.append(replace(scale, reads=(*scale.reads, norm)))
     return nodes
 

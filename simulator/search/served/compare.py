@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ....datasets.near import meant
-from ...memory.amounts import GIB
+from ...memory.breakdown import GIB
 from ...question.canonical import RequestError
-from ...report.answer import InferenceReport, plain
-from ..compare import SHOWN_OPS, Change, by_op
-from ..rank import ranked
+from ...report.answer import InferenceReport
+from ...report.view import ViewColumn
+from ...serving.policies import policy_of
+from ..compare import SHOWN_OPS, Change, ComparedPoints, by_op, differences, given_values, of_rank, stepwise
+from ..found import Row
+from ..space import combinations
 from .estimate import held_tokens
-from .replicas import LayoutReplica, engine_name
+from .replicas import LayoutReplica
 from .request import LAYOUT, OF_PREFILL, POOLS, ReplicaLayout, ServedSearchRequest, ratio_of
 from .run import (
     Refused,
-    Row,
     ServedAsked,
     asked,
     decode_report,
     figures_of,
-    good_rows,
     replica_or_why,
     requirements,
     row_of,
@@ -54,7 +55,7 @@ class WayStep:
 
 
 @dataclass(frozen=True)
-class ServedComparison:
+class ServedComparison(ComparedPoints):
     """Two ways to serve and how the second differs from the first.
 
     ``settings`` lead from one to the other. ``tpot`` and ``ttft`` add up to what users wait for (ms), ``dimensions`` to
@@ -74,13 +75,25 @@ class ServedComparison:
     decode_ops: tuple[Change, ...]
     prompt_ops: tuple[Change, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with what the other has more."""
-        made: dict[str, Any] = plain(self)
-        for name in ("figures", "tpot", "ttft", "dimensions", "memory", "decode_ops", "prompt_ops"):
-            for entry, change in zip(made[name], getattr(self, name), strict=True):
-                entry["more"] = change.more
-        return made
+    STEPS = (
+        *("settings", "setting by setting"),
+        (
+            *(ViewColumn("setting"), ViewColumn("from → to"), ViewColumn("tokens/s/GPU", "figure")),
+            *(ViewColumn("TTFT ms", "figure"), ViewColumn("TPOT ms", "figure"), ViewColumn("")),
+        ),
+    )
+    CHANGES: ClassVar[Mapping[str, tuple[str, str, str]]] = {
+        name: (caption, "figure", "more")
+        for name, caption in {
+            "figures": "what users and owners have",
+            "tpot": "time of an output token, ms",
+            "ttft": "time of the first token, ms",
+            "dimensions": "an iteration that decodes, by dimension, ms",
+            "decode_ops": "its ops that differ most, ms",
+            "prompt_ops": "ops of prompts that differ most, ms",
+            "memory": "memory of a GPU, GiB",
+        }.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -99,15 +112,32 @@ def compare_ways(request: ServedSearchRequest, one: Row, other: Row, bench: Any)
     rows = [way.row for way in ways]
     decodes = [decode_report(request, way.decode, way.row["batch"], bench) for way in ways]
     prompts = [prompt_report(request, way, bench) for way in ways]
+
+    def row_of(point: Row) -> Row:
+        try:
+            return way_of(made, point, bench).row
+        except RequestError as error:
+            return {"why": str(error)}
+
+    steps = []
+    for names, row in stepwise(one, other, groups(one, other), row_of):
+        before, after = (" ".join(str(way[name]) for name in names if way[name] != "") for way in (one, other))
+        rate, ttft_ms, tpot_ms = (row.get(name) for name in ("tokens_per_s_per_gpu", "ttft_ms", "tpot_ms"))
+        steps.append(WayStep(" ".join(names), before, after, rate, ttft_ms, tpot_ms, row.get("why", "")))
     return ServedComparison(
         one=rows[0],
         other=rows[1],
-        settings=tuple(by_setting(made, one, other, bench)),
+        settings=tuple(steps),
         figures=tuple(Change(name, rows[0][name], rows[1][name]) for name in FIGURES),
-        tpot=tuple(adding_up(rows, OF_TPOT, "tpot_ms", "host")),
-        ttft=tuple(adding_up(rows, OF_TTFT, "ttft_ms", "prompt and host")),
-        dimensions=tuple(by_dimension(decodes)),
-        memory=tuple(memory_changes(decodes, ways)),
+        tpot=tuple(differences((adding_up(row, OF_TPOT, "tpot_ms", "host") for row in rows), last=("host", "tpot_ms"))),
+        ttft=tuple(
+            differences(
+                (adding_up(row, OF_TTFT, "ttft_ms", "prompt and host") for row in rows),
+                last=("prompt and host", "ttft_ms"),
+            )
+        ),
+        dimensions=tuple(differences(map(by_dimension, decodes), last=("iteration",))),
+        memory=tuple(differences(memory_gib(*each) for each in zip(decodes, ways, strict=True))),
         decode_ops=tuple(in_ms(by_op(*decodes))),
         prompt_ops=tuple(in_ms(by_op(*prompts))),
     )
@@ -129,8 +159,10 @@ def way_of(made: ServedAsked, point: Row, bench: Any) -> Way:
         first = layout_of(made, point, OF_PREFILL)
         prefill = replica(made, first, point, bench)
     held = held_tokens(made.request, point["policy"]) * point["batch"]
-    if held > decode.kv.tokens:
-        raise RequestError(f"batch={point['batch']} holds {held:,.0f} tokens of {decode.kv.tokens:,} that a rank has")
+    if held > decode.served.kv.tokens:
+        raise RequestError(
+            f"batch={point['batch']} holds {held:,.0f} tokens of {decode.served.kv.tokens:,} that a rank has"
+        )
     ratio = (point["ratio"],) if point["ratio"] else ()
     fixed = replace(made, request=replace(made.request, space=replace(made.request.space, ratio=ratio)))
     row = row_of(own, point["policy"], point["batch"], point["max_tokens"], first)
@@ -145,8 +177,9 @@ def layout_of(made: ServedAsked, point: Row, names: Sequence[str]) -> ReplicaLay
     if point["cluster"] not in made.clusters:
         raise RequestError(f"cluster={point['cluster']} is not searched: space.cluster=[{point['cluster']},…]")
     layout = ReplicaLayout(point["cluster"], point["nodes"], point["precision"], *(point[name] for name in names))
-    for what, holds in requirements(made.clusters, made.facts, any_experts=True):
-        if not holds(layout):
+    column = combinations({name: [value] for name, value in vars(layout).items()})
+    for what, holds in requirements(column, made.clusters, made.facts, any_experts=True).items():
+        if not holds.all():
             said = " ".join(f"{name}={value}" for name, value in layout.values().items())
             raise RequestError(f"{said} cannot be: {what}")
     return layout
@@ -154,28 +187,11 @@ def layout_of(made: ServedAsked, point: Row, names: Sequence[str]) -> ReplicaLay
 
 def replica(made: ServedAsked, layout: ReplicaLayout, point: Row, bench: Any) -> LayoutReplica:
     """The replica of a layout. RequestError for why there is none."""
-    found = replica_or_why(made, layout, engine_name(point["policy"]), bench)
+    found = replica_or_why(made, layout, policy_of(point["policy"]).framework, bench)
     if isinstance(found, Refused):
         said = " ".join(f"{name}={value}" for name, value in layout.values().items())
         raise RequestError(f"{said} cannot be compared: {found.why}")
     return found
-
-
-# --- setting by setting -----------------------------------------------------------------------------------
-
-
-def by_setting(made: ServedAsked, one: Row, other: Row, bench: Any) -> Iterator[WayStep]:
-    """The figures after each setting that differs is changed, those before it being changed already."""
-    now = dict(one)
-    for names in groups(one, other):
-        now |= {name: other[name] for name in names}
-        said = [" ".join(f"{point[name]}" for name in names if point[name] != "") for point in (one, other)]
-        try:
-            row: Row = way_of(made, now, bench).row
-        except RequestError as error:
-            row = {"why": str(error)}
-        rate, ttft_ms, tpot_ms = (row.get(name) for name in ("tokens_per_s_per_gpu", "ttft_ms", "tpot_ms"))
-        yield WayStep(" ".join(names), said[0], said[1], rate, ttft_ms, tpot_ms, row.get("why", ""))
 
 
 def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
@@ -190,49 +206,28 @@ def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(of.get(name, (name,)) for name in differs))
 
 
-# --- part by part -----------------------------------------------------------------------------------------
-
-
-def adding_up(rows: Sequence[Row], parts: Mapping[str, str], whole: str, rest: str) -> Iterator[Change]:
+def adding_up(row: Row, parts: Mapping[str, str], whole: str, rest: str) -> dict[str, float]:
     """Parts of a figure that add up to it; the last but one is what no other part is."""
-    named = [[row[key] for key in parts] for row in rows]
-    for at, name in enumerate(parts.values()):
-        if named[0][at] or named[1][at]:
-            yield Change(name, named[0][at], named[1][at])
-    left = [row[whole] - sum(own) for row, own in zip(rows, named, strict=True)]
-    yield Change(rest, left[0], left[1])
-    yield Change(whole, rows[0][whole], rows[1][whole])
+    named = {name: row[key] for key, name in parts.items() if row[key]}
+    return {**named, rest: row[whole] - sum(named.values()), whole: row[whole]}
 
 
-def by_dimension(reports: Sequence[InferenceReport]) -> Iterator[Change]:
+def by_dimension(report: InferenceReport) -> dict[str, float]:
     """Milliseconds of an iteration by what the GPUs do: compute, each kind of exchange, wait."""
-    parts = []
-    for report in reports:
-        made = report.breakdown
-        own = {"compute": made.compute_s}
-        own |= {f"exposed {name}": seconds for name, seconds in made.by_parallelism.items()}
-        own |= {"other exchanges": made.exposed_comm_s - sum(made.by_parallelism.values())}
-        own |= {"waiting for the host": made.host_s, "pipeline bubble": made.bubble_s}
-        parts.append({name: 1e3 * seconds for name, seconds in own.items() if abs(seconds) > 1e-12})
-    for name in {**parts[0], **parts[1]}:
-        yield Change(name, parts[0].get(name, 0.0), parts[1].get(name, 0.0))
-    yield Change("iteration", reports[0].e2e_ms, reports[1].e2e_ms)
+    made = report.breakdown
+    own = {"compute": made.compute_s}
+    own |= {f"exposed {name}": seconds for name, seconds in made.by_parallelism.items()}
+    own |= {"other exchanges": made.exposed_comm_s - sum(made.by_parallelism.values())}
+    own |= {"waiting for the host": made.host_s, "pipeline bubble": made.bubble_s}
+    parts = {name: 1e3 * seconds for name, seconds in own.items() if abs(seconds) > 1e-12}
+    return {**parts, "iteration": report.e2e_ms}
 
 
-def memory_changes(reports: Sequence[InferenceReport], ways: Sequence[Way]) -> Iterator[Change]:
+def memory_gib(report: InferenceReport, way: Way) -> dict[str, float]:
     """GiB of a GPU that decodes: weights, and the KV cache that its batch holds."""
-    weights = [report.memory.weights_gib for report in reports]
-    yield Change("weights", weights[0], weights[1])
-    held = [
-        way.row["kv_share"] * way.decode.kv.tokens * way.decode.kv.bytes_per_token / sharing(way.decode) / GIB
-        for way in ways
-    ]
-    yield Change("KV cache in use", held[0], held[1])
-
-
-def sharing(own: LayoutReplica) -> int:
-    """GPUs that share the keys and values of a sequence out."""
-    return own.layout.tp * own.layout.pp
+    kv, layout = way.decode.served.kv, way.decode.layout
+    held = way.row["kv_share"] * kv.tokens * kv.bytes_per_token / (layout.tp * layout.pp) / GIB
+    return {"weights": report.memory.weights_gib, "KV cache in use": held}
 
 
 def prompt_report(request: ServedSearchRequest, way: Way, bench: Any) -> InferenceReport:
@@ -263,14 +258,7 @@ def way_named(made: ServedAsked, text: str, points: Path | None) -> Row:
     text = str(text).strip()
     if text.isdigit():
         return _of_rank(made.request, int(text), points)
-    given: Row = {}
-    for part in text.replace(",", " ").split():
-        name, equals, value = part.partition("=")
-        if name not in SETTINGS or not equals:
-            raise RequestError(
-                f"{part!r} is no setting=value; settings are {', '.join(SETTINGS)}, or give a rank of points=FILE"
-            )
-        given[name] = _as(name, value)
+    given = given_values(text, SETTINGS, ("setting", "settings"), "FILE", _as)
     return {**_usual(made, given), **given}
 
 
@@ -310,10 +298,6 @@ def _of_rank(request: ServedSearchRequest, rank: int, points: Path | None) -> Ro
         raise RequestError(f"{rank} is a rank of a search that was kept: name its file with points=FILE")
     try:
         rows = pq.read_table(points).to_pylist()
-        ordered = ranked(good_rows(request, rows), request.objectives)
-        known = [{name: row[name] for name in SETTINGS} for row in ordered]
+        return of_rank(request, rows, rank, SETTINGS, points)
     except (OSError, pa.ArrowInvalid, KeyError):
         raise RequestError(f"points={points} holds no points of a search over ways to serve") from None
-    if not 1 <= rank <= len(known):
-        raise RequestError(f"{rank} is no rank of points={points}: it has 1 to {len(known)}")
-    return known[rank - 1]

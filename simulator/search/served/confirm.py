@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from ...question.traffic import Lengths, RequestTraffic
+from ...serving.policies import policy_of
+from ...serving.replica import ServedReplica
 from ...serving.serve import serve
-from .replicas import LayoutReplica, engine_name
+from .replicas import LayoutReplica, Replicas
 from .request import LAYOUT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
 
 LOAD = 0.95  # of the rate in steady state: at all of it a queue of requests by chance never ends
@@ -16,9 +19,7 @@ TURNOVERS = 3  # times that all requests under way have changed
 MOST_REQUESTS = 3000
 
 
-def confirmed(
-    request: ServedSearchRequest, row: Mapping[str, Any], replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica]
-) -> dict[str, Any]:
+def confirmed(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas) -> dict[str, Any]:
     """What users of the way to serve have: times in ms (mean), whether queues stay short, requests a second that have
     all of ``slo``, and their share.
 
@@ -31,7 +32,7 @@ def confirmed(
     clients = max(round(row["concurrency"] / count), 1)
     asked = ServingRequest(
         law=IterationLaw(base_us=1.0),
-        kv=KvMemory(blocks=own.kv.blocks),
+        kv=KvMemory(blocks=own.served.kv.blocks),
         traffic=RequestTraffic(
             rate=LOAD * row["requests_per_s"] / count,
             requests=min(TURNOVERS * clients, MOST_REQUESTS),
@@ -46,7 +47,9 @@ def confirmed(
             replicas=row["replicas"] if apart else 0, link_gbps=request.link_gbps, link_us=request.link_us
         ),
     )
-    report = serve(asked, first.served(), own.served() if apart else None).report
+    decoder = with_graphs(own, row["batch"]) if apart else None
+    sending = row["concurrency"] / (row["prefill_replicas"] if apart else row["replicas"])
+    report = serve(asked, with_graphs(first, row["batch"]), decoder, clients=sending).report
     return {
         "ttft_ms": report.ttft_ms.mean,
         "tpot_ms": report.tpot_ms.mean,
@@ -56,12 +59,17 @@ def confirmed(
     }
 
 
+def with_graphs(own: LayoutReplica, batch: int) -> ServedReplica:
+    """A replica with the CUDA graphs that its engine has for so many sequences."""
+    return replace(own.served, graphs=own.engine.graphs.sizes(own.layout.tp, batch))
+
+
 def find(
     row: Mapping[str, Any],
     names: tuple[str, ...],
-    replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica],
+    replicas: Replicas,
 ) -> LayoutReplica:
     """The replica of a row's degrees, called ``names``."""
     degrees = tuple(row[name] for name in names)
     place = ReplicaLayout(row["cluster"], row["nodes"], row["precision"], *degrees)
-    return replicas[place, engine_name(row["policy"])]
+    return replicas[place, policy_of(row["policy"]).framework]

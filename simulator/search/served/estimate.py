@@ -18,13 +18,13 @@ import numpy as np
 
 from ...serving.closed_form import ClosedLoop, closed_form
 from ...serving.iteration import iteration_us
+from ...serving.policies import policy_of
 from .replicas import LayoutReplica
 from .request import ServedSearchRequest, ratio_of
 
-UNMIXED = ("sglang", "vllm_v0", "lightllm", "splitwise", "faster_transformer")
-RESERVING = ("trtllm", "orca", "faster_transformer")
 BUSIEST = 0.9  # share of the time that a pool may be busy, so that queues of requests by chance end
 SECOND_US = 1e6
+ROUNDS = 8  # until clients wait as long as they make each other wait
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Prefilling:
 
 def held_tokens(request: ServedSearchRequest, policy: str, prefilled: bool = False) -> float:
     """Tokens of KV memory that a request holds on average; all of its length where its engine reserves them."""
-    if policy in RESERVING:
+    if policy_of(policy).reserves:
         return request.input_len + request.output_len
     return request.input_len + (0.0 if prefilled else request.output_len / 2)
 
@@ -46,15 +46,15 @@ def together(
     request: ServedSearchRequest, own: LayoutReplica, policy: str, batch: int, max_tokens: int
 ) -> dict[str, Any]:
     """Figures of one replica that prefills and decodes; ``requests_per_s`` are those of a replica."""
-    layout, tables, outputs = own.layout, own.tables, request.output_len
+    layout, tables, outputs = own.layout, own.served.tables, request.output_len
     graphs = own.engine.graphs.sizes(layout.tp, batch)
     loop = ClosedLoop(
         concurrency=batch,
         input_len=request.input_len,
         output_len=outputs,
         max_tokens=max_tokens,
-        mixed=policy not in UNMIXED,
-        reserves=policy in RESERVING,
+        mixed=policy_of(policy).mixed,
+        reserves=policy_of(policy).reserves,
         graphs=graphs,
         burst=0.0,
     )
@@ -63,8 +63,8 @@ def together(
     share = min(batch / outputs, 1.0)
     waiting = (1 - (1 - share) ** layout.dp) / share  # for ranks beside it whose prompts are computed
     prompt_us = (tpot_us - decode_us) * waiting
-    tpot_us = own.host.iteration_us(decode_us + prompt_us, batch)
-    ttft_us += own.host.ttft_us + own.host.client_us * batch + own.host.prompt_us * request.input_len
+    tpot_us = own.served.host.iteration_us(decode_us + prompt_us, batch)
+    ttft_us += own.served.first_token_us(batch * layout.dp * layout.pp, request.input_len)
     e2e_us = ttft_us + tpot_us * (outputs - 1)
     return {
         "ttft_ms": ttft_us / 1e3,
@@ -74,7 +74,7 @@ def together(
         "queue_ms": 0.0,
         "transfer_ms": 0.0,
         "requests_per_s": batch * layout.dp * layout.pp * SECOND_US / e2e_us,
-        "kv_share": batch * held_tokens(request, policy) / own.kv.tokens,
+        "kv_share": batch * held_tokens(request, policy) / own.served.kv.tokens,
     }
 
 
@@ -82,20 +82,22 @@ def decode_iteration_us(request: ServedSearchRequest, own: LayoutReplica, batch:
     """Microseconds of an iteration in which ``batch`` sequences decode, padded to a CUDA graph."""
     padded = next((size for size in own.engine.graphs.sizes(own.layout.tp, batch) if size >= batch), batch)
     context = round(batch * (request.input_len + request.output_len / 2))
-    return iteration_us(own.tables, padded, context, 0, 0.0, 0, padded)
+    return iteration_us(own.served.tables, padded, context, 0, 0.0, 0, padded)
 
 
 def prefilling(request: ServedSearchRequest, own: LayoutReplica, max_tokens: int) -> Prefilling:
     """An iteration of prompts: as many as fit into ``max_tokens``, or one of them chunk after chunk."""
     length = request.input_len
     if length <= max_tokens:
-        count = max(min(max_tokens // length, own.kv.tokens // length), 1)
+        count = max(min(max_tokens // length, own.served.kv.tokens // length), 1)
         pairs = count * length * (length + 1) / 2
-        return Prefilling(iteration_us(own.tables, 0, 0, count * length, pairs, 0, count), count)
+        return Prefilling(iteration_us(own.served.tables, 0, 0, count * length, pairs, 0, count), count)
     total, done = 0.0, 0
     while done < length:
         new = min(max_tokens, length - done)
-        total += iteration_us(own.tables, 0, 0, new, new * (done + (new + 1) / 2), done, int(done + new == length))
+        total += iteration_us(
+            own.served.tables, 0, 0, new, new * (done + (new + 1) / 2), done, int(done + new == length)
+        )
         done += new
     return Prefilling(total, 1.0)
 
@@ -104,7 +106,7 @@ def transfer_us(request: ServedSearchRequest, prefill: LayoutReplica, decode: La
     """Microseconds that the cache of a prompt takes to the pool that decodes: the bytes that land there, over the links
     of the ranks of whichever side has fewer."""
     links = min(each.layout.tp * each.layout.pp for each in (prefill, decode))
-    landing = decode.kv.bytes_per_token * request.input_len
+    landing = decode.served.kv.bytes_per_token * request.input_len
     return request.link_us + SECOND_US * landing / (links * request.link_gbps * 1e9)
 
 
@@ -124,7 +126,7 @@ def apart(
     """
     own, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
     decode_us = decode_iteration_us(request, decode, batch)
-    tpot_us = decode.host.iteration_us(decode_us, batch)
+    tpot_us = decode.served.host.iteration_us(decode_us, batch)
     first, second = ratios(request, prefill.layout.devices, decode.layout.devices, devices)
     if not len(first):
         return []
@@ -133,7 +135,8 @@ def apart(
     rate = BUSIEST * np.minimum(prefills, decodes)
     busy = rate / prefills
     queue_us = busy / (2 * (1 - busy)) * own.us
-    ttft_us = queue_us + own.us + moved_us + prefill.host.ttft_us + prefill.host.prompt_us * request.input_len
+    before_us = queue_us + own.us + moved_us
+    ttft_us = before_us + host_us(request, prefill, rate / first, before_us + tpot_us * (request.output_len - 1))
     used = first * prefill.layout.devices + second * decode.layout.devices
     met = ttft_us <= (np.inf if request.slo.ttft_ms is None else 1e3 * request.slo.ttft_ms)
     chosen = range(len(rate)) if request.space.ratio else [int(np.lexsort([used, -rate, ~met])[0])]
@@ -149,11 +152,20 @@ def apart(
             "queue_ms": float(queue_us[at]) / 1e3,
             "transfer_ms": moved_us / 1e3,
             "requests_per_s": float(rate[at]) * SECOND_US,
-            "kv_share": batch * held_tokens(request, policy) / decode.kv.tokens,
+            "kv_share": batch * held_tokens(request, policy) / decode.served.kv.tokens,
             "devices": int(used[at]),
         }
         for at in chosen
     ]
+
+
+def host_us(request: ServedSearchRequest, prefill: LayoutReplica, rate: np.ndarray, stay_us: np.ndarray) -> np.ndarray:
+    """Microseconds that the host adds to first tokens of replicas that prefill at a ``rate`` of requests a microsecond,
+    which stay for so long beside that: by Little's law those that are under way are the clients."""
+    waits_us: Any = np.zeros_like(rate)
+    for _ in range(ROUNDS):
+        waits_us = prefill.served.first_token_us(rate * (stay_us + waits_us), request.input_len)
+    return np.asarray(waits_us)
 
 
 def ratios(request: ServedSearchRequest, own: int, other: int, devices: int) -> tuple[np.ndarray, np.ndarray]:

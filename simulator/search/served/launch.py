@@ -13,12 +13,12 @@ from typing import Any
 
 from ....datasets.loading import nearest
 from ...question.canonical import RequestError
+from ...serving.policies import policy_of
 from ...trace.models import shipped_source
 from ..launch import LaunchError, filled
 from .kubernetes import PORT as KUBERNETES_PORT
 from .kubernetes import manifest
-from .replicas import engine_name
-from .request import ServedSearchRequest, clusters_of
+from .request import ServedSearchRequest
 from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, ServedRole, roles
 
 FRAMEWORKS = ("vllm", "sglang", "trtllm", "kubernetes")
@@ -86,21 +86,17 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     Without a ``framework`` the engine of the point's policy. LaunchError for what it cannot be told; RequestError for
     one that is none of :data:`FRAMEWORKS`.
     """
-    chosen = framework or engine_name(row["policy"])
+    chosen = framework or policy_of(row["policy"]).framework
     if chosen not in FRAMEWORKS:
         raise RequestError(f"framework={chosen} is none that serves; {nearest(chosen, FRAMEWORKS, 'choose from')}")
     model, servers = served_name(request.step.model), roles(request, row)
     if chosen == "kubernetes":
         words = [command("sglang", model, each, KUBERNETES_PORT) for each in servers]
-        return manifest(f"{model} on {row['cluster']}", servers, words, devices_per_node(request, row))
+        per_node = request.clusters()[row["cluster"]].devices_per_node
+        return manifest(f"{model} on {row['cluster']}", servers, words, per_node)
     if chosen == "vllm" and any(each.ep not in (1, each.ranks) for each in servers):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
     return "\n".join([*_header(row, servers), *_files(chosen, servers), *_commands(chosen, model, servers), ""])
-
-
-def devices_per_node(request: ServedSearchRequest, row: Mapping[str, Any]) -> int:
-    """GPUs of a node of the point's cluster."""
-    return clusters_of(request)[row["cluster"]].devices_per_node
 
 
 def served_name(model: Any) -> str:

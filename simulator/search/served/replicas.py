@@ -7,26 +7,22 @@ The tables are those of :mod:`...serving.tabulate`, made from a dozen steps at t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....datasets.clusters import Cluster
 from ...question.plan import load_stack
-from ...question.requests import SimulateRequest, plan_of
+from ...question.requests import SimulateRequest
 from ...question.serving import IterationLaw, Scheduler
 from ...serving.bench import ServingBench
-from ...serving.connect import ENGINES
-from ...serving.context import long_context
 from ...serving.engines import ServingEngine, load_serving_engine
-from ...serving.host import HostTime, fitted_hosts, host_name, layers_and_experts
-from ...serving.iteration import IterationTables
-from ...serving.kv import KvBudget
-from ...serving.kv_memory import kv_budget
-from ...serving.setup import HostShare, ServedReplica, by_hand, rules
-from ...serving.surrogate import HeldOut, Surrogate, key_of, read, stepper, write
-from ...serving.tabulate import Extent, TablePoints, tabulated
-from ...trace.models import resolve
+from ...serving.host import fitted_hosts, host_name
+from ...serving.replica import ServedReplica, by_hand, replica
+from ...serving.setup import rules
+from ...serving.steps import steps_of
+from ...serving.surrogate import Surrogate, key_of, load_or_make
+from ...serving.tabulate import Extent, TablePoints, tabulate
 from .request import ReplicaLayout, ServedSearchRequest, step_of
 
 FEW_ROWS = 16  # sequences: weights are read for as many, so that one and all between take as long as they
@@ -42,25 +38,10 @@ class LayoutReplica:
     layout: ReplicaLayout
     engine: ServingEngine
     step: SimulateRequest
-    tables: IterationTables
-    kv: KvBudget
-    host: HostTime
-
-    def served(self) -> ServedReplica:
-        """The same as the event loop takes it."""
-        host = HostShare(self.host.step_us, self.host.seq_us, overlapped=False, ttft_us=self.host.ttft_us)
-        return ServedReplica(self.tables, self.kv, host, stages=self.layout.pp, devices=self.layout.devices)
+    served: ServedReplica
 
 
-def host_of(engine: ServingEngine, step: SimulateRequest) -> HostTime:
-    """The fitted host of an engine, with what the layers of a step's model add to a first token in its constant."""
-    host = fitted_hosts().of(host_name(engine.id, engine.host))
-    return replace(host, ttft_us=host.first_token_us(0, 0.0, *layers_and_experts(resolve(step.model).language)))
-
-
-def engine_name(policy: str) -> str:
-    """The engine of a policy."""
-    return ENGINES.get(policy, "vllm")
+Replicas = dict[tuple[ReplicaLayout, str], LayoutReplica]  # by layout and engine
 
 
 def usual_max_tokens(policy: str) -> int:
@@ -82,18 +63,18 @@ def replica_of(
     own = load_serving_engine(engine)
     step = step_of(request, layout, clusters)
     step = step if step.stack is not None else replace(step, stack=load_stack(own.stack))
-    simulate, usual = stepper(step, bench)
-    device = bench.device(step.device, step.cluster)
-    long, parallel = long_context(resolve(step.model).config or {}), plan_of(step, device).parallel
-    kv = kv_budget(simulate, device.memory_gib, own.kv, parallel, max(chunks), sequences=max(batches), long=long)
+    steps = steps_of(step, bench)
+    kv = steps.kv_budget(own.kv, max(chunks), sequences=max(batches))
     held = request.input_len + request.output_len / 2
     batches = [batch for batch in batches if batch * held <= kv.tokens] or [min(batches)]
     sequences = max(max(batches), max((own.graphs.sizes(layout.tp, max(batches))), default=1), 2)
     most = max(max(chunks) - sequences, 1)  # tables of prompts reach as far as sequences more
     extent = Extent(sequences, most, max(request.input_len + request.output_len, 1024))
     points = table_points(request, batches, chunks)
-    tables = kept(step, bench, extent, points, lambda: tabulated(simulate, usual, extent, points))
-    return LayoutReplica(layout, own, step, tables, kv, host_of(own, step))
+    path = None if callable(step.model) else path_of(step, bench, extent, points)
+    known = load_or_make(path, lambda: Surrogate(tabulate(steps.simulate, steps.kernels, extent, points)))
+    host = fitted_hosts().of(host_name(own.id, own.host))
+    return LayoutReplica(layout, own, step, replica(steps, own, host, known, kv, layout.dp))
 
 
 def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: Sequence[int]) -> TablePoints:
@@ -103,20 +84,7 @@ def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: S
     return TablePoints(rows, tokens, SAMPLES, tuple(sorted({1, *batches})), CONTEXTS, (16, 128, *tokens))
 
 
-def kept(
-    step: SimulateRequest,
-    bench: ServingBench,
-    extent: Extent,
-    points: TablePoints,
-    made: Callable[[], IterationTables],
-) -> IterationTables:
-    """The tables of a step from disk, or made now and kept there; those of a function are not kept."""
-    if callable(step.model):
-        return made()
+def path_of(step: SimulateRequest, bench: ServingBench, extent: Extent, points: TablePoints) -> Path:
+    """Where the tables of a step at these points are kept."""
     name = hashlib.sha256(f"{key_of(step, bench, extent)} {points}".encode()).hexdigest()[:32]
-    path: Path = bench.graphs.parent / "surrogates" / f"{name}.npz"
-    found = read(path)
-    if found is None:
-        found = Surrogate(made(), HeldOut(0, 0.0, 0.0, 0.0, 0.0))
-        write(path, found)
-    return found.tables
+    return bench.graphs.parent / "surrogates" / f"{name}.npz"

@@ -7,36 +7,33 @@ over their tables. What has no KV memory for its batch is left out before it is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
+from functools import partial
+from itertools import chain, product
+from typing import Any, Self
 
 import numpy as np
 
 from ....datasets.clusters import Cluster
-from ....datasets.own_warnings import own_warnings
 from ...question.canonical import RequestError
 from ...question.sources import Sources
 from ...report.answer import InferenceReport
 from ...serving.bench import ServingBench
 from ...serving.kv import KvError
-from ..rank import front, meeting, ranked
-from ..result import Left, SearchReport
-from ..space import Facts, facts_of
+from ...serving.policies import policy_of
+from ..answer import Counted, Search, answer
+from ..expressions import Columns, Expression
+from ..found import OK, Found, Row, after_rules, fitting_together
+from ..result import SearchReport
+from ..space import Facts, combinations, facts_of
 from ..spread import Crew
+from ..workers import spread
 from .confirm import confirmed, find
 from .estimate import apart, completed, held_tokens, together
-from .explain import around, explained, settled
-from .replicas import LayoutReplica, engine_name, replica_of, usual_max_tokens
-from .request import (
-    LAYOUT,
-    OF_POINT,
-    OF_PREFILL,
-    ReplicaLayout,
-    ServedSearchRequest,
-    clusters_of,
-)
+from .explain import around, changes, reason
+from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
+from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (2048, 8192)
@@ -44,8 +41,7 @@ MOST_POINTS = 500_000
 MANY = 8  # layouts from which processes are worth their start
 SHARES = 4  # parts of the work that each process takes, one after the other
 Progress = Callable[[int], Any]
-BenchOf = Callable[[Sources], ServingBench]
-Row = dict[str, Any]
+ALIKE = ("cluster", "policy", *LAYOUT, "batch")  # rows that are the same in these have one report
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ class ServedAsked:
 
 def asked(request: ServedSearchRequest) -> ServedAsked:
     """The request made ready. RequestError for axes of which nothing fits together."""
-    clusters, space = clusters_of(request), request.space
+    clusters, space = request.clusters(), request.space
     step = request.step
     facts = facts_of(step.model, request.input_len, 1)
     nodes = space.nodes or (next(iter(clusters.values())).nodes,)
@@ -89,42 +85,31 @@ def asked(request: ServedSearchRequest) -> ServedAsked:
         "max_tokens": sorted({*CHUNKS, *(usual_max_tokens(each) for each in policies)}),
     }
     axes = {name: getattr(space, name) or tuple(values) for name, values in natural.items()}
-    grid = [
-        ReplicaLayout(*values)
-        for values in product(*(axes[name] for name in ("cluster", "nodes", "precision", *LAYOUT)))
-    ]
-    kept: list[ReplicaLayout] = list(grid)
-    left_out: dict[str, int] = {}
-    for what, holds in requirements(clusters, facts, bool(space.ep)):
-        left = [each for each in kept if holds(each)]
-        if len(left) < len(kept):
-            left_out[what] = len(kept) - len(left)
-        kept = left
-        if not kept:
-            raise RequestError(f"the space is empty: of {len(grid):,} layouts none is left after: {what}")
-    return ServedAsked(request, clusters, axes, tuple(kept), left_out, len(grid), facts)
+    columns = combinations({name: axes[name] for name in ("cluster", "nodes", "precision", *LAYOUT)})
+    count = len(columns["tp"])
+    kept, left_out = fitting_together(requirements(columns, clusters, facts, bool(space.ep)), count, "layouts")
+    rows = zip(*(column[kept].tolist() for column in columns.values()), strict=True)
+    return ServedAsked(request, clusters, axes, tuple(ReplicaLayout(*row) for row in rows), left_out, count, facts)
 
 
 def requirements(
-    clusters: Mapping[str, Cluster], facts: Facts, any_experts: bool
-) -> Iterator[tuple[str, Callable[[ReplicaLayout], bool]]]:
-    """What a layout must meet, by what a person is told of it."""
-    yield "tp divides the attention heads", lambda x: not facts.heads or facts.heads % x.tp == 0
-    yield "pp is at most the number of layers", lambda x: x.pp <= (facts.layers or x.pp)
-    yield (
-        "a replica fits the cluster",
-        lambda x: x.devices <= clusters[x.cluster].devices_per_node * x.nodes,
-    )
-    yield "attention data ranks share the experts out", lambda x: x.dp == 1 or bool(facts.experts)
-    yield (
-        "ep divides the experts and the ranks of a replica",
-        lambda x: x.ep == 1 or (facts.experts % x.ep == 0 and (x.tp * x.dp) % x.ep == 0),
-    )
+    columns: Columns, clusters: Mapping[str, Cluster], facts: Facts, any_experts: bool
+) -> dict[str, np.ndarray]:
+    """Where layouts meet what they must, by what a person is told of it [layouts]."""
+    tp, pp, dp, ep = (columns[name] for name in LAYOUT)
+    devices = np.array([clusters[name].devices_per_node for name in columns["cluster"]]) * columns["nodes"]
+    shared = (facts.experts % ep == 0) & (tp * dp % ep == 0)
+    met = {
+        "tp divides the attention heads": (facts.heads % tp == 0),
+        "pp is at most the number of layers": pp <= (facts.layers or pp),
+        "a replica fits the cluster": tp * pp * dp <= devices,
+        "attention data ranks share the experts out": (dp == 1) | bool(facts.experts),
+        "ep divides the experts and the ranks of a replica": (ep == 1) | shared,
+    }
     if not any_experts:
-        yield (
-            "experts are whole on all ranks of a replica, or sharded as its layers are",
-            lambda x: x.ep == x.tp * x.dp if x.dp > 1 else x.ep in (1, x.tp),
-        )
+        whole = np.where(dp > 1, ep == tp * dp, (ep == 1) | (ep == tp))
+        met["experts are whole on all ranks of a replica, or sharded as its layers are"] = whole
+    return met
 
 
 def search_serving(
@@ -132,55 +117,86 @@ def search_serving(
     bench: ServingBench,
     progress: Progress,
     crew: Crew | None = None,
-    bench_of: BenchOf | None = None,
+    bench_of: Callable[[Sources], ServingBench] | None = None,
 ) -> SearchReport:
     """The answer to a request. RequestError for an empty space; the errors of models and clusters.
 
     Where there are many replicas a ``crew`` makes them, each in a process whose workbench ``bench_of`` makes.
     """
     started = time.perf_counter()
-    made = asked(request)
-    found = WaysFound()
-    engines = dict.fromkeys(engine_name(policy) for policy in made.axes["policy"])
+    made, found = asked(request), Found()
+    engines = dict.fromkeys(policy_of(policy).framework for policy in made.axes["policy"])
     wanted = [(layout, engine) for layout in made.layouts for engine in engines]
-    replicas: dict[tuple[ReplicaLayout, str], LayoutReplica] = {}
+    several = len(wanted) >= MANY and crew is not None and not crew.alone
+    size = -(-len(wanted) // (crew.count * SHARES)) if crew is not None and several else 1
+    parts = [wanted[at : at + size] for at in range(0, len(wanted), size)]
+    evaluator, crew = ReplicaEvaluator(made, bench), crew if several else None
+    replicas: Replicas = {}
     with progress(len(wanted)) as advance:
-        for (layout, engine), own in zip(wanted, all_replicas(made, wanted, bench, crew, bench_of), strict=True):
+        answers = chain.from_iterable(spread(evaluator, request, crew, bench_of, "replica", parts))
+        for (layout, engine), own in zip(wanted, answers, strict=True):
             if isinstance(own, Refused):
                 leave_layout(made, layout, engine, own, found)
             else:
                 replicas[layout, engine] = own
             advance(1)
     points(made, replicas, found)
-    return answer(made, replicas, bench, found, started)
+    counted = Counted(made.combinations, len(found.rows) + found.count, made.left_out)
+    report = answer(ways(made, replicas, bench), found, counted, started)
+    played = [
+        {**row, "confirmed": confirmed(request, row, replicas)} if at < request.confirm else row
+        for at, row in enumerate(report.best)
+    ]
+    return replace(report, best=tuple(played), wall_time_s=time.perf_counter() - started)
 
 
-def all_replicas(
-    made: ServedAsked,
-    wanted: Sequence[tuple[ReplicaLayout, str]],
-    bench: ServingBench,
-    crew: Crew | None,
-    bench_of: BenchOf | None,
-) -> Iterable[LayoutReplica | Refused]:
-    """The replica of each layout and engine, or why there is none; by a crew where there are many."""
-    request = made.request
-    if crew is None or crew.alone or bench_of is None or len(wanted) < MANY or callable(request.step.model):
-        return (replica_or_why(made, layout, engine, bench) for layout, engine in wanted)
-    text = request.to_json()
-    size = -(-len(wanted) // (crew.count * SHARES))
-    groups = [list(wanted[at : at + size]) for at in range(0, len(wanted), size)]
-    answers = crew.apply(replicas_in_process, [(bench_of, text, group) for group in groups])
-    return (each for group in answers for each in group)
+def ways(made: ServedAsked, replicas: Replicas, bench: ServingBench) -> Search:
+    """What a search over ways to serve says of itself.
+
+    ``low`` and ``high`` of a row are times of iterations by that of the answer, at the coverage of its report.
+    """
+
+    def report(row: Mapping[str, Any]) -> InferenceReport:
+        return decode_report(made.request, find(row, LAYOUT, replicas), row["batch"], bench)
+
+    known: dict[tuple[Any, ...], tuple[float, float]] = {}
+
+    def shown(row: Mapping[str, Any]) -> Row:
+        key = tuple(row[name] for name in ("precision", *ALIKE))
+        if key not in known:
+            own = report(row)
+            known[key] = own.low_ms / own.e2e_ms, own.high_ms / own.e2e_ms
+        return {**row, "low": known[key][0], "high": known[key][1]}
+
+    return Search(
+        made.request,
+        made.axes,
+        changes,
+        reason,
+        ALIKE,
+        report,
+        around=partial(around, made.request),
+        notes=partial(notes, made.request),
+        shown=shown,
+    )
 
 
-@own_warnings()
-def replicas_in_process(
-    bench_of: BenchOf, text: str, wanted: Sequence[tuple[ReplicaLayout, str]]
-) -> list[LayoutReplica | Refused]:
-    """The same in a process of its own."""
-    request = ServedSearchRequest.from_json(text)
-    bench, made = bench_of(request.step.sources), asked(request)
-    return [replica_or_why(made, layout, engine, bench) for layout, engine in wanted]
+@dataclass(frozen=True)
+class ReplicaEvaluator:
+    """Makes replicas of one search from a workbench."""
+
+    made: ServedAsked
+    bench: ServingBench
+
+    @classmethod
+    def of(cls, text: str, bench_of: Callable[[Sources], ServingBench]) -> Self:
+        """The evaluator of a request as JSON, in a process of its own."""
+        request = ServedSearchRequest.from_json(text)
+        return cls(asked(request), bench_of(request.step.sources))
+
+    def replica(self, wanted: tuple[ReplicaLayout, str]) -> LayoutReplica | Refused:
+        """The replica of a layout and engine, or why there is none."""
+        return replica_or_why(self.made, *wanted, self.bench)
 
 
 @dataclass(frozen=True)
@@ -189,20 +205,6 @@ class Refused:
 
     reason: str
     why: str
-
-
-class WaysFound:
-    """Rows so far, and how many points were left out for which reason."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.pruned: dict[str, Left] = {}
-
-    def leave(self, reason: str, example: Mapping[str, Any], why: str, count: int = 1) -> None:
-        """Note points that are left out."""
-        if count:
-            known = self.pruned.get(reason) or Left(0, dict(example), why)
-            self.pruned[reason] = Left(known.count + count, known.example, known.why)
 
 
 def replica_or_why(
@@ -219,10 +221,10 @@ def replica_or_why(
         return Refused("memory" if isinstance(error, KvError) else "refused", " ".join(str(error).split()))
 
 
-def leave_layout(made: ServedAsked, layout: ReplicaLayout, engine: str, why: Refused, found: WaysFound) -> None:
+def leave_layout(made: ServedAsked, layout: ReplicaLayout, engine: str, why: Refused, found: Found) -> None:
     """Count the points of a layout that has no replica."""
     batches, chunks = made.axes["batch"], made.axes["max_tokens"]
-    count = len(batches) * len(chunks) * sum(engine_name(each) == engine for each in made.axes["policy"])
+    count = len(batches) * len(chunks) * sum(policy_of(each).framework == engine for each in made.axes["policy"])
     found.leave(why.reason, row_of(layout, "", batches[0], chunks[0]), why.why, count)
 
 
@@ -237,12 +239,12 @@ def row_of(
     return {name: made[name] for name in OF_POINT} | {"nodes": layout.nodes}
 
 
-def points(made: ServedAsked, replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica], found: WaysFound) -> None:
+def points(made: ServedAsked, replicas: Replicas, found: Found) -> None:
     """Every point that meets the rules and has KV memory, with its figures."""
     request, axes = made.request, made.axes
     grid: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
     for policy in axes["policy"]:
-        own = [each for (_, engine), each in replicas.items() if engine == engine_name(policy)]
+        own = [each for (_, engine), each in replicas.items() if engine == policy_of(policy).framework]
         for each in own:
             others: list[LayoutReplica | None] = [None] if "together" in axes["pools"] else []
             if "apart" in axes["pools"]:
@@ -255,35 +257,30 @@ def points(made: ServedAsked, replicas: Mapping[tuple[ReplicaLayout, str], Layou
         raise RequestError(
             f"the space has {len(grid):,} points, more than {MOST_POINTS:,}: give fewer values of its axes"
         )
-    kept = ruled(request, [row for row, _, _ in grid], found)
-    for at in kept:
+    rows = [row for row, _, _ in grid]
+    rules, _ = request.expressions()
+    kept = after_rules(rules, columns_of(rules, rows), rows.__getitem__, found) if rows else ()
+    for at in np.flatnonzero(kept).tolist():
         row, decode, prefill = grid[at]
         held = held_tokens(request, row["policy"], prefilled=False) * row["batch"]
-        if held > decode.kv.tokens:
+        if held > decode.served.kv.tokens:
             found.leave(
-                "memory", row, f"{held:,.0f} tokens of {decode.kv.tokens:,} that fit into the KV memory of a rank"
+                "memory",
+                row,
+                f"{held:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank",
             )
             continue
         for figures in figures_of(made, row, decode, prefill):
-            found.rows.append({**row, "status": "evaluated", "why": "", **figures})
+            found.rows.append({**row, "status": OK, "why": "", **figures})
 
 
-def ruled(request: ServedSearchRequest, rows: Sequence[Row], found: WaysFound) -> list[int]:
-    """Places of the rows that meet all rules. RequestError where none does."""
-    if not rows:
-        return []
-    rules, _ = request.expressions()
-    kept = np.ones(len(rows), dtype=bool)
-    for rule in rules:
-        named = [{**row, "replica_devices": row["tp"] * row["pp"] * row["dp"]} for row in rows]
-        columns = {name: np.array([row[name] for row in named]) for name in rule.names} or {"": np.zeros(len(rows))}
-        holds = rule.holds(columns)
-        lost = np.flatnonzero(kept & ~holds)
-        found.leave(f"rule: {rule.text}", rows[lost[0]] if len(lost) else {}, "it does not hold", len(lost))
-        kept &= holds
-        if not kept.any():
-            raise RequestError(f"the space is empty: no point meets {rule.text!r}")
-    return np.flatnonzero(kept).tolist()
+def columns_of(rules: Sequence[Expression], rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    """The columns of rows that rules read [points]."""
+    columns = {"": np.zeros(len(rows))}
+    for name in {name for rule in rules for name in rule.names}:
+        own = [row["tp"] * row["pp"] * row["dp"] if name == "replica_devices" else row[name] for row in rows]
+        columns[name] = np.array(own)
+    return columns
 
 
 def figures_of(made: ServedAsked, row: Row, own: LayoutReplica, prefill: LayoutReplica | None) -> list[dict[str, Any]]:
@@ -306,68 +303,6 @@ def price_of(made: ServedAsked, layout: ReplicaLayout) -> float:
     return float(made.clusters[layout.cluster].price_per_device_hour if said is None else said)
 
 
-def answer(
-    made: ServedAsked,
-    replicas: Mapping[tuple[ReplicaLayout, str], LayoutReplica],
-    bench: ServingBench,
-    found: WaysFound,
-    started: float,
-) -> SearchReport:
-    """The report of what was found."""
-    from ...trace.models import resolve
-
-    request = made.request
-    good = good_rows(request, found.rows)
-    order = ranked(good, request.objectives)
-
-    def report(row: Mapping[str, Any]) -> InferenceReport:
-        own = find(row, LAYOUT, replicas)
-        return decode_report(request, own, row["batch"], bench)
-
-    best, tied = explained(order, request, report)
-    if request.confirm:
-        best = [
-            {**row, "confirmed": confirmed(request, row, replicas)} if at < request.confirm else row
-            for at, row in enumerate(best)
-        ]
-    pruned = sum(each.count for each in found.pruned.values())
-    return SearchReport(
-        model=resolve(request.step.model).name,
-        sampler="exhaustive",
-        objectives=request.objectives,
-        constraints=(*request.constraints, *(f"{n} <= {v:g}" for n, v in expected(request).items())),
-        axes={name: list(values) for name, values in made.axes.items() if len(values) > 1},
-        combinations=made.combinations,
-        points=len(found.rows) + pruned,
-        left_out=dict(made.left_out),
-        evaluated=len(found.rows),
-        pruned=pruned,
-        pruned_by=dict(found.pruned),
-        best=tuple(best),
-        pareto=tuple(front(good, request.objectives)),
-        ties=max(len(tied) - 1, 0),
-        sensitivity=tuple(around(best[0], found.rows, good, request.objectives[0])) if best else (),
-        measure_next=tuple(settled(tied, report)),
-        notes=tuple(notes(request, found, good)),
-        wall_time_s=time.perf_counter() - started,
-        rows=tuple(found.rows),
-    )
-
-
-def expected(request: ServedSearchRequest) -> dict[str, float]:
-    """What users expect at most, by figure."""
-    slo = request.slo
-    most = {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "e2e_ms": slo.e2e_ms}
-    return {name: value for name, value in most.items() if value is not None}
-
-
-def good_rows(request: ServedSearchRequest, rows: Sequence[Row]) -> list[Mapping[str, Any]]:
-    """The rows that meet all constraints and give users what they expect."""
-    _, constraints = request.expressions()
-    most = expected(request).items()
-    return [row for row in meeting(rows, constraints) if all(row[name] <= value for name, value in most)]
-
-
 def decode_report(request: ServedSearchRequest, own: LayoutReplica, batch: int, bench: Any) -> InferenceReport:
     """The whole report of the iteration in which a replica's sequences decode."""
     context = round(request.input_len + request.output_len / 2)
@@ -377,10 +312,8 @@ def decode_report(request: ServedSearchRequest, own: LayoutReplica, batch: int, 
     return made
 
 
-def notes(request: ServedSearchRequest, found: WaysFound, good: Sequence[Mapping[str, Any]]) -> list[str]:
+def notes(request: ServedSearchRequest, found: Found) -> list[str]:
     """Why there is no answer."""
-    if good:
-        return []
     if not found.rows:
         said = "; ".join(f"{each.count:,} points {name}: {each.why}" for name, each in found.pruned.items())
         return [f"no point of the space can run: {said}"]

@@ -92,7 +92,7 @@ def run_pipeline(
     duration = _durations(orders, stage, forward_us, backward_us, weight_us)
     head = _longer(orders, stage, forward_us, first_forward_us, FORWARD)
     tail = _longer(orders, stage, backward_us, last_backward_us, BACKWARD, WEIGHT)
-    before, late = _gathered(orders, head, behind)
+    before, late = _gather_times(orders, head, behind)
     duration += before
     together = np.flatnonzero(orders.paired)
     if len(together):
@@ -104,12 +104,12 @@ def run_pipeline(
     sends = np.where((orders.kind == BACKWARD) | (orders.kind == INPUT), backs, sends)
     sends = np.where(taker, sends, 0.0)
     lag = np.where(source >= 0, sends[source] - np.maximum(before, 0.0), 0.0)
-    held = sends.copy() if blocking else np.zeros(len(orders))
-    held[together + 1] += held[together]
-    held[together] = 0.0
-    start, end = _walk(orders, duration, source, lag, held, late)
-    end[orders.offsets[1:] - 1] = _reduced(orders, end, tail, behind)
-    return PipelineTimes(orders, start, end, held)
+    blocked = sends.copy() if blocking else np.zeros(len(orders))
+    blocked[together + 1] += blocked[together]
+    blocked[together] = 0.0
+    start, end = _walk(orders, duration, source, lag, blocked, late)
+    end[orders.offsets[1:] - 1] = _reduce_times(orders, end, tail, behind)
+    return PipelineTimes(orders, start, end, blocked)
 
 
 def in_flight(orders: Orders, size: Any = 1.0) -> np.ndarray:
@@ -140,8 +140,8 @@ def _pick(orders: Orders, stage: np.ndarray, times: Times) -> np.ndarray:
 
 
 def _durations(orders: Orders, stage: np.ndarray, forward: Times, backward: Times, weight: Times) -> np.ndarray:
-    whole, later = _pick(orders, stage, backward), _pick(orders, stage, weight)
-    duration = np.choose(orders.kind, [_pick(orders, stage, forward), whole, whole - later, later])
+    both, later = _pick(orders, stage, backward), _pick(orders, stage, weight)
+    duration = np.choose(orders.kind, [_pick(orders, stage, forward), both, both - later, later])
     if len(duration) and duration.min() < 0:
         raise PlanError("a task of the pipeline takes less than no time; weight_us must not exceed backward_us")
     return duration
@@ -151,14 +151,14 @@ def _longer(orders: Orders, stage: np.ndarray, usual: Times, once: Times | None,
     """What the first forward or the last backward of every chunk takes longer than usual; zero for other tasks."""
     extra = np.zeros(len(orders))
     if once is not None:
-        found = np.flatnonzero(np.isin(orders.kind, kinds))
-        found = found if FORWARD in kinds else found[::-1]
-        chosen = found[np.unique((stage * orders.chunks + orders.chunk)[found], return_index=True)[1]]
+        positions = np.flatnonzero(np.isin(orders.kind, kinds))
+        positions = positions if FORWARD in kinds else positions[::-1]
+        chosen = positions[np.unique((stage * orders.chunks + orders.chunk)[positions], return_index=True)[1]]
         extra[chosen] = (_pick(orders, stage, once) - _pick(orders, stage, usual))[chosen]
     return extra
 
 
-def _gathered(orders: Orders, head: np.ndarray, behind: bool) -> tuple[np.ndarray, dict[int, float]]:
+def _gather_times(orders: Orders, head: np.ndarray, behind: bool) -> tuple[np.ndarray, dict[int, float]]:
     """How much longer each stage's first task takes, and from when on the first forwards of its other chunks may run.
 
     A stage gathers one chunk after the other from the start of the step.
@@ -174,17 +174,17 @@ def _gathered(orders: Orders, head: np.ndarray, behind: bool) -> tuple[np.ndarra
     return before, late
 
 
-def _reduced(orders: Orders, end: np.ndarray, tail: np.ndarray, behind: bool) -> list[float]:
+def _reduce_times(orders: Orders, end: np.ndarray, tail: np.ndarray, behind: bool) -> list[float]:
     """When each stage has run its last task and reduced its gradients, one chunk after the other."""
-    found = []
+    reductions = []
     for row in orders.rows():
         clock = over = float(end[row][-1])
         if behind:
             clock = 0.0
         for task in (row.start + np.flatnonzero(tail[row])).tolist():
             clock = max(clock, float(end[task])) + float(tail[task])
-        found.append(max(over, clock) if tail[row].min() >= 0 else over + float(tail[row].sum()))
-    return found
+        reductions.append(max(over, clock) if tail[row].min() >= 0 else over + float(tail[row].sum()))
+    return reductions
 
 
 def sources(orders: Orders) -> tuple[np.ndarray, np.ndarray]:
@@ -194,19 +194,19 @@ def sources(orders: Orders) -> tuple[np.ndarray, np.ndarray]:
     part_of = np.zeros((orders.stages, orders.chunks), dtype=np.int64)
     for route in orders.routes:
         part_of[route[:, 0], route[:, 1]] = np.arange(parts)
-    part = part_of[stage, orders.chunk]
+    chunk = part_of[stage, orders.chunk]
     begins, ends = orders.kind == FORWARD, (orders.kind == BACKWARD) | (orders.kind == INPUT)
     index = np.full((2, parts + 2, orders.micro_batches), -1, dtype=np.int64)
     numbers = np.arange(len(orders))
     for way, which in enumerate((begins, ends)):
-        index[way, part[which] + 1, orders.micro_batch[which]] = numbers[which]
+        index[way, chunk[which] + 1, orders.micro_batch[which]] = numbers[which]
     source = np.full(len(orders), -1, dtype=np.int64)
-    source[begins] = index[0, part[begins], orders.micro_batch[begins]]
-    source[ends] = index[1, part[ends] + 2, orders.micro_batch[ends]]
+    source[begins] = index[0, chunk[begins], orders.micro_batch[begins]]
+    source[ends] = index[1, chunk[ends] + 2, orders.micro_batch[ends]]
     source[(source >= 0) & (stage[source] == stage)] = -1
-    taken = np.zeros(len(orders), dtype=bool)
-    taken[source[source >= 0]] = True
-    return source, taken
+    matched = np.zeros(len(orders), dtype=bool)
+    matched[source[source >= 0]] = True
+    return source, matched
 
 
 def _walk(
@@ -214,14 +214,14 @@ def _walk(
     duration: np.ndarray,
     source: np.ndarray,
     lag: np.ndarray,
-    held: np.ndarray,
+    blocked: np.ndarray,
     late: Mapping[int, float],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Starts and ends: each stage runs on until it must wait, and is taken up again by the task it waits for.
 
     ``late`` says when a task may start at the earliest, for those that wait for more than other tasks.
     """
-    durations, sources, lags, holds = duration.tolist(), source.tolist(), lag.tolist(), held.tolist()
+    durations, sources, lags, holds = duration.tolist(), source.tolist(), lag.tolist(), blocked.tolist()
     pairs = orders.paired.tolist()
     offsets = orders.offsets.tolist()
     cursor, clock = offsets[:-1], [0.0] * orders.stages

@@ -43,14 +43,14 @@ def labels_of(blocks: Sequence[Block]) -> tuple[list[str], np.ndarray]:
 def kinds_of(blocks: Sequence[Block]) -> np.ndarray:
     """What each stored node occupies: 1 the device, 2, 3, … a kind of link, -1, -2, … a direction of copying."""
     numbers: dict[object, int] = {}
-    known: dict[tuple[int, bool], int] = {}  # by the op's identity
+    kind_of: dict[tuple[int, bool], int] = {}  # by the op's identity
     kinds = []
     for node in (node for block in blocks for node in block.nodes):
         moves = group_of(node) != ""
         key = id(node.op), moves
-        if key not in known:
-            known[key] = _kind(node.op, moves, numbers)
-        kinds.append(known[key])
+        if key not in kind_of:
+            kind_of[key] = _kind(node.op, moves, numbers)
+        kinds.append(kind_of[key])
     return np.array(kinds, dtype=np.int64)
 
 
@@ -109,13 +109,13 @@ class Program:
         A period of None is that of a host that waits in each repetition: those left out bring it no nearer.
         """
         clock, parts, first = 0.0, [], 0
-        for block, kept, period in zip(self.blocks, self.keep, periods, strict=True):
-            own = host[first : first + len(block.nodes)]
-            first += len(own)
-            for repetition in range(kept):
-                if repetition == kept - 1 and period is not None:
-                    clock += (block.repeat - kept) * (float(own.sum()) - period)
-                parts.append(clock + np.cumsum(own))
+        for block, repetitions, period in zip(self.blocks, self.keep, periods, strict=True):
+            host_us = host[first : first + len(block.nodes)]
+            first += len(host_us)
+            for repetition in range(repetitions):
+                if repetition == repetitions - 1 and period is not None:
+                    clock += (block.repeat - repetitions) * (float(host_us.sum()) - period)
+                parts.append(clock + np.cumsum(host_us))
                 clock = float(parts[-1][-1])
         return np.concatenate(parts)
 
@@ -126,12 +126,12 @@ class Program:
         still running two repetitions on, and what stands before or after the block runs before or after them;
         and the host, which takes ``host_us`` for a repetition, does not lose its lead meanwhile.
         """
-        block, kept = self.blocks[number], self.keep[number]
-        if kept == block.repeat:
+        block, repetitions = self.blocks[number], self.keep[number]
+        if repetitions == block.repeat:
             return 0.0
         mine = self.block == number
-        starts, ends = (times[mine].reshape(kept, -1) for times in (start, end))
-        last = kept - 2
+        starts, ends = (times[mine].reshape(repetitions, -1) for times in (start, end))
+        last = repetitions - 2
         later = np.diff(np.concatenate([starts, ends], axis=1)[last - 2 : last + 1], axis=0)
         period = float(later[-1, 0])
         if np.abs(later - period).max() > ALIKE * max(ends[last].max(), 1.0):
@@ -145,20 +145,20 @@ class Program:
     def unfold(self, times: np.ndarray, periods: Sequence[float]) -> np.ndarray:
         """Times of all executions from those of the kept ones."""
         parts, shift = [], 0.0
-        for number, (block, kept, period) in enumerate(zip(self.blocks, self.keep, periods, strict=True)):
-            own = times[self.block == number].reshape(kept, -1) + shift
-            if kept < block.repeat:
-                missing = block.repeat - kept
-                steady = own[-2] + period * np.arange(1, missing + 1)[:, None]
+        for number, (block, repetitions, period) in enumerate(zip(self.blocks, self.keep, periods, strict=True)):
+            block_times = times[self.block == number].reshape(repetitions, -1) + shift
+            if repetitions < block.repeat:
+                missing = block.repeat - repetitions
+                steady = block_times[-2] + period * np.arange(1, missing + 1)[:, None]
                 shift += missing * period
-                own = np.concatenate([own[:-1], steady, own[-1:] + missing * period])
-            parts.append(own.ravel())
+                block_times = np.concatenate([block_times[:-1], steady, block_times[-1:] + missing * period])
+            parts.append(block_times.ravel())
         return np.concatenate(parts)
 
 
-def kept_repetitions(repeat: int, kept: int) -> np.ndarray:
+def kept_repetitions(repeat: int, repetitions: int) -> np.ndarray:
     """Which repetitions of a block are walked through."""
-    return np.append(np.arange(kept - 1), repeat - 1)
+    return np.append(np.arange(repetitions - 1), repeat - 1)
 
 
 class Wiring(NamedTuple):
@@ -196,19 +196,19 @@ def dependencies(blocks: tuple[Wiring, ...], keep: tuple[int, ...]) -> tuple[lis
     needs: list[Needs] = []
     writer: dict[int, tuple[int, int]] = {}
     readers: dict[int, dict[int, int]] = {}
-    seen = [[-1] * count for _ in range(count)]
-    for block, kept, (reads, writes) in zip(blocks, keep, shared_tensors(blocks), strict=True):
+    matrix = [[-1] * count for _ in range(count)]
+    for block, repetitions, (reads, writes) in zip(blocks, keep, shared_tensors(blocks), strict=True):
         stream_of = [names.index(stream) for stream in block.streams]
         moved = {pair for pairs in (*reads, *writes) for pair in pairs if pair[1]}
-        for turn, repetition in enumerate(kept_repetitions(block.repeat, kept).tolist()):
+        for turn, repetition in enumerate(kept_repetitions(block.repeat, repetitions).tolist()):
             if repetition != turn:
                 _move(moved, repetition - turn, turn, writer, readers)
-            for stream, read, written in zip(stream_of, reads, writes, strict=True):
+            for stream, reads_of_node, written in zip(stream_of, reads, writes, strict=True):
                 position = len(queues[stream])
-                if read or written:
-                    wanted = _wanted(read, written, repetition, stream, position, writer, readers)
-                    already = seen[stream]
-                    needs.append(tuple((other, last) for other, last in wanted.items() if last > already[other]))
+                if reads_of_node or written:
+                    sources = _needed_tasks(reads_of_node, written, repetition, stream, position, writer, readers)
+                    already = matrix[stream]
+                    needs.append(tuple((other, last) for other, last in sources.items() if last > already[other]))
                     for other, last in needs[-1]:
                         already[other] = last
                 else:
@@ -217,8 +217,8 @@ def dependencies(blocks: tuple[Wiring, ...], keep: tuple[int, ...]) -> tuple[lis
     return queues, needs
 
 
-def _wanted(
-    read: Touched,
+def _needed_tasks(
+    touched: Touched,
     written: Touched,
     repetition: int,
     stream: int,
@@ -227,20 +227,20 @@ def _wanted(
     readers: dict[int, dict[int, int]],
 ) -> dict[int, int]:
     """The last node of each other stream that an execution waits for; enters what it reads and writes itself."""
-    wanted: dict[int, int] = {}
-    for tensors in (read, written):
+    sources: dict[int, int] = {}
+    for tensors in (touched, written):
         for tensor, step in tensors:
             other, last = writer.get(tensor + repetition * step, (stream, -1))
-            wanted[other] = max(last, wanted.get(other, -1))
+            sources[other] = max(last, sources.get(other, -1))
     for tensor, step in written:
         for other, last in readers.pop(tensor + repetition * step, {}).items():
-            wanted[other] = max(last, wanted.get(other, -1))
-    for tensor, step in read:
+            sources[other] = max(last, sources.get(other, -1))
+    for tensor, step in touched:
         readers.setdefault(tensor + repetition * step, {})[stream] = position
     for tensor, step in written:
         writer[tensor + repetition * step] = stream, position
-    wanted.pop(stream, None)
-    return wanted
+    sources.pop(stream, None)
+    return sources
 
 
 def _move(
@@ -255,9 +255,9 @@ def _move(
         (tensor + turn * step, tensor + (turn + skipped) * step) for tensor, step in tensors for turn in range(turns)
     ]
     written = {there: writer[here] for here, there in pairs if here in writer}
-    read = {there: dict(readers[here]) for here, there in pairs if here in readers}
+    moved = {there: dict(readers[here]) for here, there in pairs if here in readers}
     writer.update(written)
-    readers.update(read)
+    readers.update(moved)
 
 
 def shared_tensors(blocks: Sequence[Wiring]) -> Iterator[tuple[list[Touched], list[Touched]]]:
@@ -266,16 +266,16 @@ def shared_tensors(blocks: Sequence[Wiring]) -> Iterator[tuple[list[Touched], li
     touched = np.zeros(1 + max(map(_highest, blocks, steps), default=0), dtype=bool)
     streams = Counter(stream for block in blocks for stream in block.streams)
     busiest = max(sorted(streams), key=lambda name: streams[name])
-    for block, own in zip(blocks, steps, strict=True):
+    for block, block_steps in zip(blocks, steps, strict=True):
         for stream, tensors in zip(block.streams, map(operator.add, block.reads, block.writes), strict=True):
             if stream != busiest:
                 for tensor in tensors:
-                    touched[_ids(block, own, tensor)] = True
-    for block, own in zip(blocks, steps, strict=True):
-        pairs = {t: (t, own.get(t, 0)) for tensors in (*block.reads, *block.writes) for t in tensors}
-        kept = {t: pair for t, pair in pairs.items() if touched[_ids(block, own, t)].any()}
-        reads = [[kept[t] for t in tensors if t in kept] for tensors in block.reads]
-        yield reads, [[kept[t] for t in tensors if t in kept] for tensors in block.writes]
+                    touched[_ids(block, block_steps, tensor)] = True
+    for block, block_steps in zip(blocks, steps, strict=True):
+        pairs = {t: (t, block_steps.get(t, 0)) for tensors in (*block.reads, *block.writes) for t in tensors}
+        shared = {t: pair for t, pair in pairs.items() if touched[_ids(block, block_steps, t)].any()}
+        reads = [[shared[t] for t in tensors if t in shared] for tensors in block.reads]
+        yield reads, [[shared[t] for t in tensors if t in shared] for tensors in block.writes]
 
 
 def _ids(block: Wiring, steps: dict[int, int], tensor: int) -> np.ndarray:

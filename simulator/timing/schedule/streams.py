@@ -92,12 +92,12 @@ def place(
         return summed(node, start, start + latency[node], groups, label[node] if len(label) else label)
     overlap, kinds = overlap or Overlap(), kinds_of(blocks)
     wired = tuple(map(Wiring.of, blocks))
-    times = tuple(each.tobytes() for each in (latency, host, stops))
+    times = tuple(column.tobytes() for column in (latency, host, stops))
     key = wired, tuple(groups), label.tobytes(), kinds.tobytes(), overlap, times, lead_us
     if key in _KNOWN:
         _KNOWN.move_to_end(key)
         return _KNOWN[key]
-    start, end = _folded(blocks, latency, host, overlap, stops, lead_us)
+    start, end = _fold_periods(blocks, latency, host, overlap, stops, lead_us)
     placed = _KNOWN[key] = summed(node, start, end, groups, label[node])
     if len(_KNOWN) > PLACED:
         _KNOWN.popitem(last=False)
@@ -148,7 +148,7 @@ def summed(node: np.ndarray, start: np.ndarray, end: np.ndarray, groups: Sequenc
     communicating = active[1:].sum(axis=0)
     alone = np.where(computing | (communicating == 0), 0.0, length / np.maximum(communicating, 1))
     exposed = (active[1:] * alone).sum(axis=1).tolist()
-    whole = np.bincount(label + 1, end - start, len(groups) + 1)[1:].tolist() if len(node) else [0.0] * len(groups)
+    totals = np.bincount(label + 1, end - start, len(groups) + 1)[1:].tolist() if len(node) else [0.0] * len(groups)
     compute = float(length[computing].sum())
     return Placed(
         node,
@@ -156,13 +156,13 @@ def summed(node: np.ndarray, start: np.ndarray, end: np.ndarray, groups: Sequenc
         end,
         compute,
         dict(zip(groups, exposed, strict=True)),
-        {name: max(both - bare, 0.0) for name, both, bare in zip(groups, whole, exposed, strict=True)},
+        {name: max(both - bare, 0.0) for name, both, bare in zip(groups, totals, exposed, strict=True)},
         max(total - compute - sum(exposed), 0.0),
         total,
     )
 
 
-def _folded(
+def _fold_periods(
     blocks: Sequence[Block],
     latency: np.ndarray,
     host: np.ndarray,
@@ -179,7 +179,9 @@ def _folded(
     firsts = np.cumsum([0, *(len(block.nodes) for block in blocks)])
     level = [bool(waits[first:after].any()) for first, after in itertools.pairwise(firsts)]
     hosts = [float(host[first:after].sum()) for first, after in itertools.pairwise(firsts)]
-    periods = [us if kept < block.repeat else 0.0 for us, kept, block in zip(hosts, keep, blocks, strict=True)]
+    periods = [
+        us if repetitions < block.repeat else 0.0 for us, repetitions, block in zip(hosts, keep, blocks, strict=True)
+    ]
     hosts = [0.0 if even else us for us, even in zip(hosts, level, strict=True)]
     while True:
         program = Program.of(blocks, keep)
@@ -187,14 +189,14 @@ def _folded(
             issued = program.issued(host, [None if even else us for us, even in zip(periods, level, strict=True)])
             issued -= lead_us
             start, end = walk(program, latency, issued, overlap, waits)
-            found = [program.period(block, start, end, hosts[block]) for block in range(len(blocks))]
-            uneven = [b for b, period in enumerate(found) if period is None]
-            settled = all(_same(one, other) for one, other in zip(found, periods, strict=True) if one is not None)
-            periods = [old if new is None else new for old, new in zip(periods, found, strict=True)]
+            periods_us = [program.period(block, start, end, hosts[block]) for block in range(len(blocks))]
+            uneven = [b for b, period in enumerate(periods_us) if period is None]
+            settled = all(_same(one, other) for one, other in zip(periods_us, periods, strict=True) if one is not None)
+            periods = [old if new is None else new for old, new in zip(periods, periods_us, strict=True)]
             if uneven or settled or not host.any():
                 break
         else:
-            uneven = [b for b, kept in enumerate(keep) if kept < blocks[b].repeat]
+            uneven = [b for b, repetitions in enumerate(keep) if repetitions < blocks[b].repeat]
         if not uneven:
             return program.unfold(start, periods), program.unfold(end, periods)
         for block in uneven:
@@ -219,9 +221,9 @@ def walk(
     kinds = program.kinds[program.node].tolist()
     streams, lengths = range(len(queues)), list(map(len, queues))
     at, done, running = [0] * len(queues), [0] * len(queues), [-1] * len(queues)
-    left = [0.0] * len(queues)
+    work_left = [0.0] * len(queues)
     state = [0] * len(queues)
-    known: dict[tuple[int, ...], list[float]] = {}
+    slowness_of: dict[tuple[int, ...], list[float]] = {}
     start, end = [0.0] * len(work), [0.0] * len(work)
     now, unfinished = 0.0, len(work)
     while unfinished:
@@ -239,16 +241,16 @@ def walk(
                 if ready[task] + late > now:
                     wake = min(wake, ready[task] + late)
                     continue
-                running[s], state[s], left[s], start[task] = task, kinds[task], work[task], now
+                running[s], state[s], work_left[s], start[task] = task, kinds[task], work[task], now
                 at[s] += 1
         active = tuple(state)
-        slower = known.get(active)
+        slower = slowness_of.get(active)
         if slower is None:
-            slower = known[active] = slowness(active, overlap)
+            slower = slowness_of[active] = slowness(active, overlap)
         first, soonest = -1, math.inf
         for s in streams:
             if running[s] >= 0:
-                ends = left[s] * slower[s]
+                ends = work_left[s] * slower[s]
                 if ends < soonest:
                     first, soonest = s, ends
         if first < 0 and wake == math.inf:
@@ -261,8 +263,8 @@ def walk(
             task = running[s]
             if task < 0:
                 continue
-            left[s] -= elapsed / slower[s]
-            if s == first or left[s] <= 1e-12 * work[task]:
+            work_left[s] -= elapsed / slower[s]
+            if s == first or work_left[s] <= 1e-12 * work[task]:
                 end[task], running[s], state[s] = now, -1, 0
                 done[s] += 1
                 unfinished -= 1

@@ -151,6 +151,7 @@ def test_a_wrong_mapping_is_one_clear_error(store: Store, tmp_path: Path, mappin
 
 
 def test_a_mapping_is_needed(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(TABLE)
     with pytest.raises(SourceError, match="needs mapping="):
         import_into(store, "csv", tmp_path)
     with pytest.raises(SourceError, match=r"mapping .* cannot be read: No such file"):
@@ -209,3 +210,50 @@ def test_the_published_sweeps(store: Store, tmp_path: Path, reference_data: Path
     largest = table[table.size_bytes == table.size_bytes.max()]
     busbw = 2 * (1 - 1 / largest["ranks"]) * largest.size_bytes / largest.latency_us / 1e3
     assert busbw.between(150, 300).all()
+
+
+NAMED = """kind,chip,dtype,backend,batch,m,n,k,latency_us,source,timing
+gemm,mi300x,fp8_block,aiter:tuned,1,16,4096,7168,17.2,ROCm/aiter,rotated copies of the arguments
+gemm,mi300x,bf16,aiter:tuned,16,1,8192,1024,75.9,ROCm/aiter,rotated copies of the arguments
+,mi300x,bf16,aiter:tuned,1,1,8192,1024,75.9,ROCm/aiter,rotated copies of the arguments
+gemm,gfx1250,bf16,aiter:tuned,1,1,8192,1024,75.9,ROCm/aiter,rotated copies of the arguments
+"""
+
+
+def test_a_table_with_opcasts_names_needs_no_mapping(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text(NAMED)
+    report = import_into(store, "csv", tmp_path)
+    rows = store.read("gemm").to_pylist()
+    assert {(row["backend"], row["cache"]) for row in rows} == {
+        (backend, cache) for backend in ("aiter:tuned", "aiter:tuned:batched") for cache in ("cold", "warm")
+    }
+    assert {row["source"] for row in rows} == {"aiter"}
+    assert {one.reason.split(";")[0]: one.rows for one in report.rejected} == {
+        "unknown device 'gfx1250'": 2,
+        "no op kind": 1,
+    }
+
+
+def test_the_format_of_a_state_is_a_dim_and_no_backend(store: Store, tmp_path: Path) -> None:
+    head = "kind,device_id,dtype,backend,batch,heads,groups,head_dim,state_dim,state_format,latency_us\n"
+    op = "linear_attention_decode,mi355x,bf16,aiter:state_{0},64,32,16,128,128,{0},{1}\n"
+    (tmp_path / "table.csv").write_text(head + op.format("fp32", 26.9) + op.format("bf16", 17.4))
+    import_into(store, "csv", tmp_path)
+    rows = store.read("linear_attention_decode").to_pylist()
+    assert {(row["backend"], row["state_format"]) for row in rows} == {("aiter:tuned", 0), ("aiter:tuned", 1)}
+
+
+def test_flags_and_own_formats_are_understood(store: Store, tmp_path: Path) -> None:
+    head = "kind,device_id,dtype,batch,heads_q,heads_kv,head_dim,v_head_dim,seq_q,seq_kv,causal,kv_dtype,latency_us\n"
+    rows = ("attention_decode,h20_sxm,bf16,1,32,8,128,128,1,4096,{},{},13.7\n".format(*each)
+            for each in (("true", "bf16"), ("False", "fp8")))  # fmt: skip
+    (tmp_path / "table.csv").write_text(head + "".join(rows))
+    import_into(store, "csv", tmp_path)
+    assert {(row["causal"], row["kv_dtype"]) for row in store.read("attention_decode").to_pylist()} <= {(1, 0), (0, 1)}
+
+
+def test_rows_of_ones_own_machine_say_so(store: Store, tmp_path: Path) -> None:
+    imported(store, tmp_path, changed(constants={"source": "mine"}))
+    assert {row["source"] for row in store.read("gemm").to_pylist()} == {"mine"}
+    with pytest.raises(SourceError, match="can only be mine"):
+        imported(store, tmp_path, changed(constants={"source": "harness"}))

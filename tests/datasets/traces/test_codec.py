@@ -157,9 +157,9 @@ def chain(length: int, begin: int = 1) -> ExecutionTrace:
 def test_windows_hold_what_the_whole_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = protobuf.write(tmp_path / "whole.et", chain(500))
     for size in (64, 1000, 1 << 20):
-        monkeypatch.setattr(protobuf, "WINDOW", size)
+        monkeypatch.setattr(protobuf, "WINDOW_BYTES", size)
         assert protobuf.write(tmp_path / "a.et", protobuf.read(whole)).read_bytes() == whole.read_bytes()
-        pieces = list(protobuf.windows(whole))
+        pieces = list(protobuf.read_windows(whole))
         assert sum(map(len, pieces)) == 500
         assert len(pieces) > 1 or size == 1 << 20
         assert protobuf.write(tmp_path / "b.et", iter(pieces)).read_bytes() == whole.read_bytes()
@@ -168,7 +168,7 @@ def test_windows_hold_what_the_whole_holds(tmp_path: Path, monkeypatch: pytest.M
 def test_compiled_loops_do_what_the_plain_ones_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     path = protobuf.write(tmp_path / "a.et", chain(300))
-    monkeypatch.setattr(protobuf.scanning, "COMPILED_FROM", 0)
+    monkeypatch.setattr(protobuf.scanning, "COMPILE_FROM_BYTES", 0)
     assert protobuf.write(tmp_path / "b.et", protobuf.read(path)).read_bytes() == path.read_bytes()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.traces import json_forms, protobuf
 from opcast.datasets.traces.builder import TraceBuilder
-from opcast.datasets.traces.checks import of_ranks, of_trace, problems
+from opcast.datasets.traces.checks import check_ranks, check_trace, find_problems
 from opcast.datasets.traces.groups import RankedTraces
 from opcast.datasets.traces.reading import read_trace
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind, TraceFileError
@@ -53,7 +53,7 @@ def told(path: Path) -> str:
     """What reading a damaged file says: nothing, or one line that names the file."""
     said = ""
     try:
-        of_trace(read_trace(path), str(path))
+        check_trace(read_trace(path), str(path))
     except TraceFileError as error:
         said = str(error)
     assert not said or (str(path) in said and "\n" not in said)
@@ -135,7 +135,7 @@ def linked(change: Callable[[TraceBuilder], None]) -> list[str]:
     builder = TraceBuilder()
     builder.add(1, "a", data=[])
     change(builder)
-    return of_trace(builder.trace(), "a.et")
+    return check_trace(builder.trace(), "a.et")
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,14 @@ FIRST = "deadlock at call 1 of the group of all ranks: ALL_REDUCE of 4 bytes in 
 def test_collectives_that_never_meet_are_a_deadlock(
     ranks: list[ExecutionTrace], members: dict[str, tuple[int, ...]], says: str
 ) -> None:
-    found = of_ranks(RankedTraces(dict(enumerate(ranks)), members))
+    found = check_ranks(RankedTraces(dict(enumerate(ranks)), members))
     assert len(found) == 1
     assert says in found[0]
 
 
 def test_collectives_that_meet_are_sound() -> None:
     first, second = calls((REDUCE, 4, "a"), (GATHER, 4, "b")), calls((REDUCE, 4, "a"), (GATHER, 4, "b"))
-    assert of_ranks(RankedTraces({0: first, 1: second}, {"a": (0, 1), "b": (0, 1)})) == []
+    assert check_ranks(RankedTraces({0: first, 1: second}, {"a": (0, 1), "b": (0, 1)})) == []
 
 
 def test_the_command_says_each_problem_and_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +199,7 @@ def test_the_command_says_each_problem_and_ends_with_2(tmp_path: Path, capsys: p
     protobuf.write(tmp_path / "run.1.et", calls((REDUCE, 4, "")))
     assert main(["trace", "check", f"path={tmp_path}", "format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == []
-    assert problems(tmp_path) == []
+    assert find_problems(tmp_path) == []
 
 
 def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from opcast.datasets.traces import protobuf, pruning
 from opcast.datasets.traces.builder import TraceBuilder
-from opcast.datasets.traces.dependencies import topological
-from opcast.datasets.traces.pruning import pruned
+from opcast.datasets.traces.dependencies import sorted_dependencies
+from opcast.datasets.traces.pruning import prune
 from opcast.datasets.traces.reading import read_trace
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind
 from opcast.datasets.traces.table import ExecutionTrace
@@ -47,7 +47,7 @@ def reached(trace: ExecutionTrace) -> np.ndarray:
 @given(parents=GRAPH, data=st.data())
 def test_what_comes_before_what_stays_and_nothing_is_implied(parents: list[list[int]], data: st.DataObject) -> None:
     trace = graph(parents, data.draw(st.permutations(range(len(parents)))))
-    made, count = pruned(trace, *topological(trace, "t"))
+    made, count = prune(trace, *sorted_dependencies(trace, "t"))
     before = reached(trace)
     assert (reached(made) == before).all()
     kept = len(made.data.values) + len(made.control.values)
@@ -63,9 +63,9 @@ def test_machine_code_prunes_as_the_plain_loop(monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("numba")
     rng = np.random.default_rng(1)
     trace = graph([rng.integers(0, 1 << 20, 4).tolist() for _ in range(400)], list(range(400)))
-    plain = pruned(trace, *topological(trace, "t"))[0].data.values.tolist()
-    monkeypatch.setattr(pruning, "COMPILED_FROM", 0)
-    assert pruned(trace, *topological(trace, "t"))[0].data.values.tolist() == plain
+    plain = prune(trace, *sorted_dependencies(trace, "t"))[0].data.values.tolist()
+    monkeypatch.setattr(pruning, "COMPILE_FROM_NODES", 0)
+    assert prune(trace, *sorted_dependencies(trace, "t"))[0].data.values.tolist() == plain
 
 
 def call(builder: TraceBuilder, id: int, group: str, parents: list[int]) -> None:

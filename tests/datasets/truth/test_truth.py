@@ -273,6 +273,7 @@ KINDS = {
 
 
 ENCODER = {
+    "source": "FasterTransformer docs/bert_guide.md",
     "row_id": "a",
     "model_canon": "ft-bert-base",
     "gpu_canon": "A10",

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from opcast.simulator.search.ray_connection import connected
+
 
 def _beside(name: str) -> Any:
     """A module of this folder, whatever Python's path is."""
@@ -23,9 +25,9 @@ def _beside(name: str) -> Any:
     return module
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # "package" would be the whole session: this folder is none, and tests go on elsewhere
 def slurm() -> Iterator[Any]:
-    """A Slurm of four nodes (:class:`local_slurm.LocalSlurm`), for all tests of this folder."""
+    """A Slurm of four nodes (:class:`local_slurm.LocalSlurm`), for all tests of a file."""
     module = _beside("local_slurm")
     if reason := module.missing():
         pytest.skip(reason)
@@ -33,18 +35,21 @@ def slurm() -> Iterator[Any]:
         yield started
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[Any]:
-    """A ``ray.cluster_utils.Cluster`` of a head without processors and two nodes of one each; connected to."""
-    ray = pytest.importorskip("ray", reason="no Ray: pip install 'opcast[cluster]'")
+    """A ``ray.cluster_utils.Cluster`` of a head without processors and two nodes of one each, which ``auto`` finds.
+
+    Connected to, so that tests share its workers; each would start with Python and opcast anew.
+    """
+    pytest.importorskip("ray", reason="no Ray: pip install 'opcast[cluster]'")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 80 * 2**20})
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-        ray.init(address=cluster.address, log_to_driver=False)
-        yield cluster
+        with pytest.MonkeyPatch.context() as patch, connected(RuntimeError, "a test", {"address": cluster.address}):
+            patch.setenv("RAY_ADDRESS", cluster.address)
+            yield cluster
     finally:
-        ray.shutdown()
         cluster.shutdown()

@@ -101,6 +101,14 @@ def wait_for(slurm: Any, array: str) -> None:
     slurm.wait(lambda: not set(slurm.states(array).values()) - ENDED, "the end of the parts", 240)
 
 
+def test_slurm_runs_an_array_on_all_its_nodes(slurm: Any, tmp_path: Path) -> None:
+    script = f"echo $SLURMD_NODENAME >> {tmp_path}/$SLURM_ARRAY_TASK_ID; sleep 1"
+    words = ["--parsable", "--requeue", "--output=/dev/null", "--array=0-3", f"--wrap={script}"]
+    job = slurm.command("sbatch", *words).strip()
+    slurm.wait(lambda: not set(slurm.states(job).values()) - ENDED, "the end of the array")
+    assert {(tmp_path / str(i)).read_text().strip() for i in range(4)} == set(slurm.nodes)
+
+
 @pytest.mark.slow
 def test_an_array_with_parts_killed_and_requeued_equals_an_undisturbed_run(
     slurm: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from opcast.datasets.clusters import load_cluster
+from opcast.jobs.cli import main
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.work import Work
@@ -95,6 +97,28 @@ def test_a_node_that_goes_amid_a_search_changes_nothing(
     assert same(found, alone)
 
 
+def test_ray_runs_again_elsewhere_what_a_removed_node_ran(ray_cluster: Any, tmp_path: Path) -> None:
+    import ray
+
+    @ray.remote(max_retries=3, num_cpus=1)
+    def where(marks: str) -> str:
+        node = str(ray.get_runtime_context().get_node_id())
+        (Path(marks) / node).touch()
+        time.sleep(1.5 if len(list(Path(marks).iterdir())) == 1 else 0)
+        return node
+
+    waiting = where.remote(str(tmp_path))
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first = next(tmp_path.iterdir()).name
+    node = next(each for each in ray_cluster.list_all_nodes() if each.node_id == first)
+    ray_cluster.remove_node(node, allow_graceful=False)
+    ray_cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    assert ray.get(waiting, timeout=60) != first
+
+
 def test_what_a_node_of_ray_took_with_it_is_run_again(ray_cluster: Any, tmp_path: Path) -> None:
     parts = [(number, str(tmp_path)) for number in range(10)]
 
@@ -114,6 +138,46 @@ def test_what_a_node_of_ray_took_with_it_is_run_again(ray_cluster: Any, tmp_path
     gone.join()
     ray_cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     assert found == [number * number for number in range(10)]
+
+
+def test_what_ray_says_of_its_nodes_stays_off_the_answer(
+    ray_cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node dies amid a search in this very process, which Ray says on the spot: stdout is one object all the same.
+
+    The last test on this Ray, for the command begins a connection of its own and ends it.
+    """
+    import ray
+
+    ray.shutdown()
+    told = {"out": "", "err": ""}
+
+    def hear() -> None:
+        now = capsys.readouterr()
+        told["out"], told["err"] = told["out"] + now.out, told["err"] + now.err
+
+    def dies() -> None:
+        deadline = time.monotonic() + 60
+        while not ray.is_initialized():
+            time.sleep(0.02)
+        ray_cluster.remove_node(next(iter(ray_cluster.worker_nodes)), allow_graceful=False)
+        while "marked dead" not in told["err"] + told["out"] and time.monotonic() < deadline:
+            hear()
+            time.sleep(0.1)
+
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY))
+    words = f"model={tmp_path}/tiny.json cluster=dgx_h100 workload.seq_len=128 workload.global_batch=32 prune=[]"
+    axes = "space.tp=[1,2] space.pp=[1] space.vpp=[1] space.micro_batch=[1,2] space.recompute=[none,full]"
+    gone = threading.Thread(target=dies, daemon=True)
+    gone.start()
+    code = main(["search", *words.split(), *axes.split(), "crew.engine=ray", "workers=2", "format=json"])
+    gone.join()
+    hear()
+    ray_cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    assert code == 0, told["err"]
+    assert "marked dead" in told["err"]
+    assert json.loads(told["out"])["best"]
+    assert not ray.is_initialized(), "what opcast began it ends"
 
 
 def test_parts_go_round_among_jobs() -> None:

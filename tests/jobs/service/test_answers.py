@@ -81,7 +81,7 @@ def test_a_table(client: httpx.Client) -> None:
 def test_what_is_no_table(serve, content, said: str) -> None:
     with serve(batch=3000) as address:
         body = content if isinstance(content, bytes) else stream(pa.table(content))
-        found = httpx.post(f"{address}/v1/predict/table?kind=gemm", content=body, headers=KIND)
+        found = httpx.post(f"{address}/v1/predict/table?kind=gemm&device=h100_sxm", content=body, headers=KIND)
     assert found.status_code == 400, found.text
     assert said in found.json()["error"]["message"]
 

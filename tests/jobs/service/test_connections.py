@@ -105,7 +105,7 @@ def test_an_answer_that_nobody_takes_is_let_go(settings: ServiceSettings) -> Non
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     body = sink.getvalue().to_pybytes()
-    head = HEAD.format(ARROW).replace("predict", "predict/table?kind=gemm")
+    head = HEAD.format(ARROW).replace("predict", "predict/table?kind=gemm&device=h100_sxm")
     with running(settings, take_s=1.0) as address, socket.socket() as slow:
         place = urlsplit(address)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

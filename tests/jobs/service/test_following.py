@@ -18,7 +18,7 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.workbench import SHIPPED_PREDICTORS
 
 mlflow = pytest.importorskip("mlflow", reason="the registry that is followed is MLflow's (the extra mlflow)")
-OP: dict[str, Any] = {"op": {"kind": "gemm", "m": 512, "n": 1024, "k": 2048, "dtype": "bf16"}, "device": "h100_sxm"}
+OP: dict[str, Any] = {"op": {"kind": "gemm", "m": 512, "n": 1024, "k": 2048, "dtype": "fp8"}, "device": "h100_sxm"}
 DEVICE, MODEL = "h100_sxm", "opcast-gemm"
 
 
@@ -46,7 +46,7 @@ def test_the_predictor_that_an_alias_names_answers(serve: Any, tmp_path: Path) -
         for at in (0, 1, 0):
             client.set_registered_model_alias(MODEL, DEVICE, versions[at])
             expected = float(
-                (usual, longer)[at].predict_ops([make_op("gemm", m=512, n=1024, k=2048, dtype="bf16")]).latency_us[0]
+                (usual, longer)[at].predict_ops([make_op("gemm", m=512, n=1024, k=2048, dtype="fp8")]).latency_us[0]
             )
             for _ in range(300):
                 found = httpx.post(f"{address}/v1/predict", json=OP, timeout=120).json()

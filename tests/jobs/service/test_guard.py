@@ -23,6 +23,8 @@ SECRET = "a-token-of-24-characters"
 OP = {"op": {"kind": "gemm", "m": 64, "n": 64, "k": 64, "dtype": "bf16"}, "device": "h100_sxm"}
 STEP = {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 256}
 USUAL = {
+    "home": "~/.opcast",
+    "calibration": None,
     "host": "127.0.0.1",
     "port": 0,
     "token_file": None,

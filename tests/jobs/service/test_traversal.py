@@ -12,12 +12,12 @@ import pytest
 
 EVIL = "../../../../../../../etc/passwd"
 SECRET = "root:x:0"
-OP = {"op": {"kind": "gemm", "m": 64, "n": 64, "k": 64}}
+OP: dict[str, Any] = {"op": {"kind": "gemm", "m": 64, "n": 64, "k": 64}, "device": "h100_sxm"}
 SEARCHED = {"model": "tiny_llama_100m", "cluster": "dgx_h100"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/predict": OP,
     "/v1/predict/report": {"op": {"kind": "all_reduce", "size_bytes": 1024, "ranks": 8}, "cluster": "dgx_h100"},
-    "/v1/predict/batch": {"ops": [OP["op"]]},
+    "/v1/predict/batch": {"ops": [OP["op"]], "device": "h100_sxm"},
     "/v1/simulate": {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 64},
     "/v1/simulate/report": {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 64},
     "/v1/serving": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}},

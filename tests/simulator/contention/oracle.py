@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from opcast.simulator.contention.traffic import communication
-from opcast.simulator.network.sharing import Activities, run
+from opcast.simulator.contention.traffic import collect_communication
+from opcast.simulator.network.sharing import Activities, run_activities
 from opcast.simulator.question.orders import FORWARD
 from opcast.simulator.step.state import Step
 from opcast.simulator.timing.phases import MIDDLE
@@ -20,7 +20,7 @@ def event_by_event(placed: Step, bandwidth_gbps: np.ndarray) -> float:
     """Microseconds until the last gradient of a step is reduced; each link carries at most its bandwidth."""
     shared = placed.shared
     assert shared is not None
-    said, orders = communication(placed), placed.orders
+    said, orders = collect_communication(placed), placed.orders
     count, alike = len(said.collectives.slot), shared.patterns
     source, _ = sources(orders)
     usual = [times.phases[MIDDLE] for times in placed.times_of]
@@ -72,4 +72,4 @@ def event_by_event(placed: Step, bandwidth_gbps: np.ndarray) -> float:
         np.array([row[1] for row in rows]), np.zeros(len(rows)), waits.astype(np.int64),
         np.array([each for row in rows for each in row[3]], dtype=np.int64),
     )  # fmt: skip
-    return run(activities, bandwidth_gbps, 0.0).total_us
+    return run_activities(activities, bandwidth_gbps, 0.0).total_us

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from opcast.datasets.clusters import Cluster, load_cluster
-from opcast.simulator.contention.traffic import communication
-from opcast.simulator.contention.use import communicates
+from opcast.simulator.contention.link_usage import communicates
+from opcast.simulator.contention.traffic import collect_communication
 from opcast.simulator.engines import FusedEngine, build_engine
 from opcast.simulator.engines.flow import FlowEngine, flow_engine
 from opcast.simulator.engines.network import NetworkEngine
@@ -47,7 +47,7 @@ def test_starts_and_lengths_agree(graphs: Path) -> None:
     shared = placed.shared
     assert shared is not None
     assert shared.apart_us < shared.total_us == placed.total_us
-    said = communication(placed)
+    said = collect_communication(placed)
     count = len(said.collectives.slot)
     took = (shared.end_us - shared.start_us)[:count]
     assert said.collectives.lasts_us.sum() == pytest.approx(took.sum(), rel=0.03)

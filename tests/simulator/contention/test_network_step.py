@@ -12,7 +12,7 @@ import pytest
 from opcast.datasets.clusters import Cluster, load_cluster
 from opcast.datasets.ops import make_op
 from opcast.jobs import cli
-from opcast.simulator.contention.fault_study import Degraded, study
+from opcast.simulator.contention.fault_study import FaultedStep, study_faults
 from opcast.simulator.engines import FusedEngine, ask, build_engine
 from opcast.simulator.engines.flow import FlowEngine
 from opcast.simulator.engines.network import NetworkEngine
@@ -20,7 +20,7 @@ from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault
 from opcast.simulator.network.folding import classify, run_folded
 from opcast.simulator.network.mapping import process_groups
-from opcast.simulator.network.sharing import Activities, run
+from opcast.simulator.network.sharing import Activities, run_activities
 from opcast.simulator.network.topology import TopologyError
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
@@ -91,7 +91,7 @@ def test_folding_keeps_what_differs_apart_and_is_exact() -> None:
     )
     capacity = rng.uniform(1.0, 3.0, links)
     assert classify(activities, capacity).activity.max() + 1 <= count // 2  # twins are one
-    found, whole = run_folded(activities, capacity, 0.0), run(activities, capacity, 0.0)
+    found, whole = run_folded(activities, capacity, 0.0), run_activities(activities, capacity, 0.0)
     np.testing.assert_allclose(found.end_us, whole.end_us, rtol=1e-9)
     np.testing.assert_allclose(found.carried_bytes, whole.carried_bytes, rtol=1e-9)
 
@@ -139,13 +139,13 @@ def test_the_study_says_what_a_whole_simulation_says(graphs: Path) -> None:
     base, engine = step(graphs, joined)
     fault = Fault("nic9-leaf1", bandwidth_factor=0.1)
     slow, _ = step(graphs, joined, faults=(fault,))
-    degraded = Degraded(base.state.steps[0], engine)
+    degraded = FaultedStep(base.state.steps[0], engine)
     assert degraded.step_us([fault]) == pytest.approx(slow.step_time_s * 1e6, rel=1e-5)  # contention as without it
     assert degraded.step_us([]) == pytest.approx(base.step_time_s * 1e6, rel=1e-9)
     assert slow.step_time_s > base.step_time_s
     assert degraded.step_us([Fault("nic9-leaf1", gone=True), Fault("gpu9-nvswitch1", gone=True)]) == np.inf
-    one = study(base.state, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
-    again = study(base.state, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
+    one = study_faults(base.state, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
+    again = study_faults(base.state, engine, {"samples": 12, "seed": 4, "bandwidth_factor": 0.2})
     assert one.where == again.where
     assert (one.time_us == again.time_us).all()
     assert (one.slowdown >= 1.0 - 1e-9).all()
@@ -154,12 +154,12 @@ def test_the_study_says_what_a_whole_simulation_says(graphs: Path) -> None:
 
 def test_the_study_of_slow_devices_says_what_a_whole_simulation_says(graphs: Path) -> None:
     base, engine = step(graphs, cluster(4))
-    found = study(base.state, engine, {"everywhere": True, "straggler": 1.5, "kinds": ["node"]})
+    found = study_faults(base.state, engine, {"everywhere": True, "straggler": 1.5, "kinds": ["node"]})
     assert found.where == (("node 0",), ("node 1",), ("node 2",), ("node 3",))
     for node, slowdown in enumerate(found.slowdown.tolist()):
         whole, _ = step(graphs, cluster(4), slow_devices={8 * node: 1.5})
         assert slowdown == pytest.approx(whole.step_time_s / base.step_time_s, rel=0.01)
-    drawn = study(base.state, engine, {"samples": 8, "straggler": 1.5, "count": 2})
+    drawn = study_faults(base.state, engine, {"samples": 8, "straggler": 1.5, "count": 2})
     assert set(drawn.slowdown.round(6)) <= {*found.slowdown.round(6), drawn.slowdown.max().round(6)}
 
 

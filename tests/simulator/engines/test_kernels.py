@@ -12,7 +12,8 @@ from opcast.models.registry import Registry
 from opcast.simulator.engines import ask, build_engine
 from opcast.simulator.engines.kernels import KernelsEngine
 from opcast.simulator.engines.learned import LearnedEngine
-from opcast.simulator.question.plan import KernelChoice, PlanError, load_stack
+from opcast.simulator.question.kernels import KernelChoice
+from opcast.simulator.question.plan import PlanError, load_stack
 from opcast.simulator.step.build import engine_of
 from opcast.simulator.workbench import SHIPPED_PREDICTORS
 
@@ -74,3 +75,50 @@ def test_a_stack_has_its_kernels_before_its_tables() -> None:
 def test_a_choice_of_no_kind_is_refused() -> None:
     with pytest.raises(PlanError, match="gem"):
         KernelChoice("gem", "fp8", "trtllm:x", "")
+    with pytest.raises(PlanError, match=r"stack\.kernels\.sm"):
+        KernelChoice("gemm", "fp8", "trtllm:x", "", sm="12.0")  # type: ignore[arg-type]
+
+
+LATENT = make_op("mla_decode", batch=64, heads=16, seq_q=1, seq_kv=4096)
+PROMPT = make_op("mla_prefill", batch=4, heads=16, seq_q=4096, seq_kv=4096)
+
+
+@pytest.mark.parametrize(
+    ("stack", "device", "op", "backend"),
+    [
+        ("vllm", "h200_sxm", LATENT, "sglang-0.5.14:flash_attention"),
+        ("vllm", "h200_sxm", LATENT.replace(kv_dtype="fp8"), "trtllm-1.3.0rc20:default"),
+        ("vllm", "b200_sxm", LATENT, "sglang-0.5.14:trtllm_mla"),
+        ("vllm", "b200_sxm", LATENT.replace(kv_dtype="fp8"), "sglang-0.5.14:trtllm_mla"),
+        ("vllm", "l40s", LATENT, "sglang-0.5.14:triton"),
+        ("vllm", "a100_sxm_80gb", LATENT, "trtllm-1.0.0:default"),
+        ("vllm", "h200_sxm", PROMPT, "trtllm-1.3.0rc20:default"),
+        ("sglang", "h200_sxm", LATENT, "sglang-0.5.14:flash_attention"),
+        ("sglang", "h200_sxm", PROMPT, "trtllm-1.3.0rc20:default"),
+        ("sglang", "b200_sxm", PROMPT, "sglang-0.5.14:trtllm_mla"),
+        ("sglang", "l40s", PROMPT, "trtllm-1.0.0:default"),
+        ("sglang", "rtx_pro_6000_server", PROMPT, "trtllm-1.3.0rc20:default"),
+        ("sglang", "rtx_pro_6000_server", LATENT, "sglang-0.5.14:triton"),
+        ("trtllm", "h200_sxm", LATENT, "trtllm-1.3.0rc20:default"),
+    ],
+)
+def test_latent_attention_is_read_off_the_kernel_that_the_engine_runs(
+    stack: str, device: str, op: Op, backend: str
+) -> None:
+    plain = build_engine(load_device(device), [], [SHIPPED_PREDICTORS], ("learned", "analytical"))
+    found = ask(engine_of(load_stack(stack), plain), [op], "cold")
+    assert found.predictor[0].split("@")[1].startswith(f"{backend}/")
+
+
+def test_prompts_of_sglang_on_hopper_are_not_absorbed() -> None:
+    """Its table takes as long as 1,088 columns a head, where its prompts are of 320."""
+    table, chosen = learned("h200_sxm", "sglang"), learned("h200_sxm", "trtllm")
+    assert 2.0 < latency(table, PROMPT) / latency(chosen, PROMPT) < 1088 / 320
+
+
+def test_a_format_of_the_cache_is_for_kinds_that_have_one() -> None:
+    assert KernelChoice("mla_decode", "bf16", "trtllm:x", "", kv_dtype="fp8").kv_dtype == "fp8"
+    with pytest.raises(PlanError, match="kv_dtype"):
+        KernelChoice("gemm", "bf16", "trtllm:x", "", kv_dtype="fp8")
+    with pytest.raises(PlanError, match="kv_dtype"):
+        KernelChoice("mla_decode", "bf16", "trtllm:x", "", kv_dtype="fp4")

@@ -11,7 +11,7 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.models.registry import Registry
 from opcast.simulator.engines import ask, build_engine
-from opcast.simulator.engines.library import LibraryEngine, agreed, calls_library
+from opcast.simulator.engines.library import LibraryEngine, calls_library, combine_readings
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.step.build import engine_of
 
@@ -72,7 +72,7 @@ def test_one_reading_is_its_own_answer(registry: Registry) -> None:
     one = registry.find("gemm", "b200_sxm", "trtllm-1.3.0rc20:torch_flow")
     assert one is not None
     read = one.predict(columns(), "bf16", "bf16", B200, "warm")
-    latency, low, high = agreed([read], [one.coverage])
+    latency, low, high = combine_readings([read], [one.coverage])
     assert np.allclose(latency, read.latency_us)
     assert (low < latency).all()
     assert (latency < high).all()

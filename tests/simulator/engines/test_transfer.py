@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +41,16 @@ def test_a_device_with_a_predictor_is_answered_by_it() -> None:
     assert list(found.engine) == ["learned", "learned"]
 
 
+HEADS = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "v_head_dim": 128}
+PROMPT = make_op("attention_prefill", **HEADS, seq_q=4096, seq_kv=4096, dtype="bf16")
+
+
 @pytest.mark.parametrize(
     ("device", "op"),
     [
         ("h800_sxm", make_op("embedding", tokens=2**12, vocab=2**15, hidden=2**12, dtype="bf16")),  # and nothing alike
         ("h800_sxm", make_op("copy", size_bytes=2**30, direction="h2d")),  # over a bus
-        ("mi300x", PRODUCT),  # nobody of its vendor in the format
+        ("mi300x", PROMPT),  # nobody of its vendor knows the kind
         ("v100_sxm", make_op("all_reduce", size_bytes=2**26, ranks=8, ranks_per_node=8, dtype="fp16")),  # too far
     ],
 )
@@ -82,6 +87,19 @@ def test_a_format_without_predictors_is_answered_by_one_on_the_same_units() -> N
     assert (kin.dtype, kin.tier) == ("fp8", "die")
 
 
+def test_nor_is_it_as_sure_as_in_the_format_that_was_learned() -> None:
+    """On the device itself another format is outside the data. On its kin it cannot be nearer."""
+    unlike = replace(load_device("l40s"), id="nobody_s", name="a card that nobody measured")
+    engine = TransferEngine(unlike, [Registry(SHIPPED)], backend="vllm")
+    for m, n, k in ((8192, 7168, 2048), (64, 7168, 2048)):
+        blocks, whole = (make_op("gemm", dtype, "bf16", m=m, n=n, k=k) for dtype in ("fp8_block", "fp8"))
+        other, own = ask(engine, [blocks]), ask(engine, [whole])
+        assert "l40s" in other.predictor[0]
+        assert own.in_envelope[0]
+        assert not other.in_envelope[0]
+        assert np.log(other.high_us / other.latency_us)[0] > 2 * np.log(own.high_us / own.latency_us)[0]
+
+
 def test_nor_is_it_below_the_roofline_of_the_format_asked_about() -> None:
     """TF32 by what fp32 says: 93 TFLOP/s on a card of 83, before."""
     card, columns = load_device("rtx_4090"), {"batch": [1], "m": [4096], "n": [1024], "k": [32768], "layout": [1]}
@@ -105,4 +123,5 @@ def test_backends_of_kin_may_be_asked_for() -> None:
     asked = TransferEngine(h800, [Registry(SHIPPED)], backend="sglang").kin("gemm", "bf16")
     assert asked is not None
     assert "sglang-" in asked.name
-    assert known_backends(load_device("mi300x"), [], [SHIPPED]) == {"torch:aten", "torch:rocblas"}
+    found = known_backends(load_device("mi300x"), [], [SHIPPED])
+    assert found == {"torch:aten", "torch:rocblas", "aiter:tuned", "aiter:preshuffled"}

@@ -11,7 +11,7 @@ import pytest
 from opcast.datasets.traces.profiles import Profile
 from opcast.datasets.traces.schema import TraceFileError
 from opcast.jobs.cli import main
-from opcast.simulator.execution.calibrating import calibrate
+from opcast.simulator.execution.calibration import calibrate
 from opcast.simulator.execution.run import read_run
 from opcast.simulator.question.calibration import Calibration, load_calibration, own_calibration
 

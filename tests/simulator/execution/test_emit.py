@@ -10,8 +10,8 @@ import pytest
 
 from opcast.datasets.ops import make_op
 from opcast.datasets.traces.builder import TraceBuilder
-from opcast.datasets.traces.checks import problems
-from opcast.datasets.traces.classes import CLASSES, classes
+from opcast.datasets.traces.checks import find_problems
+from opcast.datasets.traces.classes import CLASSES, class_codes
 from opcast.datasets.traces.protobuf import write
 from opcast.datasets.traces.schema import NodeKind
 from opcast.jobs import resolve
@@ -19,7 +19,7 @@ from opcast.jobs import simulate as simulate_job
 from opcast.jobs.cli import main
 from opcast.jobs.composing import as_override, compose
 from opcast.simulator.execution.emit import emit
-from opcast.simulator.execution.programs import sort_of
+from opcast.simulator.execution.programs import node_template
 from opcast.simulator.execution.run import read_run, simulate_run
 from opcast.simulator.graph import Node
 from opcast.simulator.step.state import State
@@ -35,7 +35,7 @@ def slow(*settings: str) -> object:
 
 def state_of(*settings: str) -> State:
     config = compose("simulate", [as_override(simulate_job, text) for text in settings])
-    found = resolve.bench(config).answered(resolve.simulate_request(config)).report.state
+    found = resolve.bench(config).answered(resolve.request_of("simulate", config)).report.state
     assert isinstance(found, State)
     return found
 
@@ -70,7 +70,7 @@ def test_an_emitted_step_takes_as_long_again(settings: list[str], tmp_path: Path
         folder = tmp_path if len(state.steps) == 1 else tmp_path / name
         run = read_run(folder)
         assert len(run.traces) == state.plan.cluster.devices
-        assert problems(folder) == []
+        assert find_problems(folder) == []
         made = simulate_run(run)
         assert made.executions.total_us == pytest.approx(step.total_us, rel=1e-9)
         for rank, trace in run.traces.items():
@@ -87,7 +87,7 @@ def test_a_trace_tells_groups_messages_and_work(tmp_path: Path) -> None:
     sends = first.kind == NodeKind.COMM_SEND
     assert set(first.column("comm_dst", -1, "int32")[sends].tolist()) == {4}
     assert set(last.column("comm_dst", -1, "int32")[last.kind == NodeKind.COMM_SEND].tolist()) == {3}
-    codes = classes(first)
+    codes = class_codes(first)
     flops = first.column("num_ops", 0, "int64")
     gemms = codes == CLASSES.index("gemm")
     assert (flops[gemms] > 0).all()
@@ -166,7 +166,7 @@ def test_a_trace_tells_offload_and_experts(tmp_path: Path) -> None:
 
 def test_an_exchange_between_experts_tells_its_bins() -> None:
     op = make_op("ep_dispatch", tokens=10, hidden=64, topk=3, experts=8, ranks=4, ranks_per_node=4, dtype="bf16")
-    told = sort_of(Node(op, "ep", "moe", "forward", (), (), 0, group="ep"), "analytical")
+    told = node_template(Node(op, "ep", "moe", "forward", (), (), 0, group="ep"), "analytical")
     values = {name: value for name, _, value in told.attributes}
     assert told.kind == NodeKind.COMM_COLL
     assert values["moe_bins"] == [4] * 6 + [3] * 2  # 10 tokens of 3 experts each

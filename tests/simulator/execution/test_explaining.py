@@ -18,8 +18,17 @@ from opcast.datasets.traces.linking import link_files
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind
 from opcast.datasets.traces.table import ExecutionTrace
 from opcast.jobs.cli import main
-from opcast.simulator.execution.analysis import recorded
-from opcast.simulator.execution.explaining import COMMUNICATION, EXTRA, IDLE, MISSING, OP_ERROR, OVERLAP, WAIT, explain
+from opcast.simulator.execution.analysis import recorded_times
+from opcast.simulator.execution.explanation import (
+    COMMUNICATION_ALONE,
+    EXTRA,
+    IDLE,
+    MISSING,
+    OP_ERROR,
+    OVERLAP,
+    WAIT,
+    explain,
+)
 
 SLEEP_S = 0.05
 PROGRAM = f"""
@@ -67,7 +76,7 @@ def test_parts_add_up_to_the_difference(
     found = explain(*made)
     spans = []
     for run in made:
-        start, end = recorded(run.traces[0])
+        start, end = recorded_times(run.traces[0])
         spans.append(float(end.max() - start.min()))
     assert (found.predicted_us, found.measured_us) == (pytest.approx(spans[0]), pytest.approx(spans[1]))
     assert sum(each.difference_us for each in found.causes) == pytest.approx(spans[1] - spans[0], abs=1e-6)
@@ -88,7 +97,10 @@ def test_what_was_put_in_is_the_largest_cause() -> None:
     assert largest(trace(*BASE), trace(*BASE[:2], ("rope", 40, 4))) == (IDLE, 25.0)
     beside = trace(("gemm", 0, 10), ("call", 5, 5), ("rope", 10, 4))
     assert largest(beside, trace(*BASE)) == (OVERLAP, 5.0)  # an overlap was removed
-    assert largest(trace(*BASE), trace(("gemm", 0, 10), ("call", 10, 12), ("rope", 22, 4))) == (COMMUNICATION, 7.0)
+    assert largest(trace(*BASE), trace(("gemm", 0, 10), ("call", 10, 12), ("rope", 22, 4))) == (
+        COMMUNICATION_ALONE,
+        7.0,
+    )
 
 
 def layers(count: int, beside: bool, rng: np.random.Generator, idle_us: float) -> ExecutionTrace:

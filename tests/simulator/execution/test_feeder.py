@@ -13,7 +13,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.datasets.traces.builder import TraceBuilder
-from opcast.datasets.traces.groups import JoinedRun, RankedTraces, joined
+from opcast.datasets.traces.groups import JoinedRun, RankedTraces, join_ranks
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind, TraceFileError
 from opcast.datasets.traces.table import ExecutionTrace
 from opcast.simulator.engines import ask
@@ -75,7 +75,7 @@ def test_dependencies_and_lanes_are_kept(
     ranks: list[list[tuple[float, int, set[int]]]], together: int, policy: str
 ) -> None:
     run = run_of(ranks, together)
-    joint = joined(run)
+    joint = join_ranks(run)
     duration = recorded_us(run, joint)
     made = execute(run, joint, duration, policy)
     assert np.allclose(made.end_us - made.start_us, duration)
@@ -98,9 +98,9 @@ def test_machine_code_does_what_the_plain_loop_does(monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(0)
     nodes = [(float(us), int(lane), {int(p)}) for us, lane, p in rng.integers(0, 19, (300, 3))]
     run = run_of([nodes, nodes[::-1]], 40)
-    joint = joined(run)
+    joint = join_ranks(run)
     plain = execute(run, joint, recorded_us(run, joint))
-    monkeypatch.setattr(feeder, "COMPILED_FROM", 0)
+    monkeypatch.setattr(feeder, "COMPILE_FROM_NODES", 0)
     assert execute(run, joint, recorded_us(run, joint)).start_us.tolist() == plain.start_us.tolist()
 
 
@@ -111,7 +111,7 @@ def test_a_policy_says_which_ready_node_goes_first() -> None:
     builder.add(3, "early", duration_us=2, start_us=3, attributes=[("stream", "int64", 1)])
     builder.add(4, "call", NodeKind.COMM_COLL, duration_us=2, start_us=20, attributes=collective(8, stream=1))
     run = RankedTraces({0: builder.trace()})
-    joint = joined(run)
+    joint = join_ranks(run)
     starts = {
         policy: execute(run, joint, recorded_us(run, joint), policy).start_us[joint.node[0]] for policy in POLICIES
     }
@@ -163,7 +163,7 @@ def test_a_window_knows_so_many_nodes_of_a_rank(
 ) -> None:
     """Parents come first in these files: any window gets to the end, and a wide one changes nothing."""
     run = run_of(ranks, together)
-    joint = joined(run)
+    joint = join_ranks(run)
     duration = recorded_us(run, joint)
     made, whole = execute(run, joint, duration, window=window), execute(run, joint, duration)
     if window >= max(len(trace) for trace in run.traces.values()):

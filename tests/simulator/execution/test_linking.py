@@ -15,27 +15,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opcast.datasets.traces.checks import of_trace, problems
-from opcast.datasets.traces.classes import CLASSES, GAP, classes
+from opcast.datasets.traces.checks import check_trace, find_problems
+from opcast.datasets.traces.classes import CLASSES, GAP, class_codes
 from opcast.datasets.traces.groups import RankedTraces
-from opcast.datasets.traces.linking import link
-from opcast.datasets.traces.matching import match
+from opcast.datasets.traces.linking import link_profile
+from opcast.datasets.traces.matching import match_host
 from opcast.datasets.traces.profiles import Profile, read_profile
 from opcast.datasets.traces.reading import read_trace
 from opcast.datasets.traces.schema import TraceFileError
 from opcast.datasets.traces.table import ExecutionTrace
 from opcast.jobs.cli import main
-from opcast.simulator.execution.analysis import account, covered_us, late_ranks, recorded
+from opcast.simulator.execution.analysis import account, covered_us, late_ranks, recorded_times
 from opcast.simulator.execution.run import read_run, simulate_run
 
 
 def runs_as_it_ran(profile: Profile, trace: ExecutionTrace) -> None:
     """The trace has no cycle; every node runs when it ran; device time is that of the profile."""
-    assert [line for line in of_trace(trace, "t") if "has no comm_" not in line] == []
+    assert [line for line in check_trace(trace, "t") if "has no comm_" not in line] == []
     made = simulate_run(RankedTraces({0: trace}))
     node = made.joint.node[0]
     assert np.allclose(made.executions.start_us[node], trace.exact_start_us, atol=1e-3)
-    codes = classes(trace)
+    codes = class_codes(trace)
     own = ~np.isin(codes, [CLASSES.index("host"), CLASSES.index("gap")])
     for lane in {str(event["args"].get("stream")) for event in profile.device}:
         events = [event for event in profile.device if str(event["args"].get("stream")) == lane]
@@ -61,9 +61,9 @@ def test_a_pair_is_matched_and_runs_as_it_ran(
 ) -> None:
     folder = reference_data / "data" / "traces"
     profile = read_profile(folder / kineto)
-    found = match(profile.host, read_trace(folder / host), folder / host)
+    found = match_host(profile.host, read_trace(folder / host), folder / host)
     assert (found.how, len(found.rows)) == (how, count)
-    trace, report = link(profile, found)
+    trace, report = link_profile(profile, found)
     assert report.launched == report.kernels
     assert report.matched == count
     runs_as_it_ran(profile, trace)
@@ -82,7 +82,7 @@ SLOW = ["hta/rank0.json.gz", "hta/sampled_rank-0.json.gz", "hta/trace_diff_contr
 @pytest.mark.parametrize("name", [*ALONE, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
 def test_a_profile_alone_runs_as_it_ran(name: str, reference_data: Path) -> None:
     profile = read_profile(reference_data / "data" / "traces" / name)
-    runs_as_it_ran(profile, link(profile)[0])
+    runs_as_it_ran(profile, link_profile(profile)[0])
 
 
 @pytest.mark.reference
@@ -94,10 +94,10 @@ def test_the_account_agrees_with_that_of_hta(reference_data: Path) -> None:
     the last step of the profiler out: with ``include_last_profiler_step=True`` it says idle 76.68 %, compute 17.11 %.
     """
     profile = read_profile(reference_data / "data" / "traces" / "hta" / "nccl_data.json.gz")
-    trace, _ = link(profile)
-    codes = classes(trace)
+    trace, _ = link_profile(profile)
+    codes = class_codes(trace)
     device = ~np.isin(codes, [CLASSES.index("host"), CLASSES.index("gap")])
-    begin, stop = (each + profile.begin_us for each in recorded(trace))
+    begin, stop = (each + profile.begin_us for each in recorded_times(trace))
     begin, stop = np.ceil(begin), np.floor(stop)
     start, end = begin[device], stop[device]
     whole = end.max() - start.min()
@@ -120,7 +120,7 @@ def test_eight_ranks_of_one_run_meet_at_their_collectives(
     assert main([*asked, f"output={tmp_path / 'run'}", "format=json"]) == 0
     reports = json.loads(capsys.readouterr().out)["ranks"]
     assert all(report["matched"] >= 1620 for report in reports.values())
-    assert problems(tmp_path / "run") == []
+    assert find_problems(tmp_path / "run") == []
     run = read_run(tmp_path / "run")
     made = simulate_run(run)
     assert len(made.joint.calls) == 8
@@ -160,7 +160,7 @@ def test_any_profile_runs_as_it_ran(found: list[Any], waits: bool) -> None:
         host.append({"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "pid": 1, "tid": 1, "ts": 20.0,
                      "dur": 60.0, "args": {"correlation": 1000}})  # fmt: skip
     profile = Profile(Path("p.json"), None, host, device, {})
-    runs_as_it_ran(profile, link(profile)[0])
+    runs_as_it_ran(profile, link_profile(profile)[0])
 
 
 def test_a_host_trace_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_host_trace_of_another_run_is_refused(tmp_path: Path) -> None:
     ]}  # fmt: skip
     (tmp_path / "et.json").write_text(json.dumps(other))
     with pytest.raises(TraceFileError, match=r"no host trace of this profile's run: 0% of its operators"):
-        match(host, read_trace(tmp_path / "et.json"), tmp_path / "et.json")
+        match_host(host, read_trace(tmp_path / "et.json"), tmp_path / "et.json")
 
 
 def test_what_is_no_profile_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,10 +249,10 @@ def test_gaps_are_no_work() -> None:
     host = [
         {"cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": at, "dur": 1.0, "args": {}} for at in (0.0, 9.0)
     ]
-    trace, report = link(Profile(Path("p.json"), None, host, [], {}))
+    trace, report = link_profile(Profile(Path("p.json"), None, host, [], {}))
     assert [trace.name_of(row) for row in range(len(trace))] == ["aten::mm", GAP, "aten::mm"]
     assert report.gap_us == 8.0
-    assert account(trace, 0, *recorded(trace)).compute_us == 2.0  # the operators, on a processor alone
+    assert account(trace, 0, *recorded_times(trace)).compute_us == 2.0  # the operators, on a processor alone
 
 
 SMALL = ("chakra/1.0.2-chakra.0.0.4.tgz", "chakra/feeder_tests_trace.tar.gz", "chakra/json_trace.tar.gz",

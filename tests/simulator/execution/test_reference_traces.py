@@ -19,9 +19,9 @@ from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind
 from opcast.jobs.cli import main
 from opcast.simulator.engines.network import NetworkEngine
-from opcast.simulator.execution.on_links import link_us
+from opcast.simulator.execution.link_times import link_us
 from opcast.simulator.execution.run import read_run, simulate_run
-from opcast.simulator.network.build import fabric
+from opcast.simulator.network.build import build_fabric
 
 RANKS, SIZE = 8, 1 << 20
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -65,7 +65,7 @@ def test_the_references_collectives_take_what_ours_take(
     file.write_text(NETWORK.format(shape=shape))
     cluster = replace(load_cluster("dgx_h100"), topology={"file": str(file)})
     device = load_device("h100_sxm")
-    on, law = fabric(cluster, device), NetworkEngine(device, cluster)
+    on, law = build_fabric(cluster, device), NetworkEngine(device, cluster)
     for kind in COLLECTIVES:
         theirs, ours = (read_run(each) for each in (folder_of(kind, generated, tmp_path / f"{kind} theirs"),
                                                     own(kind, tmp_path / f"{kind} ours")))  # fmt: skip

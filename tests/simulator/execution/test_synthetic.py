@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opcast.datasets.traces.checks import of_ranks, of_trace, problems
-from opcast.datasets.traces.classes import CLASSES, classes, is_network
+from opcast.datasets.traces.checks import check_ranks, check_trace, find_problems
+from opcast.datasets.traces.classes import CLASSES, class_codes, is_network
 from opcast.datasets.traces.schema import TraceFileError
 from opcast.jobs.cli import main
 from opcast.simulator.execution.run import read_run, simulate_run
 from opcast.simulator.execution.simai import traces_of, workload_of
-from opcast.simulator.execution.synthetic import generate, synthetic
+from opcast.simulator.execution.synthetic import generate, load_synthetic
 from opcast.simulator.formats.simai import LayerPhase, SimaiWorkload, WorkloadLayer, read_workload, write_workload
 
 MIX = [{"kind": "all_reduce", "low_bytes": 64, "high_bytes": 1 << 20}, {"kind": "all_to_all", "ranks": 2, "stride": 2},
@@ -31,11 +31,11 @@ GEMM = {"op": {"kind": "gemm", "m": 64, "n": 64, "k": 64}, "weight": 2.0}
 def test_synthetic_traces_run_and_are_the_same_again(
     nodes: int, share: float, overlap: float, imbalance: float, seed: int
 ) -> None:
-    asked = synthetic({"ranks": 4, "nodes": nodes, "share": share, "overlap": overlap, "imbalance": imbalance,
+    asked = load_synthetic({"ranks": 4, "nodes": nodes, "share": share, "overlap": overlap, "imbalance": imbalance,
                        "seed": seed, "compute": [GEMM, {"duration_us": 10.0}], "communication": MIX})  # fmt: skip
     run = generate(asked)
-    assert of_ranks(run) == []
-    assert [line for rank, trace in run.traces.items() for line in of_trace(trace, str(rank))] == []
+    assert check_ranks(run) == []
+    assert [line for rank, trace in run.traces.items() for line in check_trace(trace, str(rank))] == []
     again = generate(asked)
     for rank, trace in run.traces.items():
         assert trace.words.blob.tobytes() == again.traces[rank].words.blob.tobytes()
@@ -46,9 +46,9 @@ def test_synthetic_traces_run_and_are_the_same_again(
 
 def test_the_mix_is_drawn_as_asked() -> None:
     drawn = {"kind": "all_reduce", "low_bytes": 1000, "high_bytes": 100_000}
-    run = generate(synthetic({"ranks": 4, "nodes": 4000, "share": 0.25, "compute": [GEMM, {"duration_us": 10.0}],
+    run = generate(load_synthetic({"ranks": 4, "nodes": 4000, "share": 0.25, "compute": [GEMM, {"duration_us": 10.0}],
                               "communication": [drawn]}))  # fmt: skip
-    codes = classes(run.traces[0])
+    codes = class_codes(run.traces[0])
     assert np.mean(is_network(codes)) == pytest.approx(0.25, abs=0.03)
     gemms, works = np.sum(codes == CLASSES.index("gemm")), np.sum(~is_network(codes))
     assert gemms / works == pytest.approx(2 / 3, abs=0.03)
@@ -68,7 +68,7 @@ def test_the_mix_is_drawn_as_asked() -> None:
 )  # fmt: skip
 def test_settings_that_cannot_be_are_one_line(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(TraceFileError, match=says) as caught:
-        generate(synthetic(wrong))
+        generate(load_synthetic(wrong))
     assert "\n" not in str(caught.value)
 
 
@@ -89,7 +89,7 @@ def test_simais_files_become_traces_and_come_back(layers: list[WorkloadLayer], p
     degrees = {"tp": 2, "ep": 2, "pp": pp, "vpp": 1, "ga": 1, "gpus": 8}
     given_file = read_workload(write_workload(SimaiWorkload(degrees, layers, sent)))
     run = traces_of(given_file)
-    assert of_ranks(run) == []
+    assert check_ranks(run) == []
     assert write_workload(workload_of(run)) == write_workload(given_file)
     spent_us = sum(getattr(layer, phase).compute_ns for layer in layers
                    for phase in ("forward", "input_gradient", "weight_gradient")) / 1e3  # fmt: skip
@@ -103,7 +103,7 @@ def test_the_commands_generate_and_convert(tmp_path: Path, capsys: pytest.Captur
              "{kind: reduce_scatter, ranks: 2, stride: 2}]"]  # fmt: skip
     assert main(["trace", "generate", f"output={made}", *asked, "format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"] == 4
-    assert problems(made) == []
+    assert find_problems(made) == []
     assert main(["trace", "generate", f"output={made}", *asked]) == 2  # it holds traces already
     assert main(["trace", "convert", f"path={made}", f"output={tmp_path / 'a.txt'}"]) == 0
     workload = read_workload((tmp_path / "a.txt").read_text())
@@ -112,7 +112,7 @@ def test_the_commands_generate_and_convert(tmp_path: Path, capsys: pytest.Captur
     trace = read_run(made).traces[0]
     assert sent == int(trace.column("comm_size", 0, "int64").sum())
     assert main(["trace", "convert", f"path={tmp_path / 'a.txt'}", f"output={tmp_path / 'back'}"]) == 0
-    assert problems(tmp_path / "back") == []
+    assert find_problems(tmp_path / "back") == []
     capsys.readouterr()
     (tmp_path / "bad.txt").write_text("HYBRID_TRANSFORMER_FWD_IN_BCKWD all_gpus: 3\n1\n")
     assert main(["trace", "convert", f"path={tmp_path / 'bad.txt'}", f"output={tmp_path / 'no'}"]) == 2

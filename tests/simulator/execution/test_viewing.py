@@ -17,10 +17,10 @@ from opcast.datasets.traces.builder import TraceBuilder
 from opcast.datasets.traces.groups import RankedTraces
 from opcast.datasets.traces.schema import CollectiveKind, NodeKind
 from opcast.jobs.cli import main
-from opcast.simulator.execution.analysis import accounts
+from opcast.simulator.execution.analysis import recorded_accounts
 from opcast.simulator.execution.run import read_run
-from opcast.simulator.execution.synthetic import generate, synthetic
-from opcast.simulator.execution.usage import imbalances, memory
+from opcast.simulator.execution.synthetic import generate, load_synthetic
+from opcast.simulator.execution.usage import imbalances, trace_memory
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_hta_reads_the_timeline_as_we_do(overlapping: Path, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     found, overlap = json.loads(done.stdout.splitlines()[-1])
-    for ours in accounts(read_run(overlapping)):
+    for ours in recorded_accounts(read_run(overlapping)):
         theirs = found[str(ours.rank)]
         assert theirs["kernel_time(us)"] == pytest.approx(ours.total_us, rel=0.005)
         assert theirs["idle_time_pctg"] == pytest.approx(100 * ours.idle_us / ours.total_us, abs=0.5)
@@ -103,7 +103,7 @@ def test_perfetto_gets_each_lane(overlapping: Path, tmp_path: Path) -> None:
 
 
 def test_the_order_keeps_dependencies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = generate(synthetic({"ranks": 3, "nodes": 60, "overlap": 0.5, "imbalance": 0.4,
+    run = generate(load_synthetic({"ranks": 3, "nodes": 60, "overlap": 0.5, "imbalance": 0.4,
                               "communication": [{"kind": "all_reduce"}, {"kind": "send_recv"}]}))  # fmt: skip
     for rank, trace in run.traces.items():
         protobuf.write(tmp_path / f"s.{rank}.et", trace)
@@ -134,15 +134,15 @@ def test_memory_is_what_storages_between_their_first_and_last_node_hold() -> Non
 
     for id, (reads, writes) in enumerate([((1,), ()), ((3,), (4,)), ((2,), ()), ((4,), ())], 1):
         builder.add(id, "op", start_us=10 * id, duration_us=5, inputs=side(*reads), outputs=side(*writes))
-    (found,) = memory(RankedTraces({5: builder.trace()}))
+    (found,) = trace_memory(RankedTraces({5: builder.trace()}))
     assert (found.rank, found.device, found.storages) == (5, "cuda:0", 3)
     assert (found.peak_bytes, found.peak_node) == (480 + 200 + 40, 2)
     assert dict(found.curve) == {10.0: 480, 20.0: 720, 30.0: 520, 40.0: 40, 45.0: 0}
 
 
 def test_imbalance_names_the_rank_that_has_most() -> None:
-    run = generate(synthetic({"ranks": 3, "nodes": 40, "imbalance": 0.5, "share": 0.0}))
-    found = imbalances(accounts(run))
+    run = generate(load_synthetic({"ranks": 3, "nodes": 40, "imbalance": 0.5, "share": 0.0}))
+    found = imbalances(recorded_accounts(run))
     times = {rank: float(trace.exact_us.sum()) for rank, trace in run.traces.items()}
     assert found[0].rank == max(times, key=lambda rank: times[rank])
     assert found[0].ratio == pytest.approx(max(times.values()) / np.mean(list(times.values())))

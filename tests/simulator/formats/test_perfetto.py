@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opcast.simulator.formats.perfetto import TimelineError, events, write_trace
+from opcast.simulator.formats.perfetto import TimelineError, trace_events, write_trace
 from opcast.simulator.formats.tracks import RankTrack, TrackFlow, TrackSpan
 from opcast.simulator.question.orders import FORWARD, make_orders
 from opcast.simulator.report.tracks import memory_over_time, pipeline_tracks
@@ -148,7 +148,7 @@ def test_the_memory_counter_peaks_with_the_micro_batches_in_flight(schedule: str
 def test_spans_that_touch_do_not_overlap_once_written(lengths: list[float]) -> None:
     starts = np.cumsum([0.0, *lengths])[:-1].tolist()
     track = RankTrack("rank", [TrackSpan("op", s, d) for s, d in zip(starts, lengths, strict=True)])
-    check(list(events([track])))
+    check(list(trace_events([track])))
 
 
 def test_the_same_timeline_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -173,5 +173,5 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_a_flow_without_spans_on_its_stream_still_lands_on_the_rank() -> None:
     tracks = [RankTrack(name, [TrackSpan("op", 0.0, 2.0)]) for name in ("a", "b")]
-    found = list(events(tracks, [TrackFlow("send", 0, 1.0, 1, 1.5)]))
+    found = list(trace_events(tracks, [TrackFlow("send", 0, 1.0, 1, 1.5)]))
     check(found)

@@ -13,7 +13,7 @@ from opcast.simulator.formats.simai import (
     SimaiWorkload,
     WorkloadLayer,
     bus_bandwidths,
-    members,
+    group_ranks,
     read_busbw,
     read_workload,
     serial_us,
@@ -86,14 +86,14 @@ def test_first_lines_of_several_versions_are_read(head: str, degrees: dict, more
 
 def test_groups_follow_the_rank_order() -> None:
     found = read_workload(TEXT)
-    assert members(found, "forward", found.layers[0].forward) == range(4)
-    assert members(found, "forward", found.layers[1].forward) == range(0, 8, 4)
-    assert members(found, "weight_gradient", found.layers[1].weight_gradient) == range(0, 16, 8)
-    assert members(found, "weight_gradient", LayerPhase(1, "all_reduce", 1)) == range(0, 16, 4)
+    assert group_ranks(found, "forward", found.layers[0].forward) == range(4)
+    assert group_ranks(found, "forward", found.layers[1].forward) == range(0, 8, 4)
+    assert group_ranks(found, "weight_gradient", found.layers[1].weight_gradient) == range(0, 16, 8)
+    assert group_ranks(found, "weight_gradient", LayerPhase(1, "all_reduce", 1)) == range(0, 16, 4)
     with pytest.raises(FormatError, match="all_gpus: 16 do not divide into pp: 3 stages"):
-        members(read_workload(TEXT.replace("pp: 1", "pp: 3")), "forward", LayerPhase(1))
+        group_ranks(read_workload(TEXT.replace("pp: 1", "pp: 3")), "forward", LayerPhase(1))
     with pytest.raises(FormatError, match="16 GPUs of a stage do not divide into ep: 3"):
-        members(read_workload(TEXT.replace("ep: 2", "ep: 3")), "forward", LayerPhase(1, scope="EP"))
+        group_ranks(read_workload(TEXT.replace("ep: 2", "ep: 3")), "forward", LayerPhase(1, scope="EP"))
 
 
 def test_a_workload_takes_its_compute_and_its_collectives() -> None:

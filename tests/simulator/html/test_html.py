@@ -22,9 +22,9 @@ from opcast.datasets.devices import Device
 from opcast.datasets.ops import KINDS
 from opcast.simulator.html import ReportError, colours, units, write_quickstart_report, write_step_report
 from opcast.simulator.html.page import embed
-from opcast.simulator.html.quickstart import REST, family_pairs
+from opcast.simulator.html.quickstart import HOST_AND_REST, family_pairs
 from opcast.simulator.html.sites import Errors, call_site, sites
-from opcast.simulator.html.timeline import MERGE_INTO, MOST_BARS, layer_and_module, operators, timeline
+from opcast.simulator.html.timeline import MAX_BARS, MERGED_RUNS_PER_STEP, layer_and_module, operators, timeline
 from opcast.simulator.report.answer import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
 from opcast.simulator.report.comparison import Comparison, OpComparison, StepComparison
 
@@ -527,7 +527,7 @@ def test_operators_that_add_up_to_more_than_the_step_leave_nothing_for_the_host(
     assert family_pairs(quick, ops)["host"][1] == 0.0
     text = read(write_quickstart_report(comparison(steps=[quick], ops=ops), tmp_path / "page.html")).text
     assert "add up to more than the real step" in text
-    assert REST in text
+    assert HOST_AND_REST in text
 
 
 def many_spans(count: int, phases: int = 3) -> tuple[Span, ...]:
@@ -545,14 +545,16 @@ def test_a_long_timeline_is_drawn_with_some_thousands_of_bars_and_loses_no_time(
     spans = many_spans(40_000)
     total = spans[-1].start_us + spans[-1].duration_us
     bars = operators(spans, total)
-    assert len(bars) <= MOST_BARS
+    assert len(bars) <= MAX_BARS
     assert bars[0].start_us == spans[0].start_us
     assert bars[-1].start_us + bars[-1].duration_us == pytest.approx(total)
     ends = [bar.start_us + bar.duration_us for bar in bars]
     assert all(end <= bar.start_us + 1e-3 for end, bar in zip(ends, bars[1:], strict=False))
     drawn = sum(bar.duration_us for bar in bars)
     assert sum(span.duration_us for span in spans) <= drawn <= total
-    assert {bar.start_us for bar in bars if bar.duration_us >= total / MERGE_INTO} <= {s.start_us for s in spans}
+    assert {bar.start_us for bar in bars if bar.duration_us >= total / MERGED_RUNS_PER_STEP} <= {
+        s.start_us for s in spans
+    }
     assert len(json.dumps(timeline(spans))) < 3_000_000
 
 
@@ -583,7 +585,7 @@ def test_a_short_timeline_is_drawn_operator_by_operator() -> None:
     ],
 )
 def test_three_significant_digits(value: float, text: str) -> None:
-    assert units.three(value) == text
+    assert units.three_digits(value) == text
 
 
 @pytest.mark.parametrize(
@@ -593,15 +595,15 @@ def test_three_significant_digits(value: float, text: str) -> None:
         (units.duration(999.9), "1.00 ms"),
         (units.duration(1.5e6), "1.50 s"),
         (units.duration(math.nan), "–"),
-        (units.between(600e3, 1.7e6), "0.600 to 1.70 s"),
+        (units.duration_range(600e3, 1.7e6), "0.600 to 1.70 s"),
         (units.percent(-0.01, signed=True), "0.0 %"),
         (units.percent(-8.24), "−8.2 %"),
         (units.percent(3.0, signed=True), "+3.0 %"),
         (units.percent(1234.4), "1,234 %"),
         (units.gib(0.33), "338 MiB"),
         (units.gib(80.0), "80 GiB"),
-        (units.scaled(1.93e11, "FLOP/s"), "193 GFLOP/s"),
-        (units.scaled(88_096_512, ""), "88.1 M"),
+        (units.with_prefix(1.93e11, "FLOP/s"), "193 GFLOP/s"),
+        (units.with_prefix(88_096_512, ""), "88.1 M"),
         (units.percent(None), "–"),
     ],
 )

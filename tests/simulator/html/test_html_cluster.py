@@ -15,7 +15,7 @@ import pytest
 from opcast.datasets.devices import load_device
 from opcast.simulator.html import ClusterView, colours, write_step_report
 from opcast.simulator.html.cluster import memory_chart, parallelism_chart, sections
-from opcast.simulator.html.gantt import BUBBLE, MOST_BARS, SEND, bubbles, merged, pipeline_charts, tasks
+from opcast.simulator.html.gantt import BUBBLE, MAX_BARS, SEND, bubbles, merge_neighbours, pipeline_charts, tasks
 from opcast.simulator.question.orders import TASKS, make_orders
 from opcast.simulator.report.answer import Breakdown, Memory, OpShare, StageShare, StepReport
 from opcast.simulator.timing.schedule.pipeline import PipelineTimes, run_pipeline
@@ -81,11 +81,11 @@ def test_a_long_pipeline_is_drawn_whole_with_few_bars_and_its_ends_task_by_task(
     made = pipeline_charts(times)
     assert list(made) == ["start", "whole", "end"]
     for figure in made.values():
-        assert sum(len(trace["x"]) for trace in figure["data"]) <= 1.3 * MOST_BARS
+        assert sum(len(trace["x"]) for trace in figure["data"]) <= 1.3 * MAX_BARS
         start, after = figure["layout"]["xaxis"]["range"]
         assert start == 0
         assert all(base < after for trace in figure["data"] for base in trace["base"])
-    busy = sum(bar.duration_us for bar in merged(times) if bar.what != BUBBLE)
+    busy = sum(bar.duration_us for bar in merge_neighbours(times) if bar.what != BUBBLE)
     assert busy == pytest.approx(float(times.busy_us.sum()), rel=0.05)
     whole = {trace["legendgroup"] for trace in made["whole"]["data"]}
     assert "forwards and backwards" in whole

@@ -10,26 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from opcast.simulator.memory.errors import ERRORS, interval, spread_of, within
-from opcast.simulator.question.plan import STACK_DIRECTORY
+from opcast.simulator.memory.errors import ERRORS, error_spread, peak_interval, probability_within
+from opcast.simulator.question.stack import STACK_DIRECTORY
 
 
 @settings(deadline=None)
 @given(st.floats(-3, 3), st.floats(0.001, 1))
 def test_the_distribution_is_students(error: float, spread: float) -> None:
-    assert within(error, spread) == pytest.approx(stats.t.cdf(error / spread * math.sqrt(2), 4), abs=1e-9)
+    assert probability_within(error, spread) == pytest.approx(stats.t.cdf(error / spread * math.sqrt(2), 4), abs=1e-9)
 
 
 @settings(deadline=None)
 @given(st.floats(0.1, 200), st.floats(0.001, 0.5))
 def test_the_interval_holds_ninety_percent(peak: float, spread: float) -> None:
-    low, high = interval(peak, spread)
-    assert within(math.log(high / peak), spread) == pytest.approx(0.95, abs=1e-6)
-    assert within(math.log(low / peak), spread) == pytest.approx(0.05, abs=1e-6)
+    low, high = peak_interval(peak, spread)
+    assert probability_within(math.log(high / peak), spread) == pytest.approx(0.95, abs=1e-6)
+    assert probability_within(math.log(low / peak), spread) == pytest.approx(0.05, abs=1e-6)
 
 
 def test_without_a_spread_it_fits_or_not() -> None:
-    assert [within(error, 0.0) for error in (-0.1, 0.0, 0.1)] == [0.0, 0.5, 1.0]
+    assert [probability_within(error, 0.0) for error in (-0.1, 0.0, 0.1)] == [0.0, 0.5, 1.0]
 
 
 def test_the_file_names_frameworks_that_exist() -> None:
@@ -39,5 +39,5 @@ def test_the_file_names_frameworks_that_exist() -> None:
     for name, of in read["stacks"].items():
         assert (STACK_DIRECTORY / f"{name}.yaml").is_file()
         assert of["tables"]
-        assert spread_of(name) == of["spread"] > 0
-    assert spread_of("of nobody") == spread_of() == read["pooled"]["spread"]
+        assert error_spread(name) == of["spread"] > 0
+    assert error_spread("of nobody") == error_spread() == read["pooled"]["spread"]

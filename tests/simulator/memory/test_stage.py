@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster, load_cluster
 from opcast.simulator.graph import Block, Graph, Node, Tensor
 from opcast.simulator.memory.allocator import Allocator
-from opcast.simulator.memory.amounts import GIB
+from opcast.simulator.memory.breakdown import GIB
+from opcast.simulator.memory.lifetimes import BUCKET_OF_ROLE, BUCKETS, peak_memory, walk_chunk
 from opcast.simulator.memory.replay import fullest_moment, replay
 from opcast.simulator.memory.stage import stage_memory
-from opcast.simulator.memory.walk import BUCKET_OF_ROLE, BUCKETS, peak_memory, walk_chunk
 from opcast.simulator.passes.data import data_parallel, micro_batch_variant
 from opcast.simulator.passes.order import apply_passes
 from opcast.simulator.passes.pipeline import split_pipeline

@@ -16,10 +16,10 @@ from opcast.jobs.cli import main
 from opcast.simulator.engines import ask, build_engine
 from opcast.simulator.engines.flow import FlowEngine
 from opcast.simulator.engines.network import NetworkEngine
-from opcast.simulator.network.build import SHAPES, fabric, read
+from opcast.simulator.network.build import SHAPES, build_fabric, read_topology
 from opcast.simulator.network.fabric import Fabric
 from opcast.simulator.network.faults import Fault
-from opcast.simulator.network.law import collective_us
+from opcast.simulator.network.nccl_times import collective_us
 from opcast.simulator.network.topology import TopologyError
 from opcast.simulator.network.tunings import tuning
 
@@ -29,14 +29,14 @@ CLUSTER = dataclasses.replace(load_cluster("dgx_h100"), nodes=4)
 
 
 def shaped(**topology) -> Fabric:
-    return fabric(dataclasses.replace(CLUSTER, topology=topology), H100)
+    return build_fabric(dataclasses.replace(CLUSTER, topology=topology), H100)
 
 
 @pytest.mark.parametrize("name", known_clusters())
 def test_explicit_links_and_the_formula_agree_on_large_collectives(name: str) -> None:
     cluster = dataclasses.replace(load_cluster(name), nodes=2)
     device = load_device(cluster.device)
-    made = fabric(cluster, device)
+    made = build_fabric(cluster, device)
     ranks = np.array([cluster.devices])
     groups = NetworkEngine(device, cluster).groups(
         {"ranks": ranks, "ranks_per_node": np.array([cluster.devices_per_node])}
@@ -141,7 +141,7 @@ def test_rates_of_ones_own_links_are_taken_as_given(kind: str, us: float, tmp_pa
 
 
 def test_faults_are_applied_by_name() -> None:
-    slow = fabric(CLUSTER, H100, [Fault("nic0-leaf0", bandwidth_factor=0.5)])
+    slow = build_fabric(CLUSTER, H100, [Fault("nic0-leaf0", bandwidth_factor=0.5)])
     assert slow.latency_us("all_reduce", range(32), GIB, "ring") > 1.9 * shaped(shape="rails").latency_us(
         "all_reduce", range(32), GIB, "ring"
     )
@@ -186,7 +186,7 @@ def test_a_users_topology_serves_as_long_as_it_has_enough_ranks(tmp_path: Path) 
     assert shaped(file=str(file)).topology.ranks == 32
     small = dataclasses.replace(CLUSTER, nodes=5, topology={"file": str(file)})
     with pytest.raises(TopologyError, match="has 32 ranks, dgx_h100 needs 40"):
-        fabric(small, H100)
+        build_fabric(small, H100)
 
 
 @pytest.mark.parametrize(
@@ -213,15 +213,15 @@ def test_a_bad_file_is_named_in_one_line(tmp_path: Path, text: str, message: str
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(TopologyError, match=message) as caught:
-        read(file)
+        read_topology(file)
     assert "\n" not in str(caught.value)
 
 
 def test_rates_in_scientific_notation_are_numbers(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("dimensions:\n- {shape: ring, size: 4, bandwidth_gbps: 5e1, latency_us: 1e-1}\n")
-    assert read(file).bandwidth_gbps[0] == 50.0
-    assert read(file).latency_us[0] == 0.1
+    assert read_topology(file).bandwidth_gbps[0] == 50.0
+    assert read_topology(file).latency_us[0] == 0.1
 
 
 def test_a_file_of_astra_sim_serves_as_it_is(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_file_of_nodes_and_links_is_read(tmp_path: Path) -> None:
         "nodes:\n- {name: a, rank: true}\n- {name: b, rank: true}\n"
         "links:\n- {from: a, to: b, bandwidth_gbps: 50, latency_us: 1}\n"
     )
-    made = read(file)
+    made = read_topology(file)
     assert (made.name, made.ranks, made.links) == ("pair", 2, 2)
 
 

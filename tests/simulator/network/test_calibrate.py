@@ -9,8 +9,8 @@ import pytest
 
 from opcast.datasets.devices import Device, load_device
 from opcast.simulator.network.calibrate import fit
-from opcast.simulator.network.law import Tuning, collective_us
 from opcast.simulator.network.nccl import GroupShapes
+from opcast.simulator.network.nccl_times import Tuning, collective_us
 from opcast.simulator.network.tunings import tuning
 
 MIB = 2**20

@@ -11,8 +11,8 @@ from scipy.sparse.csgraph import shortest_path
 
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
-from opcast.simulator.network.build import fabric
-from opcast.simulator.network.distances import FAR, Distances
+from opcast.simulator.network.build import build_fabric
+from opcast.simulator.network.distances import UNREACHABLE, Distances
 from opcast.simulator.network.routing import Router
 from opcast.simulator.network.shapes import Dimension, Port, Servers, dragonfly, product
 from opcast.simulator.network.topology import Topology
@@ -20,7 +20,7 @@ from opcast.simulator.network.topology import Topology
 
 def cluster(name: str, nodes: int, **topology: object) -> Topology:
     made = load_cluster(name)
-    return fabric(dataclasses.replace(made, nodes=nodes, topology=topology), load_device(made.device)).topology
+    return build_fabric(dataclasses.replace(made, nodes=nodes, topology=topology), load_device(made.device)).topology
 
 
 def check(topology: Topology) -> Distances:
@@ -33,7 +33,7 @@ def check(topology: Topology) -> Distances:
     wanted = shortest_path(backwards, method="D", indices=targets)
     here, target = np.tile(np.arange(size), len(targets)), np.repeat(targets, size)
     cost = found.between(here, target).reshape(len(targets), size)
-    np.testing.assert_array_equal(np.where(cost >= FAR, np.inf, cost), wanted)
+    np.testing.assert_array_equal(np.where(cost >= UNREACHABLE, np.inf, cost), wanted)
     return found
 
 
@@ -70,7 +70,7 @@ def test_costs_are_found_out_as_far_as_they_are_asked_for() -> None:
     found, every = Router(topology).distances, np.arange(500)
     np.testing.assert_array_equal(found.between(every, (every + 1) % 500), 1)
     assert found._table.min() == 0
-    assert (found._table == FAR).mean() > 0.9  # of the costs to others nothing is known
+    assert (found._table == UNREACHABLE).mean() > 0.9  # of the costs to others nothing is known
     np.testing.assert_array_equal(found.between(every, (every + 60) % 500), 60)
     np.testing.assert_array_equal(found.between(every, (every + 250) % 500), 250)
     check(topology)
@@ -82,4 +82,4 @@ def test_thousands_of_ranks_need_a_row_for_each_leaf() -> None:
     every = np.arange(topology.ranks)
     found.between(np.roll(every, 1), every)
     leaves = sum(name.startswith("leaf") for name in topology.nodes)
-    assert found._known <= leaves < topology.ranks / 8
+    assert found._column_count <= leaves < topology.ranks / 8

@@ -17,7 +17,7 @@ from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
 from opcast.simulator.engines import ask, build_engine
 from opcast.simulator.engines.network import NetworkEngine
-from opcast.simulator.network.law import Tuning, collective_us
+from opcast.simulator.network.nccl_times import Tuning, collective_us
 
 H100 = load_device("h100_sxm")
 CLUSTER = dataclasses.replace(load_cluster("dgx_h100"), nodes=64)

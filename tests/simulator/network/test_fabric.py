@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from opcast.simulator.network.collectives import ALGORITHMS, algorithms, plan
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate
-from opcast.simulator.network.packet import named
+from opcast.simulator.network.packet import with_algorithm
 from opcast.simulator.network.routing import Router
 from opcast.simulator.network.shapes import (
     Dimension,
@@ -24,7 +24,7 @@ from opcast.simulator.network.shapes import (
     product,
     single_switch,
 )
-from opcast.simulator.network.topology import Topology, TopologyError, from_dict
+from opcast.simulator.network.topology import Topology, TopologyError, read_fabric
 
 GIB = 2.0**30
 SWITCH = Fabric(single_switch(8, Port(50.0, 0.5)))
@@ -154,7 +154,7 @@ def random_fabrics(draw) -> Topology:
         {"from": a, "to": b, "bandwidth_gbps": draw(st.sampled_from([10, 25, 50])), "latency_us": 1}
         for a, b in sorted(cables)
     ]
-    return from_dict({"nodes": [{"name": n, "rank": n.startswith("gpu")} for n in names], "links": links})
+    return read_fabric({"nodes": [{"name": n, "rank": n.startswith("gpu")} for n in names], "links": links})
 
 
 INSIDE, OUTSIDE = Port(400.0, 0.5, "nvlink"), Port(50.0, 1.0)
@@ -244,7 +244,7 @@ def test_packets_go_from_rank_to_rank() -> None:
     fabric = Fabric(SERVERS, per_node=8, nvls=1.0)
     free = Transfer("all_reduce", tuple(range(8)), GIB)
     assert fabric.algorithm(free) == "nvls"
-    assert named(fabric, free).algorithm in ("ring", "direct")
+    assert with_algorithm(fabric, free).algorithm in ("ring", "direct")
     with pytest.raises(TopologyError, match="nvls reduces in switches; name ring"):
         simulate(fabric, [free._replace(algorithm="nvls")], "packet", "no python")
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
-from opcast.simulator.network.build import fabric
+from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Fabric, Transfer
-from opcast.simulator.network.faults import Fault, places
+from opcast.simulator.network.faults import Fault, fault_sites
 from opcast.simulator.network.shapes import (
     Dimension,
     Port,
@@ -45,7 +45,7 @@ COLLECTIVES = ["all_reduce", "all_gather", "all_to_all", "broadcast", "send_recv
 
 
 def rails() -> Fabric:
-    return fabric(replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm"))
+    return build_fabric(replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm"))
 
 
 @settings(deadline=None, max_examples=150)
@@ -56,7 +56,7 @@ def test_no_fault_makes_a_collective_faster(topology, policy: str, data) -> None
     group = tuple(data.draw(st.lists(ranks, min_size=2, max_size=topology.ranks, unique=True)))
     collective = data.draw(st.sampled_from(COLLECTIVES))
     algorithm = data.draw(st.sampled_from(whole.algorithms(collective, group)))
-    where = st.sampled_from(places(topology, (*set(topology.kind), "switch")))
+    where = st.sampled_from(fault_sites(topology, (*set(topology.kind), "switch")))
     drawn = data.draw(st.lists(st.tuples(where, st.sampled_from(FAULTS)), min_size=1, max_size=3))
     try:
         before = whole.cost(collective, algorithm, group)

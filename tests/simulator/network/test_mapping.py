@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
-from opcast.simulator.network.build import fabric
+from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Transfer
 from opcast.simulator.network.fidelity import simulate
-from opcast.simulator.network.mapping import by_node, in_rows, process_groups
+from opcast.simulator.network.mapping import fills_nodes, order_by_node, process_groups
 from opcast.simulator.network.topology import TopologyError
 
-FABRIC = fabric(dataclasses.replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm"))
+FABRIC = build_fabric(dataclasses.replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm"))
 
 
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.randoms())
@@ -47,7 +47,7 @@ def test_nccl_puts_ranks_of_a_node_next_to_each_other(groups: int, ranks: int, r
     devices = list(range(groups * ranks))
     random.shuffle(devices)
     members = np.array(devices).reshape(groups, ranks)
-    found = by_node(members, 4)
+    found = order_by_node(members, 4)
     np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(members, axis=1))
     for before, after in zip((members // 4).tolist(), found.tolist(), strict=True):
         nodes = list(dict.fromkeys(before))  # as they come
@@ -55,10 +55,10 @@ def test_nccl_puts_ranks_of_a_node_next_to_each_other(groups: int, ranks: int, r
 
 
 def test_groups_lie_in_rows_only_where_all_nodes_hold_as_many() -> None:
-    assert in_rows(np.array([[0, 1, 4, 5], [2, 3, 6, 7]]), 2, 4)
-    assert not in_rows(np.array([[0, 4, 1, 5], [2, 3, 6, 7]]), 2, 4)
-    assert not in_rows(np.array([[0, 1, 2, 4], [3, 5, 6, 7]]), 1, 4)
-    assert not in_rows(np.array([[0, 1, 2, 3, 4, 5]]), 2, 4)
+    assert fills_nodes(np.array([[0, 1, 4, 5], [2, 3, 6, 7]]), 2, 4)
+    assert not fills_nodes(np.array([[0, 4, 1, 5], [2, 3, 6, 7]]), 2, 4)
+    assert not fills_nodes(np.array([[0, 1, 2, 4], [3, 5, 6, 7]]), 1, 4)
+    assert not fills_nodes(np.array([[0, 1, 2, 3, 4, 5]]), 2, 4)
 
 
 def at_once(groups: list[tuple[int, ...]], algorithm: str | None = None) -> float:

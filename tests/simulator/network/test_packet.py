@@ -17,11 +17,11 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.network import packet
-from opcast.simulator.network.build import fabric as fabric_of
+from opcast.simulator.network.build import build_fabric as fabric_of
 from opcast.simulator.network.fabric import Fabric, Transfer
-from opcast.simulator.network.faults import Fault, apply
+from opcast.simulator.network.faults import Fault, apply_faults
 from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
-from opcast.simulator.network.topology import TopologyError, from_dict
+from opcast.simulator.network.topology import TopologyError, read_fabric
 
 MIB = 2**20
 PYTHON = os.environ.get("OPCAST_NS3_PYTHON") or (sys.executable if importlib.util.find_spec("ns3") else "")
@@ -40,7 +40,7 @@ def dumbbell():
         {"from": f"h{i}", "to": "left" if i < 4 else "right", "bandwidth_gbps": 12.5, "latency_us": 0.5}
         for i in range(8)
     ]
-    return from_dict(
+    return read_fabric(
         {"nodes": nodes, "links": [*hosts, {"from": "left", "to": "right", "bandwidth_gbps": 12.5, "latency_us": 1.0}]}
     )
 
@@ -54,12 +54,15 @@ CASES = {
         [Transfer("all_reduce", (0, 4), 4 * MIB, "ring"), Transfer("all_reduce", (1, 5), 4 * MIB, "ring")],
     ),
     "soft fault": (
-        apply(RING, [Fault("gpu2-gpu3", bandwidth_factor=0.5)]),
+        apply_faults(RING, [Fault("gpu2-gpu3", bandwidth_factor=0.5)]),
         [Transfer("all_reduce", EIGHT, 4 * MIB, "ring")],
     ),
-    "hard fault": (apply(RING, [Fault("gpu2-gpu3", gone=True)]), [Transfer("all_gather", EIGHT, 8 * MIB, "ring")]),
+    "hard fault": (
+        apply_faults(RING, [Fault("gpu2-gpu3", gone=True)]),
+        [Transfer("all_gather", EIGHT, 8 * MIB, "ring")],
+    ),
     "a worn NIC in a ring of servers": (
-        apply(SERVERS, [Fault("nic0-leaf0", bandwidth_factor=0.5)]),
+        apply_faults(SERVERS, [Fault("nic0-leaf0", bandwidth_factor=0.5)]),
         [Transfer("all_reduce", (0, 8, 16, 24), 2 * MIB, "ring")],
     ),
     "a chain": (SWITCH, [Transfer("broadcast", EIGHT, 4 * MIB, "ring")]),
@@ -90,7 +93,7 @@ def test_what_packets_cannot_do_is_said() -> None:
     fabric = Fabric(RING)
     with pytest.raises(TopologyError, match="not at a time: leave out release_us"):
         packet.simulate(fabric, [Transfer("send", (0, 1), 1.0, release_us=5.0)])
-    uneven = apply(RING, [Fault("gpu0->gpu1", bandwidth_factor=0.5)])
+    uneven = apply_faults(RING, [Fault("gpu0->gpu1", bandwidth_factor=0.5)])
     with pytest.raises(TopologyError, match="both directions of gpu"):
         packet.simulate(Fabric(uneven), [Transfer("send", (0, 1), 1.0)])
 

@@ -10,9 +10,9 @@ import pytest
 
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate
-from opcast.simulator.network.load import sorts
-from opcast.simulator.network.picture import hot_links, svg
-from opcast.simulator.network.places import levels
+from opcast.simulator.network.link_load import fullest_kinds
+from opcast.simulator.network.picture import draw_svg, hot_links
+from opcast.simulator.network.picture_layout import number_levels
 from opcast.simulator.network.shapes import (
     Dimension,
     Port,
@@ -23,12 +23,12 @@ from opcast.simulator.network.shapes import (
     product,
     single_switch,
 )
-from opcast.simulator.network.topology import Topology, from_dict
+from opcast.simulator.network.topology import Topology, read_fabric
 
 SVG = "{http://www.w3.org/2000/svg}"
 NVLINK, IB = Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0)
 BEHIND_PCIE = Servers(4, 8, NVLINK, IB, lanes=Port(64.0, 0.0, "nic"))
-ONE_WAY = from_dict(
+ONE_WAY = read_fabric(
     {
         "nodes": [{"name": name, "rank": name != "box"} for name in ("alpha", "beta", "box")],
         "links": [
@@ -59,7 +59,7 @@ def titles(text: str, tag: str) -> list[str]:
 
 @pytest.mark.parametrize("fabric", FABRICS, ids=lambda each: each.name)
 def test_a_small_fabric_is_drawn_whole_and_inside_its_frame(fabric: Topology) -> None:
-    text = svg(fabric, np.linspace(0.0, 1.0, fabric.links))
+    text = draw_svg(fabric, np.linspace(0.0, 1.0, fabric.links))
     cables = {frozenset((int(a), int(b))) for a, b in zip(fabric.source, fabric.target, strict=True)}
     assert len(titles(text, "path")) == len(cables)
     assert sorted(name for name in titles(text, "rect") if name in fabric.index) == sorted(fabric.nodes)
@@ -74,18 +74,18 @@ def test_both_directions_of_a_cable_are_said_and_the_fuller_one_is_shown() -> No
     fabric = product([Dimension("switch", 2, 50.0)])
     load = np.zeros(fabric.links)
     load[fabric.find("switch0.0->gpu1")] = 0.754
-    said = next(each for each in titles(svg(fabric, load), "path") if "gpu1" in each)
+    said = next(each for each in titles(draw_svg(fabric, load), "path") if "gpu1" in each)
     assert said == "gpu1->switch0.0: 0% of 50 GB/s, switch0.0->gpu1: 75% of 50 GB/s (fabric)"
-    assert "fullest: switch0.0-&gt;gpu1 75%" in svg(fabric, load)
-    assert "all links are idle" in svg(fabric, 0.0 * load)
+    assert "fullest: switch0.0-&gt;gpu1 75%" in draw_svg(fabric, load)
+    assert "all links are idle" in draw_svg(fabric, 0.0 * load)
 
 
 def test_rows_say_what_stands_in_them() -> None:
     fabric = fat_tree(BEHIND_PCIE, 16, rails=True)
-    text = svg(fabric, np.zeros(fabric.links))
+    text = draw_svg(fabric, np.zeros(fabric.links))
     for said in ("4 spines", "8 leaves", "32 NICs", "32 GPUs", "4 NVSwitches", "leaf7", "nvswitch3", ">31<"):
         assert said in text
-    level = dict(zip(fabric.nodes, levels(fabric).tolist(), strict=True))
+    level = dict(zip(fabric.nodes, number_levels(fabric).tolist(), strict=True))
     assert [level[name] for name in ("nvswitch0", "gpu0", "nic0", "leaf0", "spine0")] == [-1, 0, 1, 2, 3]
 
 
@@ -94,7 +94,7 @@ def test_of_a_large_fabric_servers_with_the_fullest_links_are_drawn() -> None:
     load = np.zeros(made.links)
     (hot,) = made.find("gpu1000->leaf31")
     load[hot] = 1.0
-    text = svg(made, load)
+    text = draw_svg(made, load)
     assert "gpu1000-&gt;leaf31: 100% of 50 GB/s" in text
     assert "880 ranks are not drawn" in text
     nodes = [name for name in titles(text, "rect") if name in made.index]
@@ -116,5 +116,5 @@ def test_links_as_full_as_others_are_named_once() -> None:
     fabric = Fabric(single_switch(8, Port(12.5, 0.5)))
     load = np.zeros(fabric.topology.links)
     load[:3], load[5] = 0.5, 0.7
-    links, alike = sorts(fabric.topology, load)
+    links, alike = fullest_kinds(fabric.topology, load)
     assert (links.tolist(), alike.tolist()) == ([5, 0], [1, 3])

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from opcast.datasets.ops import bus_factor
 from opcast.simulator.network.fabric import Fabric, Transfer
-from opcast.simulator.network.fidelity import over_time, simulate
+from opcast.simulator.network.fidelity import load_over_time, simulate
 from opcast.simulator.network.query import (
     TransferError,
     bandwidths,
-    beside,
-    from_dicts,
-    group_of,
-    read,
-    size_of,
-    summary,
+    parallel_groups,
+    parse_group,
+    parse_size,
+    parse_transfers,
+    read_transfers,
+    summarize_transfers,
 )
 from opcast.simulator.network.shapes import Port, Servers, fat_tree
 
@@ -31,13 +31,13 @@ from opcast.simulator.network.shapes import Port, Servers, fat_tree
     [("1GiB", 2**30), ("64 MiB", 2**26), ("1.5GB", 1_500_000_000), ("1kb", 1000), ("17", 17), ("2e6B", 2_000_000)],
 )
 def test_sizes_have_units(text: str, size: int) -> None:
-    assert size_of(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("value", ["1XB", "GiB", "-1", -1, 1.5, "0.3B", True, None, float("nan"), "9EiB"])
 def test_what_is_no_size_is_refused(value: Any) -> None:
     with pytest.raises(TransferError, match="must be a whole number of bytes"):
-        size_of(value)
+        parse_size(value)
 
 
 @settings(deadline=None)
@@ -45,10 +45,10 @@ def test_what_is_no_size_is_refused(value: Any) -> None:
 def test_groups_beside_each_other_share_no_device(ranks: int, stride: int, devices: int) -> None:
     if (ranks - 1) * stride >= devices:
         with pytest.raises(TransferError, match="larger than"):
-            group_of(None, ranks, stride, devices)
+            parse_group(None, ranks, stride, devices)
         return
-    group = group_of(None, ranks, stride, devices)
-    every = beside(group, devices)
+    group = parse_group(None, ranks, stride, devices)
+    every = parallel_groups(group, devices)
     named = [device for each in every for device in each]
     assert group in every
     assert len(set(named)) == len(named)
@@ -62,13 +62,13 @@ def test_a_file_lists_transfers(tmp_path: Path) -> None:
         "- {collective: all_reduce, group: {ranks: 4, stride: 2}, size_bytes: 1MiB, algorithm: ring, name: a}\n"
         "- {collective: send, group: [0, 5], size_bytes: 10, after: a, release_us: 3}\n"
     )
-    made, names = read(path, 8)
+    made, names = read_transfers(path, 8)
     assert names == ["a", "transfer 1"]
     assert made == [
         Transfer("all_reduce", (0, 2, 4, 6), 2.0**20, "ring"),
         Transfer("send", (0, 5), 10.0, None, 3.0, (0,)),
     ]
-    assert from_dicts(made, 8)[0] == made
+    assert parse_transfers(made, 8)[0] == made
 
 
 GOOD = {"collective": "all_reduce", "group": [0, 1], "size_bytes": 1}
@@ -96,21 +96,21 @@ GOOD = {"collective": "all_reduce", "group": [0, 1], "size_bytes": 1}
 )
 def test_bad_transfers_are_one_line(value: Any, says: str) -> None:
     with pytest.raises(TransferError, match=says) as caught:
-        from_dicts([value], 8)
+        parse_transfers([value], 8)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("transfer 0: ")
 
 
 def test_names_are_taken_once() -> None:
     with pytest.raises(TransferError, match="'a' is taken"):
-        from_dicts([{**GOOD, "name": "a"}, {**GOOD, "name": "a"}], 8)
+        parse_transfers([{**GOOD, "name": "a"}, {**GOOD, "name": "a"}], 8)
 
 
 def test_what_is_said_adds_up() -> None:
     fabric = Fabric(fat_tree(Servers(4, 4, Port(400.0, 0.5, "nvlink"), Port(50.0, 1.0)), 8), server=4)
     asked = [Transfer("all_reduce", tuple(range(16)), 2**26, "ring"), Transfer("send", (0, 9), 2**24, after=(0,))]
     outcome = simulate(fabric, asked, "flow")
-    found = summary(fabric, asked, ["a", "b"], outcome)
+    found = summarize_transfers(fabric, asked, ["a", "b"], outcome)
     first, second = found["transfers"]
     assert first["algbw_gbps"] == pytest.approx(2**26 / (first["end_us"] - first["start_us"]) / 1e3)
     assert second["end_us"] == found["total_us"]
@@ -120,7 +120,7 @@ def test_what_is_said_adds_up() -> None:
     shares = found["over_time"]["links"][top["link"]]
     assert np.mean(shares) == pytest.approx(top["busy"], rel=1e-6)
     (link,) = fabric.topology.find(top["link"])
-    assert over_time(fabric, asked, outcome, len(shares))[:, link] == pytest.approx(np.array(shares), abs=1e-6)
+    assert load_over_time(fabric, asked, outcome, len(shares))[:, link] == pytest.approx(np.array(shares), abs=1e-6)
 
 
 def test_links_over_time_carry_what_they_carry_and_no_more_than_they_can() -> None:
@@ -133,11 +133,11 @@ def test_links_over_time_carry_what_they_carry_and_no_more_than_they_can() -> No
     ]
     outcome = simulate(fabric, asked, "flow")
     capacity = fabric.topology.bandwidth_gbps * 1e3
-    shares = over_time(fabric, asked, outcome, 40)
+    shares = load_over_time(fabric, asked, outcome, 40)
     assert shares.max() <= 1.0 + 1e-6
     carried = shares.sum(axis=0) * capacity * outcome.total_us / 40
     assert carried == pytest.approx(outcome.carried_bytes, rel=5e-3, abs=1.0)
-    evenly = over_time(fabric, asked, outcome._replace(run=None), 40)
+    evenly = load_over_time(fabric, asked, outcome._replace(run=None), 40)
     assert evenly.sum(axis=0) == pytest.approx(shares.sum(axis=0), rel=5e-3, abs=1e-6)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opcast.simulator.network import sharing
-from opcast.simulator.network.sharing import Activities, max_min, run
+from opcast.simulator.network.sharing import Activities, max_min, run_activities
 
 
 def activities(usage: list[dict[int, float]], sizes: list[float] | None = None, waits: list[list[int]] | None = None):
@@ -72,7 +72,7 @@ def test_rates_are_those_of_a_brute_force_solver(case: tuple[list[float], list[d
 def test_bytes_are_conserved_and_no_link_carries_more_than_it_can(case, data) -> None:
     capacity, usage = np.array(case[0]), case[1]
     sizes = data.draw(st.lists(st.floats(1.0, 1e6), min_size=len(usage), max_size=len(usage)))
-    done = run(activities(usage, sizes), capacity, tolerance=0.0)
+    done = run_activities(activities(usage, sizes), capacity, tolerance=0.0)
     expected = np.zeros(len(capacity))
     for each, size in zip(usage, sizes, strict=True):
         for link, weight in each.items():
@@ -104,7 +104,9 @@ def test_sharing_out_only_what_an_event_touches_changes_nothing(case, data) -> N
     sizes = data.draw(st.lists(st.floats(1e3, 1e6), min_size=count, max_size=count))
     releases = data.draw(st.lists(st.sampled_from([0.0, 0.0, 5.0, 40.0]), min_size=count, max_size=count))
     made = dataclasses.replace(activities(usage, sizes), release_us=np.array(releases))
-    assert run(made, capacity, 0.0).end_us == pytest.approx(naive_ends(usage, sizes, releases, capacity), rel=1e-5)
+    assert run_activities(made, capacity, 0.0).end_us == pytest.approx(
+        naive_ends(usage, sizes, releases, capacity), rel=1e-5
+    )
 
 
 @settings(deadline=None)
@@ -114,10 +116,10 @@ def test_compiled_loops_give_what_plain_ones_give(case, data) -> None:
     capacity, usage = np.array(case[0]), case[1]
     sizes = data.draw(st.lists(st.floats(1e3, 1e6), min_size=len(usage), max_size=len(usage)))
     made = activities(usage, sizes)
-    plain = run(made, capacity, 0.0)
+    plain = run_activities(made, capacity, 0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "PLAIN_UP_TO", -1)
-        compiled = run(made, capacity, 0.0)
+        patch.setattr(sharing, "MAX_PLAIN_WORK", -1)
+        compiled = run_activities(made, capacity, 0.0)
     assert compiled.end_us.tolist() == plain.end_us.tolist()
     assert compiled.carried_bytes.tolist() == plain.carried_bytes.tolist()
 
@@ -128,24 +130,26 @@ def test_more_bandwidth_everywhere_is_never_slower(case, factor: float, data) ->
     capacity, usage = np.array(case[0]), case[1]
     sizes = data.draw(st.lists(st.floats(1.0, 1e6), min_size=len(usage), max_size=len(usage)))
     made = activities(usage, sizes)
-    assert run(made, capacity * factor, 0.0).total_us <= run(made, capacity, 0.0).total_us * (1 + 1e-9)
+    assert run_activities(made, capacity * factor, 0.0).total_us <= run_activities(made, capacity, 0.0).total_us * (
+        1 + 1e-9
+    )
 
 
 def test_an_early_end_costs_no_more_than_the_tolerance() -> None:
     rng = np.random.default_rng(0)
     usage = [{int(a): 1.0, int(b): 1.0} for a, b in rng.integers(0, 20, (200, 2))]
     made = activities(usage, list(rng.uniform(1e3, 1e6, 200)))
-    exact, quick = run(made, np.ones(20), 0.0), run(made, np.ones(20), 1e-3)
+    exact, quick = run_activities(made, np.ones(20), 0.0), run_activities(made, np.ones(20), 1e-3)
     assert quick.end_us == pytest.approx(exact.end_us, rel=5e-3)
     assert quick.total_us == pytest.approx(exact.total_us, rel=1e-3)
 
 
 def test_one_waits_for_another() -> None:
-    done = run(activities([{0: 1.0}, {0: 1.0}, {}], [1e3, 2e3, 0.0], [[], [0], [1]]), np.array([1.0]))
+    done = run_activities(activities([{0: 1.0}, {0: 1.0}, {}], [1e3, 2e3, 0.0], [[], [0], [1]]), np.array([1.0]))
     assert done.start_us.tolist() == [0.0, 1.0, 3.0]
     assert done.end_us.tolist() == pytest.approx([1.0, 3.0, 3.0])
 
 
 def test_a_circle_of_waiting_is_refused() -> None:
     with pytest.raises(ValueError, match="circle"):
-        run(activities([{0: 1.0}, {0: 1.0}], None, [[1], [0]]), np.array([1.0]))
+        run_activities(activities([{0: 1.0}, {0: 1.0}], None, [[1], [0]]), np.array([1.0]))

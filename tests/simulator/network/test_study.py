@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
-from opcast.simulator.network.build import fabric
+from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault
-from opcast.simulator.network.fidelity import over_time, simulate
+from opcast.simulator.network.fidelity import load_over_time, simulate
 from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
-from opcast.simulator.network.study import at_random, everywhere, transfers_time
+from opcast.simulator.network.study import measure_transfers, study_at_random, study_everywhere
 from opcast.simulator.network.topology import TopologyError
 
 RING = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]), "shortest")
@@ -54,7 +54,7 @@ def test_contention_never_helps_and_links_never_carry_more_than_they_can(drawn) 
 def test_the_formula_follows_the_flows_where_many_contend() -> None:
     joined = dataclasses.replace(load_cluster("dgx_h100"), nodes=8)
     thin = dataclasses.replace(joined, topology={"shape": "fat_tree", "radix": 16, "oversubscription": 4})
-    made, rng = fabric(thin, load_device("h100_sxm")), np.random.default_rng(0)
+    made, rng = build_fabric(thin, load_device("h100_sxm")), np.random.default_rng(0)
     drawn = []
     for kind in rng.choice(["all_reduce", "all_gather", "all_to_all", "send"], 48).tolist():
         ranks = rng.choice(64, 2 if kind == "send" else int(rng.choice([4, 8, 16])), replace=False)
@@ -74,7 +74,7 @@ def test_transfers_that_follow_do_not_contend() -> None:
 def test_load_over_time_adds_up_to_what_was_carried() -> None:
     chain = [Transfer("send", (0, 1), 5e7), Transfer("send", (0, 1), 1e8, after=(0,)), Transfer("send", (2, 3), 5e7)]
     found = simulate(SWITCH, chain)
-    load = over_time(SWITCH, chain, found, 30)
+    load = load_over_time(SWITCH, chain, found, 30)
     assert load.shape == (30, SWITCH.topology.links)
     bytes_a_bin = SWITCH.topology.bandwidth_gbps * 1e3 * found.total_us / 30
     assert (load * bytes_a_bin).sum(axis=0) == pytest.approx(found.carried_bytes)
@@ -89,37 +89,37 @@ def test_an_unknown_fidelity_is_named() -> None:
 
 
 def test_each_cable_of_a_ring_matters_alike_when_it_slows() -> None:
-    found = everywhere(RING, Fault("", bandwidth_factor=0.5), transfers_time([ALL]))
+    found = study_everywhere(RING, Fault("", bandwidth_factor=0.5), measure_transfers([ALL]))
     assert len(found.where) == 8
     assert found.slowdown == pytest.approx(2.0, rel=1e-3)
     assert found.partitioned == 0
 
 
 def test_a_cable_of_a_switch_that_breaks_partitions() -> None:
-    found = everywhere(SWITCH, Fault("", gone=True), transfers_time([ALL]))
+    found = study_everywhere(SWITCH, Fault("", gone=True), measure_transfers([ALL]))
     assert found.partitioned == 8
     assert found.to_dict()["slowdown"]["p50"] is None
 
 
 def test_the_most_critical_link_is_the_one_that_everything_crosses() -> None:
     pair = [Transfer("send", (2, 3), 1e9), Transfer("send", (1, 3), 1e9)]
-    found = everywhere(RING, Fault("", bandwidth_factor=0.1), transfers_time(pair, "flow"))
+    found = study_everywhere(RING, Fault("", bandwidth_factor=0.1), measure_transfers(pair, "flow"))
     assert found.critical(1)[0][0] == "gpu2-gpu3"
     assert found.slowdown.max() == pytest.approx(10.0, rel=0.01)
 
 
 def test_random_studies_repeat_and_only_touch_the_kinds_asked_for() -> None:
     cluster = dataclasses.replace(load_cluster("dgx_h100"), nodes=4)
-    made = fabric(cluster, load_device("h100_sxm"))
-    step = transfers_time([Transfer("all_reduce", tuple(range(32)), 1e9, "ring")])
+    made = build_fabric(cluster, load_device("h100_sxm"))
+    step = measure_transfers([Transfer("all_reduce", tuple(range(32)), 1e9, "ring")])
     start = time.process_time()
-    first, again = (at_random(made, 2, Fault("", bandwidth_factor=0.5), step, 100, 7, ("ib",)) for _ in range(2))
+    first, again = (study_at_random(made, 2, Fault("", bandwidth_factor=0.5), step, 100, 7, ("ib",)) for _ in range(2))
     assert time.process_time() - start < 5.0
     assert first.time_us.tolist() == again.time_us.tolist()
     assert not any("nvswitch" in place for places in first.where for place in places)
     assert 1.0 <= first.quantiles()[0.5] <= first.quantiles()[1.0] <= 2.1
     with pytest.raises(TopologyError, match="no links of kind 'optics'"):
-        at_random(made, 1, Fault("", gone=True), step, 1, 0, ("optics",))
+        study_at_random(made, 1, Fault("", gone=True), step, 1, 0, ("optics",))
 
 
 def test_a_slow_node_is_a_fault_of_all_its_links() -> None:

@@ -19,7 +19,7 @@ from opcast.simulator.network.shapes import (
     product,
     single_switch,
 )
-from opcast.simulator.network.topology import TopologyError, from_dict
+from opcast.simulator.network.topology import TopologyError, read_fabric
 
 GPUS = [{"name": "a", "rank": True}, {"name": "b", "rank": True}, {"name": "s"}]
 CABLES = [
@@ -29,7 +29,7 @@ CABLES = [
 
 
 def test_a_users_fabric_has_two_links_a_cable_and_ranks_first() -> None:
-    made = from_dict({"name": "mine", "nodes": GPUS[::-1], "links": CABLES})
+    made = read_fabric({"name": "mine", "nodes": GPUS[::-1], "links": CABLES})
     assert made.nodes == ("b", "a", "s")
     assert made.ranks == 2
     assert sorted(made.link_name(i) for i in range(made.links)) == ["a->s", "b->s", "s->a", "s->b"]
@@ -70,7 +70,7 @@ def test_a_users_fabric_has_two_links_a_cable_and_ranks_first() -> None:
 )
 def test_what_cannot_be_is_refused_in_one_line(nodes: Any, links: Any, message: str) -> None:
     with pytest.raises(TopologyError, match=message) as caught:
-        from_dict({"name": "mine", "nodes": nodes, "links": links})
+        read_fabric({"name": "mine", "nodes": nodes, "links": links})
     assert "\n" not in str(caught.value)
 
 
@@ -165,7 +165,7 @@ def test_losing_one_leaf_of_two_cuts_nobody_off(builder, rails: bool) -> None:
     made = builder(SERVERS, 32, 1.0, rails)
     leaf = next(name for name in made.nodes if name.startswith("leaf"))
     keep = np.ones(made.links, dtype=bool)
-    keep[made.touching(leaf)] = False
+    keep[made.links_of_node(leaf)] = False
     assert len(made.keep(keep).parts()) == 1
     assert bandwidth_between(made, "gpu", "leaf") == 128 * 50.0
     # without servers' own links and GPUs' transit, planes meet nowhere, and leaves of dual ToRs under their spines
@@ -179,7 +179,7 @@ def test_losing_one_leaf_of_two_cuts_nobody_off(builder, rails: bool) -> None:
 
 def test_nics_stand_behind_pcie() -> None:
     made = fat_tree(Servers(2, 8, Port(450.0, 0.5, "nvlink"), Port(50.0, 1.0), lanes=Port(64.0, 0.0, "nic")))
-    assert [made.link_name(link) for link in made.touching("nic9")] == [
+    assert [made.link_name(link) for link in made.links_of_node("nic9")] == [
         "gpu9->nic9",
         "nic9->leaf0",
         "nic9->gpu9",

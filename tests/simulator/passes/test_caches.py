@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
-from opcast.simulator.memory.amounts import GIB
+from opcast.simulator.memory.breakdown import GIB
 from opcast.simulator.passes.kept import cache_bytes, keeps, kept_bytes
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.work import Work
-from opcast.simulator.serving.budget import budget
 from opcast.simulator.serving.engines import load_serving_engine
+from opcast.simulator.serving.steps import steps_of
 from opcast.simulator.simulate import laid_out
 from opcast.simulator.step.build import LaidOut
 from opcast.simulator.trace.models import shipped_config
@@ -266,7 +266,7 @@ def test_serving_and_transfers_count_what_simulate_does(
     request = SimulateRequest(
         model, cluster=cluster, parallel=Parallel(tp=tp), stack=load_stack("vllm"), sources=bench.sources
     )
-    each = budget(request, bench, load_serving_engine("vllm").kv, 512).bytes_per_token / tp
+    each = steps_of(request, bench).kv_budget(load_serving_engine("vllm").kv, 512).bytes_per_token / tp
     longer, shorter = (kv_gib(lay(model, tp=tp, work={"batch": 512, "input_len": n})) for n in (40_000, 36_000))
     assert each == pytest.approx((longer - shorter) * GIB / 512 / 4000, rel=1e-3)
 

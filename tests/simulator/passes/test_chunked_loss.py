@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
 from opcast.simulator.passes.chunked_loss import chunk_tokens
 from opcast.simulator.passes.order import TRAINING, apply_passes
 from opcast.simulator.passes.pipeline import split_pipeline

@@ -15,6 +15,7 @@ from opcast.datasets.ops import attended_pairs
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.context import context_parallel
 from opcast.simulator.passes.sharding.attention import ring_parts
+from opcast.simulator.passes.verify import tensor_flops
 from opcast.simulator.question.plan import Parallel, Plan, PlanError
 from opcast.simulator.trace import Workload, trace
 
@@ -39,11 +40,6 @@ def windowed(small_model: Make) -> Graph:
 
 def plan(cp: int, style: str = "ring", **options: Any) -> Plan:
     return Plan(Parallel(cp=cp, cp_style=style), CLUSTER, options=options)
-
-
-def tensor_flops(graph: Graph) -> float:
-    found = ((n.op.cost, k) for n, k in graph.weighted() if n.op is not None)
-    return sum(k * float(cost.flops) for cost, k in found if cost.unit == "tensor")
 
 
 def bytes_of(graph: Graph, *roles: str) -> int:

@@ -16,10 +16,23 @@ import numpy as np
 import pytest
 
 from opcast.datasets.clusters import Cluster
-from opcast.simulator.graph import Graph
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.graph import Graph, Node
+from opcast.simulator.memory.lifetimes import peak_memory
 from opcast.simulator.passes.data import data_parallel, micro_batch_variant
 from opcast.simulator.passes.order import TRAINING, apply_passes
+from opcast.simulator.passes.verify import tensor_flops
+from opcast.simulator.passes.zero.stages import (
+    AFTER_UPDATE,
+    BY_LAYER,
+    EACH,
+    LAST,
+    NEVER,
+    PART,
+    ROWS,
+    WHOLE,
+    cells,
+    table,
+)
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace
 
@@ -76,12 +89,6 @@ def test_lifetimes_stay_sound_and_the_model_is_the_same(
         assert [b.repeat for b in made.blocks] == [b.repeat for b in graph.blocks]
         for first, last in ((True, False), (False, False), (False, True)):
             assert_sound(micro_batch_variant(made, first, last))
-
-
-def tensor_flops(graph: Graph) -> float:
-    return sum(
-        k * float(n.op.cost.flops) for n, k in graph.weighted() if n.op is not None and n.op.cost.unit == "tensor"
-    )
 
 
 @pytest.mark.parametrize("stack", [MIXED, OVERLAPPED], ids=["after", "beside"])
@@ -272,3 +279,86 @@ def measured_peak(config: dict[str, Any], ranks: int) -> int:
     outputs = [process.communicate(timeout=600)[0] for process in started]
     found: int = json.loads(outputs[0].splitlines()[-1])["peak"]
     return found
+
+
+def updated(graph: Graph) -> int:
+    """Bytes of the gradients that the optimizer reads."""
+    ids = {t for node in graph.nodes() if node.phase == "optimizer" for t in node.reads}
+    return sum(int(graph.tensor_bytes[t]) for t in ids if graph.tensor(t).role == "gradient")
+
+
+def observed(graph: Graph, usual: Graph, stage: int) -> dict[str, str]:
+    """The rows of the table of ZeRO stages, read off the graph of a rank (``usual``: that of stage 0)."""
+    ranks = plan(stage).group("dp_cp").ranks
+
+    def part(found: float, whole: float) -> str:
+        share = found / whole
+        return WHOLE if share == pytest.approx(1.0, rel=0.02) else PART if share < 1.2 / ranks else f"{share:.2f}"
+
+    def collectives(kind: str) -> list[Any]:
+        return [node for node, _ in graph.weighted() if node.op is not None and node.op.kind == kind and node.group]
+
+    summing = [
+        node for kind in ("all_reduce", "reduce_scatter") for node in collectives(kind) if node.op.size_bytes > 4
+    ]
+    gathered = {node.phase for node in collectives("all_gather")}
+    weights = bytes_of(usual, "weight")
+    return {
+        "optimizer's states, fp32 masters": part(
+            bytes_of(graph, "optimizer_state"), bytes_of(usual, "optimizer_state")
+        ),
+        "gradients kept": part(updated(graph), updated(usual)),
+        "weights between layers": part(touched(graph, "weight") / (2 if stage == 3 else 1), weights),
+        "gradients are summed by": " ".join({node.op.kind for node in summing}),
+        "gradients are summed": LAST if all(node.phase == "optimizer" for node in summing) else EACH,
+        "weights are gathered": {
+            frozenset(): NEVER,
+            frozenset({"optimizer"}): AFTER_UPDATE,
+            frozenset({"forward", "backward"}): BY_LAYER,
+        }[frozenset(gathered)],
+        "bytes sent by a rank": f"{round(sent(graph) / weights)}Ψ(n-1)/n",
+    }
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_table_of_stages_is_what_the_passes_do(stage: int, dense: Graph) -> None:
+    same = replace(MIXED, gradient_dtype="same", overlap=())
+    usual, graph = (data_parallel(dense, plan(each, same)) for each in (0, stage))
+    found = observed(graph, usual, stage)
+    assert found == {row.what: cells(row)[stage] for row in ROWS if row.what in found}
+    assert {row.what for row in ROWS} - set(found) == {"frozen weights"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_frozen_weights_are_sharded_as_the_table_says(stage: int, small_model: Make) -> None:
+    graph = trace(small_model("llama", layers=4), Workload("train", batch=2, seq_len=16, frozen="mlp"), "bf16")
+    usual, made = (touched(data_parallel(graph, plan(each)), "frozen") for each in (0, stage))
+    row = next(row for row in ROWS if row.what == "frozen weights")
+    shared = made / usual < 2.5 / plan(stage).group("dp_cp").ranks  # read twice, forward and backward, by layer
+    assert cells(row)[stage] == (PART if shared else WHOLE)
+    assert shared or made == usual
+
+
+def test_the_page_has_the_table_of_stages() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "passes.md"
+    assert table() in page.read_text("utf-8"), "put the output of opcast.simulator.passes.zero.stages.table() there"
+
+
+def sums_before_the_update(graph: Graph) -> list[Node]:
+    """Sums over tensor ranks in the phase of the optimizer."""
+    nodes = [node for node in graph.nodes() if node.phase == "optimizer" and node.group == "tp"]
+    return [node for node in nodes if node.op is not None and node.op.kind == "all_reduce"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_of_norms_are_summed_over_tensor_ranks_as_they_lie(stage: int, dense: Graph) -> None:
+    """Of whole gradients all of them; of scattered ones the shards, which are all that is left."""
+    split = plan(stage, tp=2, sequence_parallel=True)
+    graph = apply_passes(dense, split, TRAINING)
+    (node,) = sums_before_the_update(graph)
+    (whole,) = sums_before_the_update(apply_passes(dense, plan(0, tp=2, sequence_parallel=True), TRAINING))
+    assert node.op is not None
+    assert whole.op is not None
+    shards = split.group("dp_cp").ranks if split.parallel.shards_gradients else 1
+    assert node.op.size_bytes == pytest.approx(whole.op.size_bytes / shards, abs=1.0)
+    assert {graph.tensor(t).role for t in node.reads} == {"gradient"}

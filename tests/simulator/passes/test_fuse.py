@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.fusion.rules import SHIPPED
+from opcast.simulator.passes.verify import tensor_flops
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
@@ -30,12 +31,6 @@ Traced = Callable[..., Graph]
 
 def plan(*rules: str) -> Plan:
     return Plan(Parallel(), CLUSTER, Stack(fusion=rules))
-
-
-def tensor_flops(graph: Graph) -> float:
-    return sum(
-        k * float(n.op.cost.flops) for n, k in graph.weighted() if n.op is not None and n.op.cost.unit == "tensor"
-    )
 
 
 def bytes_moved(graph: Graph) -> int:

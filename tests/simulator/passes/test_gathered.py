@@ -10,7 +10,7 @@ import pytest
 
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
 from opcast.simulator.passes.gathered import keep_gathered
 from opcast.simulator.passes.recompute import recompute
 from opcast.simulator.passes.tensor import tensor_parallel

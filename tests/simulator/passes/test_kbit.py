@@ -19,7 +19,7 @@ from opcast.simulator.simulate import laid_out
 from opcast.simulator.step.build import LaidOut, lay_out
 from opcast.simulator.step.checks import prepared
 from opcast.simulator.trace import TraceError, Workload, trace
-from opcast.simulator.trace.stored import EVERY, ModuleRule, WeightFormat
+from opcast.simulator.trace.stored_formats import EVERY_MODULE, ModuleRule, WeightFormat
 
 LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 3, 256, 512, 1024, 8
 MODEL: dict[str, Any] = {
@@ -73,7 +73,7 @@ def test_each_weight_weighs_half_a_byte_and_its_scales(packed: Graph) -> None:
 
 
 def test_scales_that_are_not_packed(traced: Graph) -> None:
-    single = ModuleRule(WeightFormat("nf4", 64, 4.0), patterns=EVERY)
+    single = ModuleRule(WeightFormat("nf4", 64, 4.0), patterns=EVERY_MODULE)
     plainly = apply_passes(traced, replace(plan(), weight_rules=(single,)))
     assert held(plainly, "buffer", "uint8") == LINEAR / 64 * 4
     assert kernels(plainly, "forward")["bitsandbytes.dequantize_blockwise"] == 0

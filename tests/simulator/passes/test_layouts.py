@@ -10,9 +10,9 @@ import pytest
 
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
 from opcast.simulator.passes.fuse import fuse
-from opcast.simulator.passes.layouts import laid_out
+from opcast.simulator.passes.layouts import copy_layouts
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 from opcast.simulator.trace import Workload, trace
 
@@ -34,11 +34,11 @@ def copied(graph: Graph, phase: str) -> list[int]:
 
 
 def with_layouts(graph: Graph, *names: str) -> Graph:
-    return laid_out(graph, replace(PLAN, stack=replace(PLAN.stack, layouts=names)))
+    return copy_layouts(graph, replace(PLAN, stack=replace(PLAN.stack, layouts=names)))
 
 
 def test_without_a_name_nothing_changes(graph: Graph) -> None:
-    assert laid_out(graph, PLAN) is graph
+    assert copy_layouts(graph, PLAN) is graph
 
 
 def test_queries_keys_and_values_are_copied_three_times_each_way(graph: Graph) -> None:

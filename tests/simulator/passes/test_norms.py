@@ -10,9 +10,10 @@ import pytest
 from opcast.datasets.clusters import load_cluster, one_node
 from opcast.datasets.devices import load_device
 from opcast.simulator.graph import Graph
-from opcast.simulator.passes.norms import carried, reduced
+from opcast.simulator.passes.norms import fuse_allreduce_norm, fuse_next_norm
 from opcast.simulator.passes.order import INFERENCE, apply_passes
-from opcast.simulator.question.plan import Parallel, Plan, PlanError, ReducedNorm, Stack, load_stack
+from opcast.simulator.question.kernels import ReducedNorm
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.step.checks import prepared
 from opcast.simulator.trace import Workload, trace
@@ -37,7 +38,8 @@ def step(model: object, kind: str = "decode", batch: int = 3, length: int = 17) 
 def kernels(graph: Graph) -> Counter[str]:
     found: Counter[str] = Counter()
     for node, times in graph.weighted():
-        found[node.source if node.source.startswith("fused.add") else node.op.kind if node.op else node.source] += times
+        added = node.source in ("fused.add_norm", "fused.residual_norm")
+        found["fused.add_norm" if added else node.op.kind if node.op else node.source] += times
     return found
 
 
@@ -72,6 +74,56 @@ def test_small_all_reduces_normalise_and_weigh_the_same(family, small_model, ass
     assert one["fused.add_norm"] >= 2 * LAYERS - 2
     assert other["fused.add_norm"] == 0
     assert {**one, "fused.add_norm": 0} == {**other, "fused.add_norm": 0}
+    sums = Counter({"no": 0, "yes": 0})
+    for node, times in after.weighted():
+        if node.op is not None and node.op.kind == "all_reduce":
+            sums[str(node.op.to_dict()["norm"])] += times
+    assert sums["yes"] == one["fused.add_norm"]
+    assert sums.total() == one["all_reduce"]
+
+
+ONCE = {  # norms of a layer, beside the one at the end: around attention and MLP, of queries and keys, of latents
+    "llama": 2,
+    "mixtral": 2,
+    "qwen3_moe": 4,
+    "deepseek_v3": 4,
+}
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "b200_sxm", "a100_sxm_80gb"])
+@pytest.mark.parametrize("stack", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("family", ONCE)
+def test_an_engine_runs_each_norm_of_a_model_once_alone_or_with_a_sum(family, stack, device, small_model):
+    graph, figures = step(small_model(family, layers=LAYERS)), load_device(device)
+    fuses = {}
+    for tp in (1, 2):
+        asked = Plan(Parallel(tp=tp), one_node(figures), load_stack(stack))
+        made = apply_passes(graph, prepared(asked, Work("decode"), figures), INFERENCE)
+        inside = sum(
+            times for node, times in made.weighted() if node.op is not None and node.op.to_dict().get("norm") == "yes"
+        )
+        counts = kernels(made)
+        alone = counts["rms_norm"] + counts["fused.add_norm"]
+        assert alone + inside == ONCE[family] * LAYERS + 1
+        fuses[tp] = inside
+    some = device != "a100_sxm_80gb" if stack != "trtllm" else True
+    if stack == "sglang":
+        some &= family != "llama"  # it fuses for mixtures alone
+    assert fuses == {1: 0, 2: 2 * LAYERS * some}
+
+
+@pytest.mark.parametrize(
+    ("stack", "alone", "added"),
+    [("sglang", 2 * LAYERS + 1, 2 * LAYERS), ("trtllm", 2 * LAYERS + 1, 2 * LAYERS), ("vllm", 1, 2 * LAYERS)],
+)
+def test_norms_on_both_sides_of_a_sublayer_run_by_themselves_unless_compiled(stack, alone, added, small_model):
+    graph, figures = step(small_model("gemma2", layers=LAYERS)), load_device("h100_sxm")
+    for tp in (1, 2):
+        plan_of_stack = Plan(Parallel(tp=tp), one_node(figures), load_stack(stack))
+        served = apply_passes(graph, prepared(plan_of_stack, Work("decode"), figures), INFERENCE)
+        counts = kernels(served)
+        assert (counts["rms_norm"], counts["fused.add_norm"]) == (alone, added)
+        assert not any(node.op.norm for node, _ in served.weighted() if node.op and node.op.kind == "all_reduce")
 
 
 def norms(graph: Graph, tp: int, *choices: ReducedNorm) -> int:
@@ -113,8 +165,8 @@ def test_devices_without_the_kernel_normalise_by_another() -> None:
 
 def test_without_names_a_graph_is_the_same_object(small_model):
     graph = step(small_model("llama"))
-    assert carried(graph, plan()) is graph
-    assert reduced(graph, plan()) is graph
+    assert fuse_next_norm(graph, plan()) is graph
+    assert fuse_allreduce_norm(graph, plan()) is graph
 
 
 @pytest.mark.parametrize(("quantization", "left"), [("fp8", 1), ("fp8_block", 4)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
 from opcast.simulator.passes.data import micro_batch_variant
 from opcast.simulator.passes.offload import offload
 from opcast.simulator.passes.order import INFERENCE, apply_passes

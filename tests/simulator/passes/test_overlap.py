@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from opcast.datasets.clusters import Cluster
-from opcast.simulator.graph import REST, Graph
+from opcast.simulator.graph import REST_SUFFIX, Graph
 from opcast.simulator.passes.fuse import fuse
 from opcast.simulator.passes.overlap import overlap
 from opcast.simulator.passes.tensor import tensor_parallel
@@ -58,8 +58,8 @@ def test_only_named_groups_move(traced_small: Traced) -> None:
 def test_gathers_and_products_are_cut_in_chunks(traced_small: Traced) -> None:
     made = overlap(shared(traced_small("llama"), True), plan(True, "tp"))
     forward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "forward")
-    qkv = [n for n in forward.nodes if n.source.removesuffix(REST) == "fused.qkv"]
-    gathers = [n for n in forward.nodes if n.source.removesuffix(REST) == "nccl.all_gather"]
+    qkv = [n for n in forward.nodes if n.source.removesuffix(REST_SUFFIX) == "fused.qkv"]
+    gathers = [n for n in forward.nodes if n.source.removesuffix(REST_SUFFIX) == "nccl.all_gather"]
     assert [n.op.m for n in qkv if n.op is not None] == [16, 16]
     assert gathers[0].writes[0] in qkv[0].reads  # the first piece waits for the first chunk alone
     assert gathers[1].writes[0] in qkv[1].reads
@@ -76,7 +76,7 @@ def test_tensor_ranks_may_overlap_in_forward_passes_alone(
     sent = [n for n, _ in made.weighted() if n.group == "tp" and n.op is not None]
     assert {n.stream for n in sent if n.phase == "forward"} == {"comm:tp"}
     assert {n.stream for n in sent if n.phase == "backward"} == {"compute"}
-    assert not any(n.source.endswith(REST) for n, _ in made.weighted() if n.phase == "backward")
+    assert not any(n.source.endswith(REST_SUFFIX) for n, _ in made.weighted() if n.phase == "backward")
 
 
 def test_without_chunks_a_ranks_own_rows_run_beside_a_whole_gather(
@@ -88,7 +88,7 @@ def test_without_chunks_a_ranks_own_rows_run_beside_a_whole_gather(
     assert totals(made) == totals(graph)
     assert_sound(made)
     forward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "forward")
-    qkv = [n for n in forward.nodes if n.source.removesuffix(REST) == "fused.qkv"]
+    qkv = [n for n in forward.nodes if n.source.removesuffix(REST_SUFFIX) == "fused.qkv"]
     gather = next(n for n in forward.nodes if n.source == "nccl.all_gather")
     assert [n.op.m for n in qkv if n.op is not None] == [16, 16]
     assert gather.writes[0] not in qkv[0].reads
@@ -96,7 +96,7 @@ def test_without_chunks_a_ranks_own_rows_run_beside_a_whole_gather(
     assert gather.writes[0] in qkv[1].reads
     sources = [n.source for n in forward.nodes if n.op is not None and n.group == "tp"]
     assert len(sources) == 4  # two gathers, two scatters
-    assert not any(each.endswith(REST) for each in sources)
+    assert not any(each.endswith(REST_SUFFIX) for each in sources)
 
 
 @pytest.mark.parametrize("sequence", [False, True])
@@ -104,6 +104,6 @@ def test_weight_gradients_run_while_input_gradients_are_summed(sequence: bool, t
     made = overlap(shared(traced_small("llama"), sequence), plan(sequence, "tp"))
     backward = next(b for b in made.blocks if b.repeat > 1 and b.nodes[0].phase == "backward")
     sums = ("nccl.reduce_scatter", "nccl.all_reduce")
-    last = max(i for i, n in enumerate(backward.nodes) if n.source.removesuffix(REST) in sums)
+    last = max(i for i, n in enumerate(backward.nodes) if n.source.removesuffix(REST_SUFFIX) in sums)
     names = [n.op.kind if n.op is not None else "" for n in backward.nodes[last + 1 :]]
     assert "gemm" in names[: names.index("rms_norm_backward")]

@@ -10,7 +10,7 @@ import pytest
 
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.passes.packing import packed
+from opcast.simulator.passes.packing import remove_padding
 from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.passes.tensor import tensor_parallel
 from opcast.simulator.passes.unfuse import unfuse_attention
@@ -31,18 +31,18 @@ def flops(graph: Graph, kind: str) -> float:
 
 
 def test_without_padding_nothing_changes(graph: Graph) -> None:
-    assert packed(graph, replace(PLAN, options={})) is graph
+    assert remove_padding(graph, replace(PLAN, options={})) is graph
 
 
 def test_half_the_tokens_are_half_the_products_and_a_quarter_of_the_pairs(graph: Graph) -> None:
-    made = packed(graph, PLAN)
+    made = remove_padding(graph, PLAN)
     assert flops(made, "gemm") == pytest.approx(flops(graph, "gemm") / 2)
     assert flops(made, "attention_prefill") == pytest.approx(flops(graph, "attention_prefill") / 4)
 
 
 def test_attention_in_parts_wants_its_padding_back(graph: Graph) -> None:
     whole = unfuse_attention(graph, replace(PLAN, stack=Stack(attention="unfused")))
-    made = packed(whole, PLAN)
+    made = remove_padding(whole, PLAN)
     scores = [n.op for n in made.nodes() if n.source.startswith("unfused.")]
     assert scores == [n.op for n in whole.nodes() if n.source.startswith("unfused.")]
     assert flops(made, "layer_norm") == pytest.approx(flops(graph, "layer_norm") / 2)
@@ -53,7 +53,7 @@ def test_ranks_exchange_real_tokens_alone(graph: Graph) -> None:
     shared = tensor_parallel(graph, plan)
     exchanged = [
         sum(n.op.size_bytes for n in g.nodes() if n.op and n.op.kind == "all_reduce")
-        for g in (shared, packed(shared, plan))
+        for g in (shared, remove_padding(shared, plan))
     ]
     assert exchanged[1] * 2 == exchanged[0] > 0
 
@@ -61,7 +61,7 @@ def test_ranks_exchange_real_tokens_alone(graph: Graph) -> None:
 @pytest.mark.parametrize("share", [0, 1.5, "half", True])
 def test_a_share_that_is_none_is_one_line(graph: Graph, share: object) -> None:
     with pytest.raises(PlanError, match="share of the tokens"):
-        packed(graph, replace(PLAN, options={"real_tokens": share}))
+        remove_padding(graph, replace(PLAN, options={"real_tokens": share}))
 
 
 def test_tf32_puts_fp32_products_on_matrix_units(graph: Graph) -> None:

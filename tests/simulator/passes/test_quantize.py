@@ -16,10 +16,11 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.dtypes import itemsize
 from opcast.datasets.ops import KINDS
 from opcast.simulator.graph import Graph, Node
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
 from opcast.simulator.passes.fuse import fuse
-from opcast.simulator.passes.quantize import RECIPES, quantize, scaled
+from opcast.simulator.passes.quantize import RECIPES, quantize, shard_scales
 from opcast.simulator.passes.tensor import tensor_parallel
+from opcast.simulator.passes.verify import tensor_flops
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
@@ -32,12 +33,6 @@ Traced = Callable[..., Graph]
 
 def plan(quantization: str = "fp8", tp: int = 1, **options: Any) -> Plan:
     return Plan(Parallel(tp=tp), CLUSTER, Stack(fusion=RULES), quantization=quantization, options=options)
-
-
-def tensor_flops(graph: Graph) -> float:
-    return sum(
-        k * float(n.op.cost.flops) for n, k in graph.weighted() if n.op is not None and n.op.cost.unit == "tensor"
-    )
 
 
 def products(graph: Graph) -> list[Node]:
@@ -133,7 +128,7 @@ def test_scales_are_counted(traced_small: Traced) -> None:
 
 def test_scales_are_shared_out_with_their_weights(traced_small: Traced) -> None:
     whole = quantize(traced_small("llama", "decode"), plan("w4a16"))
-    made = scaled(tensor_parallel(whole, plan("w4a16", tp=2)), plan("w4a16", tp=2))
+    made = shard_scales(tensor_parallel(whole, plan("w4a16", tp=2)), plan("w4a16", tp=2))
 
     def bytes_of(graph: Graph, dtype: str) -> int:
         return sum(t.size_bytes * t.count for t in graph.tensors if t.dtype == dtype)

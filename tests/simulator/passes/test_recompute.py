@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.recompute import recompute
-from opcast.simulator.question.plan import STACK_DIRECTORY, Parallel, Plan, PlanError, load_stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError
+from opcast.simulator.question.stack import STACK_DIRECTORY, load_stack
 from opcast.simulator.trace import Workload, trace
 from opcast.simulator.trace.build import build
 from opcast.simulator.trace.models import resolve

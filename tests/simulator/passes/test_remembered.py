@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import reduce
 
+import numpy as np
 import pytest
 
 from opcast.simulator.passes import remembered
 from opcast.simulator.passes.order import INFERENCE, TRAINING, apply_passes
 from opcast.simulator.passes.rewriting.draft import Draft
-from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.plan import Plan, load_stack
 
 LAYOUTS = (
     {"tp": 2, "pp": 2, "zero_stage": 1},
@@ -54,6 +55,30 @@ def test_plans_that_are_the_same_to_a_pass_share_its_graph(traced, planned) -> N
     one, other = (apply_passes(graph, plan) for plan in plans)
     assert one is other
     assert apply_passes(graph, replace(plans[0], recompute="full")) is not one
+
+
+def test_every_question_that_a_plan_answers_is_noted(planned) -> None:
+    """Fields one by one, methods as a whole: a method added to a plan is noted by itself."""
+    plan = replace(planned(tp=2, pp=2), stack=load_stack("megatron"))
+    asked = {
+        "group": ("dp",),
+        "members": ("tp",),
+        "stage_devices": (1,),
+        "neighbours": (0, 1),
+        "scales": ("h100_sxm", "train"),
+        "regime": ("train",),
+    }
+    methods = {name for name, each in vars(Plan).items() if callable(each) and not name.startswith("_")}
+    assert methods == set(asked)
+    for name, given in asked.items():
+        noted: dict[tuple[object, ...], object] = {}
+        found = getattr(remembered._noting(plan, noted), name)(*given)
+        assert np.array_equal(found, getattr(plan, name)(*given))
+        assert set(noted) == {(name, *given)}
+    for each in fields(Plan):
+        noted = {}
+        value = getattr(remembered._noting(plan, noted), each.name)
+        assert each.name == "parallel" or (set(noted) == {("plan", each.name)} and value is getattr(plan, each.name))
 
 
 def test_the_memory_is_bounded(traced, planned) -> None:

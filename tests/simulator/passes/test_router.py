@@ -75,3 +75,17 @@ def test_routers_in_kernels_of_torch_select_three_times(deepseek: Graph) -> None
     assert added == Counter({"forward": layers, "backward": layers})
     ops = [n.op for n, _ in after.weighted() if n.source == "aten.topk"]
     assert {(op.kind, op.kernels) for op in ops if op is not None} == {("moe_route", 1)}
+
+
+def test_an_eager_router_chooses_by_topk_alone_and_a_fused_one_by_its_own_kernel(
+    small_model: Callable[..., dict[str, Any]],
+) -> None:
+    """The softmax of the eager one is an operator of its own: nothing of it may be in the choice."""
+    graph = trace(small_model("qwen3_moe"), Workload("prefill", 2, 16), "bf16")
+    router = {node.source for node in graph.nodes() if node.path.endswith("gate")}
+    assert {"aten._softmax", "aten.topk"} <= router
+    choices = [
+        {node.op.kernels for node in each.nodes() if node.op is not None and node.op.kind == "moe_route"}
+        for each in (graph, fused(graph, "moe"))
+    ]
+    assert choices == [{1}, {0}]

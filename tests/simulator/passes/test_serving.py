@@ -11,7 +11,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.order import fuse_rest
 from opcast.simulator.passes.quantize import quantize
-from opcast.simulator.passes.serving import bare, rounded, serve, ungrouped
+from opcast.simulator.passes.serving import drop_precomputed, fuse_quantization, serve, ungroup_heads
 from opcast.simulator.question.plan import Parallel, Plan, Stack
 from opcast.simulator.trace import Workload, trace
 
@@ -46,7 +46,7 @@ def weight_bytes(graph: Graph) -> int:
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_weights_stay_and_reads_come_after_writes(family, kind, small_model, assert_sound):
     before = step(small_model(family), kind)
-    after = bare(serve(before, plan(*EVERYTHING)), plan(*EVERYTHING))
+    after = drop_precomputed(serve(before, plan(*EVERYTHING)), plan(*EVERYTHING))
     assert_sound(after)
     assert weight_bytes(after) == weight_bytes(before)
     assert after.parameters == before.parameters
@@ -56,9 +56,9 @@ def test_weights_stay_and_reads_come_after_writes(family, kind, small_model, ass
 
 def test_without_names_a_graph_is_the_same_object(small_model):
     graph = step(small_model("llama"))
-    assert bare(serve(graph, plan()), plan()) is graph
-    assert rounded(graph, plan()) is graph
-    assert ungrouped(graph, plan()) is graph
+    assert drop_precomputed(serve(graph, plan()), plan()) is graph
+    assert fuse_quantization(graph, plan()) is graph
+    assert ungroup_heads(graph, plan()) is graph
 
 
 def test_kernels_append_to_caches_as_large_as_before(small_model):
@@ -86,11 +86,11 @@ def filling(graph: Graph) -> set[str]:
 
 def test_only_kernels_of_an_engine_are_left(small_model):
     names = plan("paged_attention")
-    found = kinds(bare(serve(step(small_model("llama")), names), names))
+    found = kinds(drop_precomputed(serve(step(small_model("llama")), names), names))
     assert found["rope"] == found["attention_decode"] == 3
     assert found["copy"] == 0
     inside = plan("paged_attention", "rope_in_attention")
-    assert kinds(bare(serve(step(small_model("llama")), inside), inside))["rope"] == 0
+    assert kinds(drop_precomputed(serve(step(small_model("llama")), inside), inside))["rope"] == 0
 
 
 def test_latent_attention_decodes_from_its_latent_cache(small_model):
@@ -140,5 +140,5 @@ def test_routed_experts_are_one_kernel_of_the_same_arithmetic(small_model):
 
 def test_decode_kernels_that_share_nothing_read_more(small_model):
     graph = serve(step(small_model("llama", num_attention_heads=8)), plan("paged_attention"))
-    (op,), (alone,) = (set(ops(g, "attention_decode")) for g in (graph, ungrouped(graph, plan("ungrouped_decode"))))
+    (op,), (alone,) = (set(ops(g, "attention_decode")) for g in (graph, ungroup_heads(graph, plan("ungrouped_decode"))))
     assert op.heads_kv < alone.heads_kv == alone.heads_q < op.heads_q

@@ -10,9 +10,10 @@ import pytest
 
 from opcast.datasets.clusters import Cluster
 from opcast.simulator.graph import Graph
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
+from opcast.simulator.passes.context import context_parallel
 from opcast.simulator.passes.unfuse import unfuse_attention
-from opcast.simulator.question.plan import Parallel, Plan, Stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 from opcast.simulator.trace import Workload, trace
 
 BATCH, TOKENS, LAYERS = 8, 64, 4
@@ -27,6 +28,15 @@ def graph(request: pytest.FixtureRequest, small_model: Callable[..., dict[str, A
 
 def test_a_stack_with_fused_attention_changes_nothing(graph: Graph) -> None:
     assert unfuse_attention(graph, Plan(Parallel(), PLAN.cluster, Stack())) is graph
+
+
+@pytest.mark.parametrize("style", ["ring", "ring_allgather"])
+def test_a_ring_that_trains_needs_a_fused_kernel(graph: Graph, style: str) -> None:
+    plan = replace(PLAN, parallel=Parallel(cp=2, cp_style=style))
+    with pytest.raises(PlanError, match=f"cp_style={style} merges what fused .*; take parallel.cp_style=allgather"):
+        unfuse_attention(context_parallel(graph, plan), plan)
+    gathers = replace(plan, parallel=Parallel(cp=2, cp_style="allgather"))
+    assert unfuse_attention(context_parallel(graph, gathers), gathers) is not graph
 
 
 def test_every_pair_is_computed_and_folding_is_kept(graph: Graph) -> None:

@@ -18,11 +18,12 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.passes.reorder import reorder
-from opcast.simulator.question.options import CHECKS, OF_INFERENCE, OF_TRAINING
-from opcast.simulator.question.plan import KernelChoice, Parallel, Plan, PlanError, ReducedNorm, Stack, load_stack
+from opcast.simulator.question.kernels import KernelChoice, ReducedNorm
+from opcast.simulator.question.options import CHECKS, OF_INFERENCE, OF_TRAINING, PlanOptions, table
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate
-from opcast.simulator.trace.stored import ModuleRule, WeightFormat
+from opcast.simulator.trace.stored_formats import ModuleRule, WeightFormat
 
 H100 = load_device("h100_sxm")
 NODE = load_cluster("dgx_h100")
@@ -57,7 +58,7 @@ MANY = {"prompts": ((32, 0),) * 64, "decodes": ((4, 99),)}
 SERVED = Case(kind="batch", stack="vllm", work={"prompts": ((64, 64),), "decodes": ((4, 99),)})
 PROMPT = Case(kind="prefill", stack="vllm")
 MOE = Case("qwen3_moe", parallel={"ep": 4}, stack="megatron")
-SEEING = Case("mistral3", kind="prefill", stack="vllm", work={"image_px": 32})
+SEEING = Case("mistral3", kind="prefill", stack="vllm", work={"images": 1, "image_px": 32})
 FSDP = Case(parallel={"zero_stage": 3})
 BESIDE = Case(  # exchanges of keys and gathers of weights at a time
     parallel={"cp": 4, "zero_stage": 3},
@@ -120,6 +121,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "cuda_graph": (TRAIN, True),
         "recompute_early_stop": (replace(TRAIN, plan={"recompute": "full"}), False),
         "gap_us": (TRAIN, 3.0),
+        "eager": (replace(TRAIN, stack="megatron"), True),
         "issue_us": (TRAIN, {"*": 50.0}),
         "check_us": (Case(nodes=2, work={"global_batch": 16}), 100.0),
         "check_inside_us": (Case(parallel={"tp": 4}, framework={"check_us": 1.0}), 100.0),
@@ -160,7 +162,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "lora_modules": (replace(TRAIN, work={"lora_rank": 8}), "proj"),
         "mtp_layers": (TRAIN, 1),
         "images": (SEEING, 2),
-        "image_px": (replace(SEEING, work={"images": 1, "image_px": 32}), 64),
+        "image_px": (SEEING, 64),
     },
     "plan": {
         "micro_batches": (replace(DECODE, parallel={"pp": 2}), 2),
@@ -198,12 +200,13 @@ KNOBS: dict[str, dict[str, Row]] = {
         "sampling": (PROMPT, "top_p"),
         "sequence_lengths": (CONTEXT, (512, 256, 256)),
         "token_drop": (replace(MOE, work={"expert_load": "zipf:1"}), True),
+        "without": (TRAIN, ("host_issue",)),
         "zigzag": (CONTEXT, False),
     },
 }
 KINDS_OF_KNOB: dict[str, set[str]] = {
     "parallel": {each.name for each in fields(Parallel)},
-    "framework": {each.name for each in fields(Stack)} - {"id", "name", "like", "sources"},  # what it is called
+    "framework": {each.name for each in fields(Stack)} - {"id", "name", "family", "sources"},  # what it is called
     "work": {each.name for each in fields(Work)},
     "plan": {each.name for each in fields(Plan)}
     - {
@@ -211,6 +214,7 @@ KINDS_OF_KNOB: dict[str, set[str]] = {
         "cluster",
         "stack",
         "options",
+        "settings",
         "calibrated",
         "context",
         "device",
@@ -270,6 +274,16 @@ def test_options_of_one_kind_of_work_are_refused_by_the_other(name: str, ask: Ca
         ask(other.with_("options", name, value))
 
 
-def test_every_option_is_in_the_documentation() -> None:
+def test_the_documentation_has_the_options_with_their_help() -> None:
     said = (Path(__file__).resolve().parents[3] / "docs" / "passes.md").read_text()
-    assert [name for name in CHECKS if f"| `{name}` |" not in said] == []
+    assert table() in said, "put the output of opcast.simulator.question.options.table() there"
+
+
+def test_options_that_are_null_are_as_if_not_given() -> None:
+    for each in fields(PlanOptions):
+        given = Plan(Parallel(zero_stage=3), NODE, options={each.name: None})
+        assert given.settings == PlanOptions()
+        assert given.reshards_after_forward
+        assert given.reduces_every_micro_batch
+    assert not Plan(Parallel(), NODE, options={"zigzag": False}).settings.zigzag
+    assert Plan(Parallel(), NODE, options={"mine": 1}, passes=("a:b",)).settings == PlanOptions()

@@ -20,7 +20,7 @@ from opcast.simulator.network.faults import Drawing, Fault
 from opcast.simulator.network.transfers import Transfer
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.network import NetworkChoice
-from opcast.simulator.question.plan import Parallel, load_stack
+from opcast.simulator.question.plan import Parallel, Plan, PlanError, load_stack
 from opcast.simulator.question.predictions import PredictRequest
 from opcast.simulator.question.requests import (
     CalibrateRequest,
@@ -31,7 +31,7 @@ from opcast.simulator.question.requests import (
 )
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.stragglers import Straggler
-from opcast.simulator.question.work import Work
+from opcast.simulator.question.work import Work, WorkloadError
 
 DGX = replace(load_cluster("dgx_h100"), nodes=4)
 small = st.integers(1, 64)
@@ -176,6 +176,15 @@ def test_what_no_request_can_be_is_said_in_one_line(cls: Any, values: dict[str, 
         cls.from_dict(values)
     assert "\n" not in str(caught.value)
     assert type(caught.value).__module__.startswith("opcast")
+
+
+def test_what_would_be_ignored_is_refused() -> None:
+    plan: dict[str, Any] = {"parallel": Parallel(), "cluster": load_cluster("dgx_h100"), "stack": load_stack("vllm")}
+    with pytest.raises(PlanError, match="kv_dtype=int8 disagree"):
+        Plan(**plan, kv_dtype="int8", options={"kv_dtype": "fp8"})
+    assert Plan(**plan, kv_dtype="fp8", options={"kv_dtype": "fp8"}).kv_dtype == "fp8"
+    with pytest.raises(WorkloadError, match="image_px=64 is the size"):
+        Work(kind="prefill", image_px=64)
 
 
 def test_a_function_has_no_json_and_says_so() -> None:

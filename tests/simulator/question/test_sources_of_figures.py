@@ -1,40 +1,23 @@
-"""No figure that times or memory rest on stands without saying where it comes from."""
+"""No constant that times or memory rest on stands without saying where it comes from (stacks: test_stack.py)."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import yaml
 
-from opcast.simulator.network import law, tunings
-from opcast.simulator.question.plan import STACK_DIRECTORY, Stack
+from opcast.simulator.network import nccl_times, tunings
 
 ROOT = Path(__file__).resolve().parents[3]
-STACKS = sorted(STACK_DIRECTORY.glob("*.yaml"))
 FITTED = re.compile(r"^([A-Z][A-Z0-9_]*(?:, [A-Z][A-Z0-9_]*)*)(?:: [^=]+)? = \(*-?\d*\.\d")  # constants with a fraction
 ROOMS = ("models", *(f"simulator/{name}" for name in (
     *("contention", "engines", "execution", "memory", "network", "passes", "predict", "question", "report"),
     *("search", "serving", "step", "timing", "validation"),
 )))  # fmt: skip
-PICTURES = ("places.py", "picture.py")  # sizes of drawings
-
-
-@pytest.mark.parametrize("path", STACKS, ids=lambda path: path.stem)
-def test_every_figure_of_a_framework_has_a_source(path: Path) -> None:
-    values = yaml.safe_load(path.read_text())
-    sources = values.pop("sources", {})
-    number = (int, float)
-    figures = {name for name, value in values.items() if isinstance(value, Mapping) or type(value) in number}
-    assert figures <= sources.keys(), (
-        f"{path.name}: say in `sources` where these come from, or let `opcast calibrate` fit"
-    )
-    assert figures <= {each.name for each in fields(Stack)}
-    assert all(len(source) > 10 for source in sources.values())
+PICTURES = ("picture_layout.py", "picture.py")  # sizes of drawings
 
 
 def unexplained(text: str) -> list[str]:
@@ -68,7 +51,7 @@ def test_a_constant_without_a_word_is_found() -> None:
 def test_the_network_is_fitted_by_its_own_command() -> None:
     """Constants by device are those of the fit, whose data and errors the module names."""
     assert "Fitted on" in (tunings.__doc__ or "")
-    names = {each.name for each in fields(law.Tuning)}
+    names = {each.name for each in fields(nccl_times.Tuning)}
     assert all({each.name for each in fields(tuning)} == names for tuning in tunings.TUNINGS.values())
 
 

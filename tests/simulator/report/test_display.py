@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import opcast
-from opcast.simulator.report.display import ShownTable, displayed, time_text
+from opcast.simulator.report.display import NotebookTable, display_html, time_text
 
 VOID = {"br"}
 
@@ -69,8 +69,8 @@ def test_traffic_and_searches(home: Path) -> None:
 
 
 def test_text_is_escaped() -> None:
-    table = ShownTable(("<b>",), [("<script>",)], [0.5])
-    made = displayed("<i>", [("<u>", "&")], table, "<s>")
+    table = NotebookTable(("<b>",), [("<script>",)], [0.5])
+    made = display_html("<i>", [("<u>", "&")], table, "<s>")
     assert "<script>" not in made
     assert "&lt;script&gt;" in made
     assert time_text(None) == ""

@@ -50,7 +50,7 @@ def test_shares_by_source_add_up() -> None:
 def test_what_to_measure_is_what_weighs_most() -> None:
     small, large = (make_op("gemm", m=m, n=64, k=64, dtype="bf16") for m in (64, 128))
     parts = [(small, "analytical", False, 1.0), (large, "learned", False, 5.0), (small, "learned", True, 4.0)]
-    found = trust.missing(parts)
+    found = trust.missing_measurements(parts)
     assert [each.op["m"] for each in found] == [128, 64]
     assert found[0].share == pytest.approx(0.5)
 
@@ -59,9 +59,9 @@ def test_strict_names_the_shapes() -> None:
     op = make_op("gemm", m=64, n=64, k=64, dtype="bf16")
     parts = [(op, "learned", False, 5.0), (op, "measured", True, 4.0)]
     shares = trust.shares((engine, inside, us) for _, engine, inside, us in parts)
-    trust.check_strict(shares, trust.missing(parts), 0.6)
+    trust.check_strict(shares, trust.missing_measurements(parts), 0.6)
     with pytest.raises(trust.TrustError, match=r"56% .* allows 50%.*gemm.*m=64"):
-        trust.check_strict(shares, trust.missing(parts), 0.5)
+        trust.check_strict(shares, trust.missing_measurements(parts), 0.5)
 
 
 def test_out_of_memory_is_likelier_the_fuller() -> None:

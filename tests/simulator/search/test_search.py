@@ -18,7 +18,7 @@ from opcast.simulator.question.network import NetworkChoice
 from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.search.bounds import bound, standing
 from opcast.simulator.search.evaluate import Evaluator
-from opcast.simulator.search.rank import front, losses
+from opcast.simulator.search.rank import dominated, front, losses
 from opcast.simulator.search.request import SearchRequest, asked, request_of
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.run import space_of
@@ -70,7 +70,7 @@ def test_bounds_are_below_what_is_simulated(
 ) -> None:
     made = asked(asking(**SPACES[at]))
     crew = Workers(Evaluator(made, bench))
-    points, _, _ = space_of(made)
+    points, _ = space_of(made)
     bounds = bound(points, crew.probes(standing(points), lambda done: None), crew.evaluator)
     rows = {tuple(row[name] for name in AXES): row for row in whole[at].rows}
     tight = []
@@ -81,6 +81,11 @@ def test_bounds_are_below_what_is_simulated(
             assert bounds.time_s[place] <= row["step_time_s"]
             tight.append(bounds.time_s[place] / row["step_time_s"])
     assert np.median(tight) > 0.5, "a bound that is near nothing leaves nothing out"
+
+
+def test_a_bound_leaves_out_what_a_row_beats_in_every_objective_alone() -> None:
+    lower = np.array([[2.0, 5.0], [2.0, 1.0], [1.0, 9.0], [0.5, 9.0], [2.0, 3.0]])
+    assert dominated(lower, np.array([[1.0, 3.0]])).tolist() == [True, False, False, False, True]
 
 
 def test_the_front_is_what_no_point_beats(whole: list[SearchReport]) -> None:

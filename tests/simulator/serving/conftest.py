@@ -9,7 +9,7 @@ import pytest
 
 from opcast.simulator.question.serving import ServingRequest
 from opcast.simulator.serving import serve as serving
-from opcast.simulator.serving.setup import by_hand
+from opcast.simulator.serving.replica import by_hand
 
 
 @pytest.fixture

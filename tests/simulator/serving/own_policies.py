@@ -1,6 +1,6 @@
 """A policy and a router as users write them."""
 
-from opcast.simulator.serving.policies import faster_transformer
+from opcast.simulator.serving.policies.faster_transformer import faster_transformer
 
 
 def one_at_a_time(state, rules, rank, batch, now_us):

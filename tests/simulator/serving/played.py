@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from opcast.simulator.serving import loop, policies, queues, sglang
+from opcast.simulator.question.serving import POLICIES
+from opcast.simulator.serving import loop, policies, queues
 from opcast.simulator.serving.histogram import BINS
 from opcast.simulator.serving.iteration import linear_tables
 from opcast.simulator.serving.rules import IterationTiming, SchedulerRules, ServingSetup
@@ -22,11 +23,14 @@ PLAIN = SchedulerRules(
     blocks=0,
     block_tokens=16,
     watermark=0,
+    spare=0,
     long_prefill=0,
     whole_prompt=0,
     chunked=1,
+    uncut=0,
     padded=0,
     mixed=0,
+    reserves=0,
     lag=0,
     swap_us_per_token=-1.0,
     conservativeness=1.0,
@@ -38,17 +42,20 @@ PLAIN = SchedulerRules(
     gather_iterations=0,
     wait_tokens=0.0,
     answers=0,
+    lasting=1,
+    asks=1,
+    repeats=1,
 )
 
 
-def played(requests: list[list[int]], caching: bool, **given: Any) -> dict[str, Any]:
+def played(requests: list[list[int]], caching: bool, policy: str, **given: Any) -> dict[str, Any]:
     """The tokens of each request in each iteration, preemptions and hits, under rules that are ``given``.
 
     ``requests`` are rows of (iteration, prompt, output, prefix, tokens of the prefix). Each iteration takes a
     microsecond, so that its number is its time.
     """
-    rules = PLAIN._replace(**given)
-    timing = IterationTiming(linear_tables(1.0), np.zeros(0, np.int64), 0.0, 0.0, 0, 0, 0.0)
+    rules = PLAIN._replace(policy=POLICIES.index(policy), **given)
+    timing = IterationTiming(linear_tables(1.0), np.zeros(0, np.int64), 0.0, 0.0, 0, 0.0)
     made = ServingSetup(rules, timing, rules, timing, 0, 1, 1, 1, 1, 1, 1, 0, np.zeros(0), 0.0, 0.0, 1.0)
     shape = StateSizes(
         1, 1, 1, rules.max_seqs, rules.blocks, caching, rules.blocks + 1, bins=BINS, block_tokens=rules.block_tokens
@@ -70,6 +77,7 @@ def watch(state: Any, made: ServingSetup, requests: Any) -> list[dict[str, int]]
     repeats."""
     schedule: dict[float, dict[str, int]] = {}
     real, real_repeat = queues.put, loop.repeat
+    users = [module for module in (queues, *policies.MODULES) if hasattr(module, "put")]
 
     def put(state: Any, rules: Any, rank: int, batch: int, slot: int, tokens: int) -> None:
         scheduled = schedule.setdefault(state.totals[0].now_us, {})
@@ -83,13 +91,13 @@ def watch(state: Any, made: ServingSetup, requests: Any) -> list[dict[str, int]]
             schedule[state.totals[0].now_us] = {str(state.slots[slot].request): 1 for slot in slots}
         return again
 
-    for module in (policies, queues, sglang):
+    for module in users:
         module.put = put
     loop.repeat = repeat
     try:
         loop.run(state, made, requests, False)
     finally:
-        for module in (policies, queues, sglang):
+        for module in users:
             module.put = real
         loop.repeat = real_repeat
     return list(schedule.values())

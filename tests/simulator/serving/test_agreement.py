@@ -12,8 +12,9 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.work import Work
 from opcast.simulator.serving.context import context_of
-from opcast.simulator.serving.surrogate import HeldOut, Surrogate, stepper
-from opcast.simulator.serving.tabulate import Extent, TablePoints, tabulated
+from opcast.simulator.serving.steps import steps_of
+from opcast.simulator.serving.surrogate import Surrogate
+from opcast.simulator.serving.tabulate import Extent, TablePoints, tabulate
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.workbench import Workbench
 
@@ -50,10 +51,10 @@ def test_an_iteration_takes_as_long_in_serving_as_simulated(name: str, bench: Wo
     request = SimulateRequest(
         model=name, cluster=load_cluster("dgx_h100"), device="h100_sxm", stack=load_stack("vllm"), sources=bench.sources
     )
-    simulate, engine = stepper(request, bench)
+    steps = steps_of(request, bench)
     context = min(CONTEXT, context_of(resolve(name).config or {}) - 1)
-    own = Surrogate(tabulated(simulate, engine, Extent(64, 256, context + 1), POINTS), HeldOut(0, 0, 0, 0, 0))
+    own = Surrogate(tabulate(steps.simulate, steps.kernels, Extent(64, 256, context + 1), POINTS))
     for decodes, prompts in (((64, context), ()), ((16, context), ()), ((64, context), ((256, 0),))):
         work = Work("batch", decodes=(decodes,), prompts=prompts)
-        off = own.iteration_us(work) / simulate(work).total_us - 1
+        off = own.iteration_us(work) / steps.simulate(work).total_us - 1
         assert abs(off) < (IN_CACHE.get(name, 0.01) if prompts else 0.01), work

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opcast.datasets.traces.checks import problems
+from opcast.datasets.traces.checks import find_problems
 from opcast.datasets.traces.schema import NodeKind
 from opcast.jobs.cli import main
 from opcast.simulator.execution.run import read_run, simulate_run
@@ -19,7 +19,7 @@ ASKED = [LAW, "kv.blocks=4000", "traffic.requests=30", "traffic.output.mean=12",
 
 def test_iterations_are_nodes_that_run_when_they_ran(tmp_path: Path) -> None:
     assert main(["serving", *ASKED, "replicas=2", f"chakra={tmp_path / 'run'}", "format=json"]) == 0
-    assert problems(tmp_path / "run") == []
+    assert find_problems(tmp_path / "run") == []
     run = read_run(tmp_path / "run")
     assert sorted(run.traces) == [0, 1]
     made = simulate_run(run)
@@ -34,7 +34,7 @@ def test_iterations_are_nodes_that_run_when_they_ran(tmp_path: Path) -> None:
 def test_caches_that_move_are_loads(tmp_path: Path) -> None:
     asked = [*ASKED, "replicas=1", "decode_pool.replicas=1", "decode_pool.link_gbps=1"]
     assert main(["serving", *asked, f"chakra={tmp_path / 'run'}", "format=json"]) == 0
-    assert problems(tmp_path / "run") == []
+    assert find_problems(tmp_path / "run") == []
     run = read_run(tmp_path / "run")
     loads = {rank: trace.kind == NodeKind.MEM_LOAD for rank, trace in run.traces.items()}
     assert int(loads[0].sum()) == 0
@@ -58,7 +58,7 @@ def test_swapped_caches_are_stores_and_loads(tmp_path: Path) -> None:
              "traffic.requests=30", "traffic.output.mean=200", "traffic.rate=40",
              "scheduler.preemption=swap"]  # fmt: skip
     assert main(["serving", *small, f"chakra={tmp_path / 'run'}", "format=json"]) == 0
-    assert problems(tmp_path / "run") == []
+    assert find_problems(tmp_path / "run") == []
     run = read_run(tmp_path / "run")
     trace = run.traces[0]
     tokens = trace.column("kv_tokens", 0, "int64")

@@ -15,7 +15,6 @@ from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import IterationLaw, Scheduler
 from opcast.simulator.question.sources import Sources
-from opcast.simulator.serving.budget import budget
 from opcast.simulator.serving.context import context_of
 from opcast.simulator.serving.engine_args import FLAGS, read_arguments
 from opcast.simulator.serving.engines import DIRECTORY, ServingEngineError, known_serving_engines, load_serving_engine
@@ -31,7 +30,9 @@ from opcast.simulator.serving.kv_memory import (
     overheads_of,
     usual_fraction,
 )
-from opcast.simulator.serving.setup import by_hand, rules
+from opcast.simulator.serving.replica import by_hand
+from opcast.simulator.serving.setup import rules
+from opcast.simulator.serving.steps import steps_of
 from opcast.simulator.workbench import Workbench
 
 ENGINES = known_serving_engines()
@@ -294,14 +295,16 @@ def test_a_budget_is_simulated_and_a_log_goes_before_it(small_model, tmp_path):
         sources=bench.sources,
     )
     every = replace(request, stack=replace(load_stack("vllm"), windows="alike"))
-    own, alike = budget(request, bench, VLLM.kv, 512), budget(every, bench, TRTLLM.kv, 512)
+    own, alike = steps_of(request, bench).kv_budget(VLLM.kv, 512), steps_of(every, bench).kv_budget(TRTLLM.kv, 512)
     layer = 2 * 2 * 16 * 2  # heads, keys and values, width, bytes
     assert alike.bytes_per_token == 3 * layer
     assert own.bytes_per_token in (layer, 2 * layer)
     assert own.tokens * own.bytes_per_token / 2**30 == pytest.approx(0.9 * 79.1 - 0.5 - 0.5, abs=0.2)
-    said = budget(request, bench, VLLM.kv, 512, overheads_of(VLLM_LOG))
+    said = steps_of(request, bench).kv_budget(VLLM.kv, 512, overheads_of(VLLM_LOG))
     assert said.tokens == pytest.approx(231_984, abs=16)
-    assert budget(request, bench, SGLANG.kv, 512, Overheads(kv_tokens=494_000)).tokens == pytest.approx(494_000, abs=1)
+    assert steps_of(request, bench).kv_budget(SGLANG.kv, 512, Overheads(kv_tokens=494_000)).tokens == pytest.approx(
+        494_000, abs=1
+    )
 
 
 def test_a_version_tells_whether_the_engine_schedules_a_step_ahead():
@@ -309,15 +312,11 @@ def test_a_version_tells_whether_the_engine_schedules_a_step_ahead():
     assert host_name("vllm", VLLM.host, "0.12.0") == "vllm serial"
     assert host_name("vllm", VLLM.host, "nightly-5b8c30d6") == "vllm"
     assert host_name("vllm", VLLM.host, "0.18.0", overlapped=False) == "vllm serial"
-    hosts = FittedHosts({"all": FittedHost({"step_us": 5.0}), "vllm serial": FittedHost({"step_us": 2000.0})})
-    assert hosts.of("vllm serial") == HostTime(2000.0, overlapped=False)
+    serial = FittedHost({"step_us": 2000.0}, most_clients=48)
+    hosts = FittedHosts({"all": FittedHost({"step_us": 5.0}), "vllm serial": serial})
+    assert hosts.of("vllm serial") == HostTime(2000.0, overlapped=False, most_clients=48)
     assert hosts.of("sglang") == HostTime(5.0)
     assert FittedHosts({}).of("sglang") == HostTime()
-
-
-def test_a_first_token_waits_longer_the_more_clients_and_tokens_there_are():
-    host = HostTime(ttft_us=1000.0, client_us=10.0, prompt_us=2.0)
-    assert host.first_token_us(4, 100.0) == 1000 + 40 + 200
 
 
 def test_the_hosts_that_ship_are_those_of_every_engine_with_their_rows():

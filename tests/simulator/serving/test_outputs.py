@@ -19,13 +19,13 @@ from opcast.simulator.html.serving import page
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, ServingRequest, ServingTargets
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
-from opcast.simulator.serving.capacity import PlayedReplicas, capacity
+from opcast.simulator.serving.capacity import PRECISION, PlayedReplicas, capacity, largest
 from opcast.simulator.serving.confidence import chance_met
 from opcast.simulator.serving.figures import Z90, StepFigures, at_quantile
 from opcast.simulator.serving.iteration import iteration_us
+from opcast.simulator.serving.replica import ServedReplica, by_hand
 from opcast.simulator.serving.report import carried_on
 from opcast.simulator.serving.requests_table import columns
-from opcast.simulator.serving.setup import ServedReplica, by_hand
 from opcast.simulator.serving.timeline import tracks
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0)
@@ -112,6 +112,24 @@ def test_the_warm_up_runs_and_does_not_count(played: Play) -> None:
     assert part.report.ttft_ms.count == 50
     assert part.report.slo_curve[-1][1] <= 1
     assert part.report.goodput == pytest.approx(part.report.slo_attainment * 80 / part.report.duration_s)
+
+
+def test_tpot_of_one_client_is_the_mean_time_between_its_tokens(known: ServedReplica) -> None:
+    """The first token is of the prompt: of three, two are decoded."""
+    traffic = RequestTraffic(
+        arrival="closed", concurrency=1, requests=8, input=Lengths(mean=100), output=Lengths(mean=3)
+    )
+    report = serving.serve(replace(USUAL, traffic=traffic), known).report
+    assert report.itl_ms.count == 2 * report.tpot_ms.count == 16
+    assert report.tpot_ms.mean == pytest.approx(report.itl_ms.mean, rel=1e-3)
+
+
+def test_the_largest_rate_lies_just_below_the_first_that_is_too_much(known: ServedReplica) -> None:
+    found = largest(PlayedReplicas(known, None), replace(USUAL, slo=ServingTargets(60.0)), 5.0, 2.0)
+    enough, too_much = ([rate for rate, _, met in found.tried if met is wanted] for wanted in (True, False))
+    assert found.rate == max(enough)
+    assert 1.0 < min(too_much) / found.rate <= PRECISION
+    assert found.report.slo_attainment >= ServingTargets(60.0).share
 
 
 def test_the_rate_of_slow_steps_is_less_and_of_fast_ones_more(known: ServedReplica) -> None:

@@ -22,9 +22,10 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import POLICIES, IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.serving.host import HostTime
 from opcast.simulator.serving.iteration import iteration_us
+from opcast.simulator.serving.replica import ServedReplica, by_hand
 from opcast.simulator.serving.serve import Keeping, serve
-from opcast.simulator.serving.setup import HostShare, ServedReplica, by_hand
 from opcast.simulator.serving.surrogate import random_batches, surrogate
 from opcast.simulator.serving.tabulate import Extent
 from opcast.simulator.workbench import Workbench
@@ -96,7 +97,7 @@ def test_twice_the_bandwidth_makes_no_batch_and_nobody_slower(small_model: Any, 
 
 def rows(tables: Any) -> np.ndarray:
     """What becomes of requests that come at once, under iterations of these tables."""
-    replica: ServedReplica = replace(by_hand(LAW, 200, 16, 1e5), tables=tables, host=HostShare())
+    replica: ServedReplica = replace(by_hand(LAW, 200, 16, 1e5), tables=tables, host=HostTime())
     request = ServingRequest(law=LAW, kv=KvMemory(200, 16, 1e5), traffic=AT_ONCE, scheduler=Scheduler(max_tokens=256))
     found: np.ndarray = serve(request, replica, None, Keeping(requests=True)).requests
     return found

@@ -15,7 +15,7 @@ from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingReq
 from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
 from opcast.simulator.serving.histogram import Histogram
-from opcast.simulator.serving.requests import drawn, stream
+from opcast.simulator.serving.requests import draw_requests, stream
 from opcast.simulator.serving.traces import RequestTraceError
 
 MANY = RequestTraffic(
@@ -35,7 +35,7 @@ def arriving(arrival: str, **more: Any) -> RequestTraffic:
 
 
 def whole(traffic: RequestTraffic, size: int) -> list[np.ndarray]:
-    chunks = list(drawn(traffic, size))
+    chunks = list(draw_requests(traffic, size))
     return [np.concatenate([chunk[column] for chunk in chunks]) for column in range(5)]
 
 
@@ -239,7 +239,7 @@ def test_one_bad_row_of_a_million_is_named(tmp_path: Path) -> None:
 def test_a_ramp_at_another_rate_ends_as_many_times_faster() -> None:
     traffic = RequestTraffic(arrival="ramp", rate=2.0, rate_end=10.0)
     asked = ServingRequest(law=IterationLaw(base_us=5.0), kv=KvMemory(blocks=10), traffic=traffic)
-    faster = serving.rescaled(asked, 6.0).traffic
+    faster = serving.rescale(asked, 6.0).traffic
     assert (faster.rate, faster.rate_end) == (6.0, 30.0)
 
 

@@ -25,8 +25,8 @@ from opcast.simulator.question.serving import (
     ServingTargets,
 )
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.serving.replica import by_hand
 from opcast.simulator.serving.serve import Keeping, serve
-from opcast.simulator.serving.setup import by_hand
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0)
 SHORT = RequestTraffic(

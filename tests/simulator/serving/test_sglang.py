@@ -1,6 +1,7 @@
 """SGLang's own scheduler and the policy ``sglang`` side by side: what each schedules in each iteration.
 
-Skips where SGLang's wheel is not there. ``OPCAST_SGLANG`` names a folder that it was unpacked into
+Recorded schedules of small cases are compared everywhere. Random ones skip where SGLang's wheel is not there.
+``OPCAST_SGLANG`` names a folder that it was unpacked into
 (docs/serving.md); nothing of it needs to be compiled or installed, and no GPU.
 """
 
@@ -16,9 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opcast.simulator.serving.rules import SGLANG
-
 from .played import played
+from .recorded import recorded
 
 ORACLE = Path(__file__).with_name("sglang_oracle.py")
 FOLDER = os.environ.get("OPCAST_SGLANG", "")
@@ -63,7 +63,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
     names = ("max_tokens", "max_seqs", "chunk", "conservativeness", "requests", "caching")
     given = {name: case[name] for name in names}
     flags = {name: int(case[name]) for name in ("mixed", "ignore_eos")}
-    return played(policy=SGLANG, blocks=case["tokens"], block_tokens=1, **flags, **given)
+    return played(policy="sglang", blocks=case["tokens"], block_tokens=1, **flags, **given)
 
 
 def answered(cases: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -80,6 +80,17 @@ def test_our_side_of_the_comparison_runs_without_sglang() -> None:
     mine = ours(case)
     tokens = sum(sum(each.values()) for each in mine["schedule"])
     assert tokens >= sum(prompt + output - 1 for _, prompt, output, *_ in case["requests"])
+
+
+def test_recorded_schedules_are_ours() -> None:
+    kept = recorded("sglang")
+    retracted = 0
+    for case, theirs in zip(kept["cases"], kept["answers"], strict=True):
+        mine = ours(case)
+        assert mine["schedule"] == theirs["schedule"]
+        assert mine["preemptions"] == theirs["preemptions"]
+        retracted += sum(theirs["preemptions"])
+    assert retracted > 0
 
 
 @pytest.mark.slow

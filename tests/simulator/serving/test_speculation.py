@@ -22,7 +22,7 @@ from opcast.simulator.question.serving import (
 )
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving.iteration import drafting_us, iteration_us
-from opcast.simulator.serving.setup import by_hand
+from opcast.simulator.serving.replica import by_hand
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0, sample_us=10.0)
 MANY = RequestTraffic(arrival="closed", concurrency=8, requests=40, input=Lengths(mean=100), output=Lengths(mean=200))

@@ -16,10 +16,10 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.question.work import Work
 from opcast.simulator.serving.connect import replicas_of
+from opcast.simulator.serving.host import HostTime
 from opcast.simulator.serving.serve import serve
-from opcast.simulator.serving.setup import HostShare
 from opcast.simulator.serving.surrogate import Surrogate, key_of, random_batches, read, surrogate
-from opcast.simulator.serving.tabulate import Extent, reaching
+from opcast.simulator.serving.tabulate import Extent, points_up_to
 from opcast.simulator.workbench import Workbench
 
 EXTENT = Extent(sequences=16, tokens=256, context=1024)
@@ -132,10 +132,10 @@ def test_the_format_of_a_folder_changes_the_key(small_model, bench, tmp_path):
 
 
 def test_axes_reach_as_far_as_asked():
-    assert reaching((1, 2, 4), 4) == (1, 2, 4)
-    assert reaching((1, 2, 4), 3) == (1, 2, 3)
-    assert reaching((1, 2, 4), 20) == (1, 2, 4, 8, 16, 20)
-    assert reaching((1, 2, 4), 1) == (1, 2)
+    assert points_up_to((1, 2, 4), 4) == (1, 2, 4)
+    assert points_up_to((1, 2, 4), 3) == (1, 2, 3)
+    assert points_up_to((1, 2, 4), 20) == (1, 2, 4, 8, 16, 20)
+    assert points_up_to((1, 2, 4), 1) == (1, 2)
 
 
 def test_random_batches_are_the_same_again_and_stay_within_the_extent():
@@ -163,7 +163,7 @@ def test_a_request_alone_and_a_static_batch_are_a_generation(small_model, tmp_pa
         kv = KvMemory(blocks=4000, block_tokens=16, graphs=0)
         replica, _ = replicas_of(ServingRequest(step=step, traffic=traffic, kv=kv), bench)
         assert replica.max_model_len == 4096
-        alone = serve(ServingRequest(step=step, traffic=traffic, kv=kv), replace(replica, host=HostShare())).report
+        alone = serve(ServingRequest(step=step, traffic=traffic, kv=kv), replace(replica, host=HostTime())).report
         work = Work("generate", batch=batch, input_len=500, output_len=33, cache="static")
         whole = bench.simulate(replace(step, work=work))
         assert alone.ttft_ms.mean == pytest.approx(whole.ttft_ms, rel=0.1)

@@ -1,7 +1,8 @@
 """vLLM's own scheduler and the policy ``vllm`` side by side: what each schedules in each iteration.
 
-Skips where vLLM is not installed. ``OPCAST_VLLM`` names a folder with its Python files and the packages that they
-import (docs/serving.md says how to make one); no GPU and no compiled part of it is needed.
+Recorded schedules of small cases are compared everywhere. Random ones skip where vLLM is not installed: ``OPCAST_VLLM``
+names a folder with its Python files and the packages that they import (docs/serving.md says how to make one); no GPU
+and no compiled part of it is needed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from opcast.simulator.serving.rules import VLLM
-
 from .played import played
+from .recorded import recorded
 
 ORACLE = Path(__file__).with_name("vllm_oracle.py")
 FOLDER = os.environ.get("OPCAST_VLLM", "")
@@ -60,7 +60,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
     """What opcast schedules."""
     names = ("max_tokens", "max_seqs", "max_model_len", "long_prefill", "requests", "caching")
     return played(
-        policy=VLLM,
+        policy="vllm",
         blocks=case["blocks"] - 1,  # vLLM keeps one for padding
         watermark=int(case["watermark"] * case["blocks"]),
         whole_prompt=int(case["whole_prompt"]),
@@ -88,6 +88,38 @@ def test_our_side_of_the_comparison_runs_without_vllm() -> None:
     assert sum(mine["hits"]) > 0
     tokens = sum(sum(each.values()) for each in mine["schedule"])
     assert tokens >= sum(prompt + output - 1 for _, prompt, output, *_ in case["requests"]) - sum(mine["hits"])
+
+
+def test_nobody_is_admitted_in_the_iteration_that_preempted() -> None:
+    """The first grows into blocks of the second, which waits for the next iteration, although a chunk of it fits."""
+    mine = played(
+        [[0, 16, 40, 0, 0], [0, 30, 10, 0, 0]],
+        caching=False,
+        policy="vllm",
+        blocks=4,
+        max_seqs=8,
+        max_tokens=32,
+        long_prefill=10,
+    )
+    assert mine["preemptions"][0] == 0
+    assert mine["preemptions"][1] > 0
+    both = [len(each) == 2 for each in mine["schedule"]]
+    stopped = both.index(False)
+    assert mine["schedule"][stopped] == {"0": 1}
+    assert mine["schedule"][stopped + 1] == {"0": 1, "1": 10}
+
+
+def test_recorded_schedules_are_ours() -> None:
+    kept = recorded("vllm")
+    preempted = hit = 0
+    for case, theirs in zip(kept["cases"], kept["answers"], strict=True):
+        mine = ours(case)
+        own, other = ([list(each.items()) for each in made["schedule"]] for made in (mine, theirs))
+        assert own == other
+        assert (mine["preemptions"], mine["hits"]) == (theirs["preemptions"], theirs["hits"])
+        preempted, hit = preempted + sum(theirs["preemptions"]), hit + sum(theirs["hits"])
+    assert preempted > 0
+    assert hit > 0
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import json
 import sys
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 
 class Nothing(SimpleNamespace):
@@ -58,8 +57,7 @@ def scheduler_of(case: dict[str, Any]) -> Any:
         ec_manager_config=Nothing(get_encoder_cache_manager_obj=lambda *a, **k: None),
         max_concurrent_batches=1,
     )
-    grammar = MagicMock()
-    grammar.accept_tokens.return_value = True
+    grammar = Nothing(accept_tokens=lambda *given: True)
     return Scheduler(
         vllm_config=config,
         kv_cache_config=kv,

@@ -10,8 +10,9 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
+from opcast.simulator.engines.large_sums import NormSumsEngine
 from opcast.simulator.engines.library import LibraryEngine
-from opcast.simulator.engines.own import OwnEngine
+from opcast.simulator.engines.own_rows import OwnEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
@@ -53,6 +54,19 @@ def test_a_generation_is_its_prompt_and_its_steps(run):
     assert report.e2e_ms == pytest.approx(report.ttft_ms + 4 * report.tpot_ms)
     assert report.low_ms < report.e2e_ms < report.high_ms
     assert report.ttft_ms == pytest.approx(run(kind="prefill").e2e_ms)
+
+
+def test_where_the_host_bounds_a_step_its_interval_holds_hosts_of_twice_and_half_the_speed(run):
+    """A decode step of narrow layers waits for eager PyTorch's operators; a CUDA graph waits for none."""
+    eager = run(stack="torch")
+    assert eager.breakdown.host_s > 0.8 * eager.e2e_ms / 1e3
+    assert eager.high_ms > 1.9 * eager.e2e_ms
+    assert eager.low_ms < 0.6 * eager.e2e_ms
+    graphed = run(stack="torch", options={"options": {"cuda_graph": True}})
+    assert graphed.e2e_ms < 0.3 * eager.e2e_ms
+    assert graphed.high_ms < 1.9 * eager.e2e_ms
+    by_parts = run(stack=replace(load_stack("torch"), eager=False))
+    assert by_parts.e2e_ms < 0.5 * eager.e2e_ms
 
 
 def test_steps_of_a_generation_are_weighted_by_simpsons_rule():
@@ -171,8 +185,9 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     engine = build_engine(H100, [], [tmp_path / "registry"])
 
     def asked(stack, engine):
-        """The backends that are asked after own rows."""
-        own, *others = engine_of(load_stack(stack), engine).chain
+        """The backends that are asked after sums with the norm in them, and own rows."""
+        sums, own, *others = engine_of(load_stack(stack), engine).chain
+        assert isinstance(sums, NormSumsEngine)
         assert isinstance(own, OwnEngine)
         return others
 
@@ -183,7 +198,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     assert isinstance(library, LibraryEngine)
     assert [getattr(each, "backend", None) for each in others] == [None] * len(engine.engines)
     chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
-    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).chain]
+    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).chain[1:]]
     assert backends == ["sglang", "sglang", by_network, by_physics]
 
 

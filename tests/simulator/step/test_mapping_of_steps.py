@@ -15,7 +15,7 @@ from opcast.datasets.ops import make_op
 from opcast.simulator.engines import FusedEngine, ask, build_engine
 from opcast.simulator.engines.flow import FlowEngine
 from opcast.simulator.engines.network import NetworkEngine
-from opcast.simulator.network.build import fabric
+from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Transfer
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work
@@ -74,10 +74,10 @@ def test_neighbours_on_one_rail_stay_under_their_leaf() -> None:
     def carried(shape: str, placement: Any) -> dict[str, float]:
         """Bytes over NVLink and over links of spines, of the rings of all data-parallel groups."""
         joined = cluster(8, shape=shape)
-        made, plan = fabric(joined, H100).grouped(1), Plan(Parallel(tp=8, placement=placement), joined)
+        made, plan = build_fabric(joined, H100).with_group_size(1), Plan(Parallel(tp=8, placement=placement), joined)
         rings = [Transfer("all_reduce", tuple(group), 1e6, "ring") for group in plan.members("dp").tolist()]
         bytes_of, topology = made.flow(rings)[2].carried_bytes, made.topology
-        spine = topology.touching("spine0") if "spine0" in topology.index else np.zeros(0, dtype=np.int64)
+        spine = topology.links_of_node("spine0") if "spine0" in topology.index else np.zeros(0, dtype=np.int64)
         return {"nvlink": bytes_of[np.array(topology.kind) == "nvlink"].sum(), "spine": bytes_of[spine].sum()}
 
     assert carried("rails", "linear") == {"nvlink": 0.0, "spine": 0.0}

@@ -34,8 +34,9 @@ def test_gradient_accumulation_runs_the_optimizer_once():
     calls = {share.kind: share.count for share in four.breakdown.by_op}
     assert calls["adamw"] == 1
     assert calls["attention_backward"] == 4 * 2
-    assert 3 * one.step_time_s < four.step_time_s < 4 * one.step_time_s * 1.05
-    assert four.tokens_per_s_per_gpu > one.tokens_per_s_per_gpu * 0.95
+    # The host bounds so small a step: adding each gradient to what is there is an operator of its own.
+    assert 3 * one.step_time_s < four.step_time_s < 4 * one.step_time_s * 1.1
+    assert four.tokens_per_s_per_gpu > one.tokens_per_s_per_gpu * 0.9
 
 
 def test_a_generation_is_a_prefill_and_its_steps():

@@ -11,7 +11,7 @@ from opcast.datasets.devices import Device
 from opcast.datasets.ops import make_op
 from opcast.simulator.engines import Answers
 from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor
-from opcast.simulator.timing.coldness import coldness_of, joined
+from opcast.simulator.timing.coldness import coldness_of, concatenate
 from opcast.simulator.timing.costs import cost_graphs
 from opcast.simulator.timing.latencies import python_us
 
@@ -84,7 +84,7 @@ def test_what_was_touched_longer_ago_is_colder() -> None:
 
 
 def test_a_call_lies_between_warm_and_cold_by_its_code_and_its_data() -> None:
-    graph, device = layers(40, 8 * MIB), cpu()
+    graph, device = layers(40, 8 * MIB), cpu(memory_gbps=400.0)
     cold = coldness_of(graph, device)
     (costs,) = cost_graphs([graph], device, Fixed())
     assert costs.kernel_us == pytest.approx(10.0 + 10.0 * cold.code + 90.0 * cold.data)
@@ -93,7 +93,7 @@ def test_a_call_lies_between_warm_and_cold_by_its_code_and_its_data() -> None:
 
 
 def test_python_runs_around_the_operators_of_the_forward_pass_alone() -> None:
-    cold = joined([coldness_of(layers(3, MIB), cpu())])
+    cold = concatenate([coldness_of(layers(3, MIB), cpu())])
     nodes = list(layers(3, MIB).blocks[0].nodes)
     backward = [Node(n.op, n.source, n.path, "backward", n.reads, n.writes, n.bytes_moved) for n in nodes]
     assert python_us(backward, cold).tolist() == [0.0, 0.0]
@@ -104,3 +104,12 @@ def test_without_curves_the_law_of_the_cache_holds() -> None:
     found = coldness_of(layers(40, 8 * MIB), cpu(reuse={}))
     assert found.python_us.tolist() == found.code_us.tolist() == [0.0, 0.0]
     assert 0 < found.data[1] < found.data[0] < 1
+
+
+@pytest.mark.parametrize("curves", [CURVES, {}])
+def test_weights_that_are_read_once_a_step_come_from_memory_whatever_cache_is_claimed(curves: dict[str, Any]) -> None:
+    """A virtual machine that was told of 480 MiB of its host's cache: answers of 10 and 110 us are its caches'."""
+    graph, claiming = layers(40, 8 * MIB), cpu(l2_mib=480.0, memory_gbps=32.6, reuse=curves)
+    (costs,) = cost_graphs([graph], claiming, Fixed())
+    assert costs.kernel_us[0] >= 0.85 * 8 * MIB / (32.6 * 1e3)
+    assert costs.kernel_us[1] <= 110.0  # an addition has no weights

@@ -12,14 +12,20 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.models.choice import ANY, OWN
 from opcast.simulator.engines import Witness
-from opcast.simulator.graph import REST, Graph, Node
+from opcast.simulator.graph import REST_SUFFIX, Graph, Node
 from opcast.simulator.question.plan import Parallel, Plan, Stack
-from opcast.simulator.timing.attention import BACKWARD, FORWARD, SLOWER, as_run
-from opcast.simulator.timing.costs import Costs, issue_of, ringing, stepping
-from opcast.simulator.timing.hosts import checked, shared
+from opcast.simulator.timing.costs import Costs, issue_of
+from opcast.simulator.timing.hosts import add_collective_checks, add_shard_copies
+from opcast.simulator.timing.older_kernels import (
+    BACKWARD,
+    FORWARD,
+    SLOWER_ATTENTION,
+    SLOWER_PRODUCTS,
+    slow_attention,
+    slow_products,
+)
 from opcast.simulator.timing.phases import PhaseTime, beside_another, routing_waits
-from opcast.simulator.timing.products import SLOWER as LIBRARIES
-from opcast.simulator.timing.products import by_library
+from opcast.simulator.timing.rings import add_ring_steps, slow_rings
 
 ISSUE = {"gemm": 80.0, "norm": 50.0, "expert": 20.0, "expert_fp8": 70.0, "grouped_gemm": 100.0, "*": 15.0}
 WAITING = Plan(Parallel(ep=8), load_cluster("dgx_h100"), Stack(waits_for_routing=True))
@@ -98,23 +104,25 @@ def costs_of(*parts: tuple[str, str, int, str]) -> Costs:
     ones, nobody = np.ones(len(nodes)), np.zeros(len(nodes))
     names = np.full(len(nodes), "network", dtype=object)
     witness = np.full(len(nodes), Witness(), dtype=object)
-    return Costs(Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, ones, ones, names, nobody == 0, witness)
+    return Costs(
+        Graph("g", (), (), 0, 0), nodes, nobody, ones, ones, nobody, 1.0, 1.0, ones, ones, names, nobody == 0, witness
+    )
 
 
 def test_checks_hold_the_host_before_collectives_but_not_before_coalesced_ones() -> None:
     costs = costs_of(
         ("all_gather", "tp", 4, ""),
-        ("all_gather", "tp", 4, REST),
+        ("all_gather", "tp", 4, REST_SUFFIX),
         ("all_gather", "tp", 16, ""),
         ("all_reduce", "dp", 4, ""),
         ("reduce_scatter", "dp", 4, ""),
         ("all_reduce", "", 4, ""),
     )
-    held = checked(costs, Stack(check_us=10.0, check_inside_us=5.0))
+    held = add_collective_checks(costs, Stack(check_us=10.0, check_inside_us=5.0))
     assert held.host_us.tolist() == [20.0, 0.0, 160.0, 20.0, 0.0, 0.0]
     assert held.kernel_us.tolist() == costs.kernel_us.tolist()
-    assert checked(costs, Stack()) is costs
-    assert checked(costs, Stack(check_us=10.0)).host_us.tolist() == [40.0, 0.0, 160.0, 40.0, 0.0, 0.0]
+    assert add_collective_checks(costs, Stack()) is costs
+    assert add_collective_checks(costs, Stack(check_us=10.0)).host_us.tolist() == [40.0, 0.0, 160.0, 40.0, 0.0, 0.0]
 
 
 def test_shares_of_weights_are_cut_one_by_one_for_each_rank() -> None:
@@ -134,9 +142,9 @@ def test_shares_of_weights_are_cut_one_by_one_for_each_rank() -> None:
         kernel_us=np.ones(size),
         repeats=np.array([2, 1, 1, 2, 2]),
     )
-    found = shared(costs, 10.0).host_us
+    found = add_shard_copies(costs, 10.0).host_us
     assert found == pytest.approx([10 * 16 * 4, 10 * 16 * 8, 0, 0, 0])
-    assert shared(costs, 0.0) is costs
+    assert add_shard_copies(costs, 0.0) is costs
 
 
 def test_steps_of_rings_between_nodes_take_longer() -> None:
@@ -146,9 +154,9 @@ def test_steps_of_rings_between_nodes_take_longer() -> None:
         ("all_reduce", "dp", 16, ""),
         ("all_gather", "tp", 8, ""),
     )
-    slow = stepping(costs, {"tp": 50.0, "*": 20.0, "all_reduce": 5.0})
+    slow = add_ring_steps(costs, {"tp": 50.0, "*": 20.0, "all_reduce": 5.0})
     assert slow.kernel_us.tolist() == [1 + 15 * 50, 1 + 15 * 20, 1 + 30 * 5, 1]
-    assert stepping(costs, {}) is costs
+    assert add_ring_steps(costs, {}) is costs
 
 
 def test_older_rings_take_longer_inside_a_node_alone() -> None:
@@ -158,8 +166,8 @@ def test_older_rings_take_longer_inside_a_node_alone() -> None:
         ("all_gather", "tp", 16, ""),
         ("all_reduce", "tp", 8, ""),
     )
-    assert ringing(costs, 1.5).kernel_us.tolist() == [1.5, 1.5, 1.0, 1.0]
-    assert ringing(costs, 1.0) is costs
+    assert slow_rings(costs, 1.5).kernel_us.tolist() == [1.5, 1.5, 1.0, 1.0]
+    assert slow_rings(costs, 1.0) is costs
 
 
 def test_an_older_attention_takes_longer_on_the_gpus_that_it_was_not_written_for() -> None:
@@ -168,15 +176,19 @@ def test_an_older_attention_takes_longer_on_the_gpus_that_it_was_not_written_for
     usual = costs_of(*[("all_reduce", "dp", 8, "")] * 3)
     costs = replace(usual, nodes=[replace(n, op=op, group="") for n, op in zip(usual.nodes, ops, strict=True)])
     hopper, ampere = load_device("h100_sxm"), load_device("a100_sxm_80gb")
-    second, first = (as_run(costs, name, hopper).kernel_us.tolist() for name in ("flash2", "flash1"))
-    assert second == [SLOWER["flash2"]["hopper"][FORWARD], SLOWER["flash2"]["hopper"][BACKWARD], 1.0]
+    second, first = (slow_attention(costs, name, hopper).kernel_us.tolist() for name in ("flash2", "flash1"))
+    assert second == [
+        SLOWER_ATTENTION["flash2"]["hopper"][FORWARD],
+        SLOWER_ATTENTION["flash2"]["hopper"][BACKWARD],
+        1.0,
+    ]
     assert first == [2 * second[0], 2 * second[1], 1.0]
     timed = replace(costs, witness=np.array([Witness(OWN), Witness(ANY), Witness(OWN)], dtype=object))
-    assert as_run(timed, "flash2", hopper).kernel_us.tolist() == [1.0, second[1], 1.0]
-    assert as_run(costs, "flash1", ampere).kernel_us.tolist() == [2.0, 2.0, 1.0]
-    assert as_run(costs, "flash1_triton", ampere).kernel_us.tolist() == [1.8, 1.8, 1.0]
-    assert as_run(costs, "flash2", ampere) is costs
-    assert as_run(costs, "fused", hopper) is costs
+    assert slow_attention(timed, "flash2", hopper).kernel_us.tolist() == [1.0, second[1], 1.0]
+    assert slow_attention(costs, "flash1", ampere).kernel_us.tolist() == [2.0, 2.0, 1.0]
+    assert slow_attention(costs, "flash1_triton", ampere).kernel_us.tolist() == [1.8, 1.8, 1.0]
+    assert slow_attention(costs, "flash2", ampere) is costs
+    assert slow_attention(costs, "fused", hopper) is costs
 
 
 def test_an_older_library_takes_longer_for_16_bit_products_on_hopper_alone() -> None:
@@ -184,7 +196,7 @@ def test_an_older_library_takes_longer_for_16_bit_products_on_hopper_alone() -> 
     usual = costs_of(*[("all_reduce", "dp", 8, "")] * 4)
     nodes = [replace(n, op=op, group="") for n, op in zip(usual.nodes, (*ops, usual.nodes[3].op), strict=True)]
     costs, (hopper, ampere) = replace(usual, nodes=nodes), map(load_device, ("h100_sxm", "a100_sxm_80gb"))
-    longer = LIBRARIES["cublas_12_1"]["hopper"]
-    assert by_library(costs, "cublas_12_1", hopper).kernel_us.tolist() == [longer, longer, 1.0, 1.0]
-    assert by_library(costs, "cublas_12_1", ampere) is costs
-    assert by_library(costs, "current", hopper) is costs
+    longer = SLOWER_PRODUCTS["cublas_12_1"]["hopper"]
+    assert slow_products(costs, "cublas_12_1", hopper).kernel_us.tolist() == [longer, longer, 1.0, 1.0]
+    assert slow_products(costs, "cublas_12_1", ampere) is costs
+    assert slow_products(costs, "current", hopper) is costs

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import KINDS, make_op
+from opcast.datasets.schema import Measurement
+from opcast.datasets.store import Store
+from opcast.harness.plan import build_plan
 from opcast.simulator.engines import Answers, build_engine
 from opcast.simulator.graph import Block, Graph, HostCalls, Node, Tensor
-from opcast.simulator.memory.walk import peak_memory
+from opcast.simulator.memory.lifetimes import peak_memory
+from opcast.simulator.question.stack import STACK_DIRECTORY, known_stacks, load_stack
 from opcast.simulator.simulate import alone
 from opcast.simulator.timing.coldness import Coldness
 from opcast.simulator.timing.costs import Costs, cost_graphs
@@ -217,20 +224,59 @@ class MeasuredHost:
         return found
 
 
+HOST = {"launch": 4.0, "dispatch": 3.0, "view": 1.0, "module": 1.5, "autograd": 9.0, "operator": 20.0}
+GELU = Node(make_op("gelu", rows=1, cols=1), "aten.gelu", "", "forward", (), (), 0)
+
+
 @pytest.mark.parametrize(("vendor", "expected"), [("nvidia", [7.0, 10.0]), ("cpu", [0.0, 3.0])])
 def test_a_kernel_costs_its_host_a_dispatch_and_a_launch(vendor: str, expected: list[float]) -> None:
     """As the campaign's ``dispatch`` and ``launch`` say; a CPU has both inside the operator's own latency."""
-    engine = MeasuredHost(launch=4.0, dispatch=3.0, view=1.0, module=1.5, autograd=9.0)
-    plain = Node(make_op("gelu", rows=1, cols=1), "aten.gelu", "", "forward", (), (), 0)
-    nodes = [plain, dataclasses.replace(plain, host=HostCalls(dispatch=1))]
-    assert host_times(nodes, device(vendor=vendor), engine).tolist() == expected
+    nodes = [GELU, dataclasses.replace(GELU, host=HostCalls(dispatch=1))]
+    assert host_times(nodes, device(vendor=vendor), MeasuredHost(**HOST)).us.tolist() == expected
+
+
+def test_an_operator_of_an_eager_model_costs_its_host_what_one_costs_inside_a_model() -> None:
+    """Views, modules and Python are in it; autograd adds what it takes beyond a dispatch, which it has in it."""
+    calls = (HostCalls(), HostCalls(views=2, modules=1), HostCalls(dispatch=1), HostCalls(views=1, autograd=2))
+    nodes = [dataclasses.replace(GELU, host=each) for each in calls]
+    rest = dataclasses.replace(GELU, source="aten.gelu.rest")  # issued with another
+    engine = MeasuredHost(**HOST)
+    assert host_times([*nodes, rest], device(), engine, eager=True).us.tolist() == [20.0, 20.0, 23.0, 32.0, 0.0]
+    assert host_times(nodes, device(vendor="cpu"), engine, eager=True).us.tolist() == [0.0, 3.5, 3.0, 19.0]
+
+
+@pytest.mark.parametrize("stack", ["torch", "torch_2023"])
+def test_eager_pytorch_alone_takes_the_operators_of_a_model(stack: str) -> None:
+    assert load_stack(stack).eager
+    assert not any(load_stack(name).eager for name in known_stacks() if name not in ("torch", "torch_2023"))
 
 
 def test_without_a_campaign_a_call_takes_what_the_data_sheet_says() -> None:
     made = device(dispatch_us=5.0)
-    node = Node(make_op("gelu", rows=1, cols=1), "aten.gelu", "", "forward", (), (), 0)
     engine = build_engine(made, [], [], order=("analytical",))
-    assert host_times([node], made, engine) == pytest.approx([5.0])
+    assert host_times([GELU], made, engine).us == pytest.approx([5.0])
+    assert host_times([GELU], made, engine, eager=True).us == pytest.approx([20.0])
+
+
+@pytest.mark.parametrize("campaign", ["quick", "compute"])
+def test_what_campaigns_measure_of_the_host_is_what_steps_take(campaign: str, tmp_path: Path) -> None:
+    """Each planned case of ``host_overhead`` that a step asks for is answered by its row, not by a law."""
+    spec = yaml.safe_load((STACK_DIRECTORY.parent / "campaign" / f"{campaign}.yaml").read_text())
+    spec["cases"] = [entry for entry in spec["cases"] if entry["kind"] == "host_overhead"]
+    spec |= {"first": [], "settings": {**spec["settings"], "device": "cuda"}}
+    cases = [case.op for case in build_plan(spec).cases]
+    choices = KINDS["host_overhead"].dims[0].choices
+    taken = {"device_id": "made_up", "run_id": "r", "measured_at": datetime.now(UTC)}
+    us = [1e3 * HOST[choices[op.what]] * op.calls for op in cases]
+    store = Store(tmp_path)
+    store.write([Measurement(op=op, latency_us=each, **taken) for op, each in zip(cases, us, strict=True)], "r")  # type: ignore[arg-type]
+    engine = build_engine(device(), [tmp_path], [])
+    assert host_times([GELU], device(), engine).us == pytest.approx([7e3])
+    eager = host_times([GELU], device(), engine, eager=True)
+    assert eager.us == pytest.approx([20e3])
+    unmeasured = host_times([GELU], device(), build_engine(device(), [], []), eager=True)
+    assert 1.0 < eager.high < unmeasured.high
+    assert unmeasured.low < eager.low < 1.0
 
 
 class TwiceAsLongCold:
@@ -272,3 +318,21 @@ def test_communication_counts_as_warm_as_it_is_measured():
     nodes = [Node(gather, "c10d", "", "forward", (0,), (1,), 1 << 20), gemm_node(64, (0, 1, 2))]
     cold = Coldness(np.ones(2), *np.zeros((3, 2)))
     assert node_latencies(nodes, cold, device(), WarmAndCold())[0].tolist() == [10.0, 100.0]
+
+
+class SureOfCold(WarmAndCold):
+    """The same, known to a tenth cold, and to a factor of ten warm: rows of decoding are cold alone."""
+
+    def answer(self, kind: str, columns: dict[str, np.ndarray], dtype: str, out_dtype: str, cache: str) -> Answers:
+        answers = super().answer(kind, columns, dtype, out_dtype, cache)
+        off = 1.1 if cache == "cold" else 10.0
+        answers.low_us[:], answers.high_us[:] = answers.latency_us / off, answers.latency_us * off
+        return answers
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(1.0, 1 / 1.1, 1.1), (0.0, 0.1, 10.0)])
+def test_a_node_is_as_sure_as_the_answer_for_its_state_of_the_cache(share: float, low: float, high: float) -> None:
+    cold = Coldness(np.array([share]), *np.zeros((3, 1)))
+    _, found_low, found_high, *_ = node_latencies([gemm_node(64, (0, 1, 2))], cold, device(), SureOfCold())
+    assert found_low.tolist() == pytest.approx([low])
+    assert found_high.tolist() == pytest.approx([high])

@@ -18,7 +18,7 @@ from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.question.calibration import StepCalibration, calibrated, load_calibration, run_kind
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs, scale_of
-from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, lead_of, paired, selected
+from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, lead_of, pair_phases, select_nodes
 from opcast.simulator.trace import Workload, trace
 
 DEVICE = load_device("h100_sxm")
@@ -37,7 +37,7 @@ def costs(small_model):
 
 
 def test_every_node_is_in_one_phase(costs) -> None:
-    chosen = [set(selected(costs, phase).tolist()) for phase in ("forward", "backward", "optimizer")]
+    chosen = [set(select_nodes(costs, phase).tolist()) for phase in ("forward", "backward", "optimizer")]
     assert set.union(*chosen) == set(range(len(costs.nodes)))
     assert sum(map(len, chosen)) == len(costs.nodes)
 
@@ -45,7 +45,7 @@ def test_every_node_is_in_one_phase(costs) -> None:
 def test_half_of_the_backward_products_make_gradients_of_weights(costs) -> None:
     times = PhaseTimes(costs, PLAN, DEVICE)
     assert 0 < times["weight"].total_us < times["backward"].total_us
-    products = [i for i in selected(costs, "backward") if costs.nodes[i].op and costs.nodes[i].op.kind == "gemm"]
+    products = [i for i in select_nodes(costs, "backward") if costs.nodes[i].op and costs.nodes[i].op.kind == "gemm"]
     us = float((costs.kernel_us[products] * costs.repeats[products]).sum())
     assert times["weight"].total_us == pytest.approx(us / 2, rel=0.15)
 
@@ -60,7 +60,7 @@ def test_launches_that_are_not_hidden_count_as_host_time(costs) -> None:
 
 def test_the_host_keeps_its_lead_from_forward_to_backward_but_in_a_pipeline(costs) -> None:
     """Forward bound by the device, backward by the host: together they take what the longer of both sums does."""
-    forward, backward = (selected(costs, phase) for phase in ("forward", "backward"))
+    forward, backward = (select_nodes(costs, phase) for phase in ("forward", "backward"))
     host, kernel = np.ones(len(costs.nodes)), np.ones(len(costs.nodes))
     kernel[forward], host[backward] = 50.0, 200.0
     slow = replace(costs, kernel_us=kernel, host_us=host)
@@ -69,7 +69,7 @@ def test_the_host_keeps_its_lead_from_forward_to_backward_but_in_a_pipeline(cost
     issued = float(host[forward] @ costs.repeats[forward])
     assert lead == pytest.approx(alone["forward"].total_us - issued)
     assert piped["backward"].total_us - alone["backward"].total_us == pytest.approx(lead)
-    both = float(host @ costs.repeats) - float(host[selected(costs, "optimizer")].sum())
+    both = float(host @ costs.repeats) - float(host[select_nodes(costs, "optimizer")].sum())
     assert alone["forward"].total_us + alone["backward"].total_us == pytest.approx(both, rel=0.01)
     assert piped["forward"].total_us == alone["forward"].total_us
 
@@ -78,7 +78,7 @@ def test_the_host_keeps_its_lead_from_forward_to_backward_but_in_a_pipeline(cost
 @given(TIMES, TIMES, st.floats(0, 0.5))
 def test_a_pair_takes_no_longer_than_its_parts_and_no_less_than_their_compute(forward, backward, slowdown) -> None:
     stack = Stack(compute_slowdown=slowdown)
-    both = paired(forward, backward, replace(PLAN, stack=stack))
+    both = pair_phases(forward, backward, replace(PLAN, stack=stack))
     compute = forward.compute_us + backward.compute_us
     assert compute - 1e-6 <= both.total_us <= forward.total_us + backward.total_us + 1e-6
     assert both.total_us == pytest.approx(both.compute_us + sum(both.exposed_us.values()) + both.host_us)

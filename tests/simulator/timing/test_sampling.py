@@ -10,7 +10,7 @@ import pytest
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines.analytical import AnalyticalEngine
 from opcast.simulator.timing.costs import cost_graphs
-from opcast.simulator.timing.sampling import SORT_CLOCKS, drawn
+from opcast.simulator.timing.sampling import SORT_CLOCKS, add_top_p_sort
 from opcast.simulator.trace import Workload, trace
 
 A100 = load_device("a100_sxm_80gb")
@@ -22,9 +22,11 @@ def test_each_sequence_is_sorted_on_one_unit(
 ) -> None:
     graph = trace(small_model("gpt2", layers=2), Workload("decode", batch=batch, seq_len=8), "fp16")
     (costs,) = cost_graphs([graph], A100, AnalyticalEngine(A100), {})
-    assert drawn(costs, "", 1, A100) is costs
+    assert add_top_p_sort(costs, "", 1, A100) is costs
     logits = [node.op for node in costs.nodes if node.op and node.path == "lm_head"]
     assert len(logits) == 1
-    longer = drawn(costs, "top_p", 1, A100).kernel_us - costs.kernel_us
+    longer = add_top_p_sort(costs, "top_p", 1, A100).kernel_us - costs.kernel_us
     assert longer.sum() == pytest.approx(rounds * logits[0].n * SORT_CLOCKS / A100.clock_mhz)
-    assert (drawn(costs, "top_p", 4, A100).kernel_us - costs.kernel_us).sum() == pytest.approx(4 * longer.sum())
+    assert (add_top_p_sort(costs, "top_p", 4, A100).kernel_us - costs.kernel_us).sum() == pytest.approx(
+        4 * longer.sum()
+    )

@@ -29,24 +29,24 @@ def graph(small_model: Callable[..., Config]) -> Graph:
 
 
 def test_what_is_read_is_what_was_written(graph: Graph, tmp_path: Path):
-    path = cache.save(tmp_path, "some", graph)
+    path = cache.save_graph(tmp_path, "some", graph)
     assert path == tmp_path / "some.json.gz"
-    assert cache.load(tmp_path, "some") == graph
-    assert list(cache.load(tmp_path, "some").nodes()) == list(graph.nodes())  # type: ignore[union-attr]
+    assert cache.load_graph(tmp_path, "some") == graph
+    assert list(cache.load_graph(tmp_path, "some").nodes()) == list(graph.nodes())  # type: ignore[union-attr]
     assert [p.name for p in tmp_path.iterdir()] == ["some.json.gz"]
 
 
 def test_the_same_graph_is_the_same_bytes(graph: Graph, tmp_path: Path):
-    first = cache.save(tmp_path, "one", graph).read_bytes()
-    assert cache.save(tmp_path, "two", graph).read_bytes() == first
+    first = cache.save_graph(tmp_path, "one", graph).read_bytes()
+    assert cache.save_graph(tmp_path, "two", graph).read_bytes() == first
 
 
 def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch, small_model: Callable[..., Config]):
     source = resolve(small_model("llama"))
-    keys = [cache.key(source, TRAIN, "bf16")]
-    keys += [cache.key(resolve(small_model("llama", 4)), TRAIN, "bf16"), cache.key(source, TRAIN, "fp32")]
+    keys = [cache.graph_name(source, TRAIN, "bf16")]
+    keys += [cache.graph_name(resolve(small_model("llama", 4)), TRAIN, "bf16"), cache.graph_name(source, TRAIN, "fp32")]
     keys += [
-        cache.key(source, replace(TRAIN, **{name: value}), "bf16")
+        cache.graph_name(source, replace(TRAIN, **{name: value}), "bf16")
         for name, value in {
             "kind": "prefill",
             "batch": 3,
@@ -71,12 +71,12 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch, 
     for target, value in (("FORMAT", -1), ("VERSION", -1)):
         with monkeypatch.context() as patch:
             patch.setattr(cache, target, value)
-            keys.append(cache.key(source, TRAIN, "bf16"))
+            keys.append(cache.graph_name(source, TRAIN, "bf16"))
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "installed", lambda package: f"{package} of tomorrow")
-        keys.append(cache.key(source, TRAIN, "bf16"))
+        patch.setattr(cache, "installed_version", lambda package: f"{package} of tomorrow")
+        keys.append(cache.graph_name(source, TRAIN, "bf16"))
     assert len(set(keys)) == len(keys)
-    assert cache.key(resolve(small_model("llama")), TRAIN, "bf16") == keys[0]
+    assert cache.graph_name(resolve(small_model("llama")), TRAIN, "bf16") == keys[0]
 
 
 def test_a_changed_module_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -116,8 +116,8 @@ def test_a_damaged_file_is_traced_anew(
 
 def test_writers_do_not_disturb_each_other(graph: Graph, tmp_path: Path):
     def write_and_read(_: int) -> bool:
-        cache.save(tmp_path, "shared", graph)
-        return cache.load(tmp_path, "shared") == graph
+        cache.save_graph(tmp_path, "shared", graph)
+        return cache.load_graph(tmp_path, "shared") == graph
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(write_and_read, range(12)))

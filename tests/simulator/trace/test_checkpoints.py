@@ -12,7 +12,7 @@ from opcast.simulator.question.as_stored import WEIGHTS_ALONE
 from opcast.simulator.trace import TraceError
 from opcast.simulator.trace.checkpoints import TORCHAO, stored_format
 from opcast.simulator.trace.models import known_models, resolve
-from opcast.simulator.trace.stored import WeightFormat, modules_of
+from opcast.simulator.trace.stored_formats import WeightFormat, modules_of
 from opcast.simulator.trace.weight_formats import ALGORITHMS
 
 FP8 = {"num_bits": 8, "type": "float"}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from opcast.datasets.ops import make_op
 from opcast.simulator.graph import Graph, Node, Tensor
 from opcast.simulator.trace import Workload, entry
-from opcast.simulator.trace.build import build, load_config, structure
+from opcast.simulator.trace.build import build, build_structure, load_config
 from opcast.simulator.trace.capture import capture
-from opcast.simulator.trace.deepen import DeepenError, deepen, with_unread
-from opcast.simulator.trace.depth import plan
+from opcast.simulator.trace.deepen import DeepenError, add_unread_tensors, deepen
+from opcast.simulator.trace.depth import plan_depth
 from opcast.simulator.trace.fold import assemble, fold
 from opcast.simulator.trace.models import resolve
 
@@ -213,7 +213,7 @@ def test_a_few_layers_stand_for_all(family: str, kind: str, small_model: Callabl
     layers = 8 if family == "gemma2" else 6  # gemma alternates: three rounds of two are the least
     workload, source = Workload(kind, 2, 16, optimizer="none"), resolve(small_model(family, layers))
     config = load_config(source)
-    planned = plan(structure(source, workload, "bf16", config), config)
+    planned = plan_depth(build_structure(source, workload, "bf16", config), config)
     assert planned is not None
     assert planned.traced < layers
     step = capture(lambda: build(source, workload, "bf16"), workload)
@@ -221,7 +221,7 @@ def test_a_few_layers_stand_for_all(family: str, kind: str, small_model: Callabl
     folded = fold(whole)
     assert_isomorphic(whole, folded)
     assert sum(len(block.nodes) for block in folded.blocks) < len(step.nodes) / 2
-    assert entry._from_few_layers(source, workload, "bf16") == folded
+    assert entry._trace_few_layers(source, workload, "bf16") == folded
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,9 @@ def test_a_few_layers_stand_for_all_of_a_model_that_is_partly_frozen(
 ):
     """The first layer's backward pass ends at its adapters, so it is none of those that repeat."""
     source, workload = resolve(small_model(family, 6)), Workload("train", 2, 16, **trained)
-    few = entry._from_few_layers(source, workload, "bf16")
+    few = entry._trace_few_layers(source, workload, "bf16")
     assert few is not None
-    assert few == entry._folded(source, workload, "bf16", None)
+    assert few == entry._trace_folded(source, workload, "bf16", None)
 
 
 def test_dense_layers_before_experts_and_alternating_windows_stay_apart(small_model: Callable[..., Config]):
@@ -253,7 +253,7 @@ def test_a_model_whose_last_layers_differ_is_traced_whole(small_model: Callable[
     config = small_model("gemma2", 6, layer_types=types)
     source, workload = resolve(config), Workload("prefill", 1, 16)
     loaded = load_config(source)
-    assert plan(structure(source, workload, "bf16", loaded), loaded) is None
+    assert plan_depth(build_structure(source, workload, "bf16", loaded), loaded) is None
     graph = entry.trace(config, workload, "bf16")
     assert [b.repeat for b in graph.blocks if b.repeat > 1] == [5]
 
@@ -266,9 +266,9 @@ def test_what_no_node_reads_is_held_by_every_layer():
     config = dict(resolve("gpt_oss_20b").config or {}) | narrow | heads
     source = resolve(config | {"num_hidden_layers": 8, "layer_types": types, "eos_token_id": 0})
     workload = Workload("prefill", 1, 16, attention="fused", optimizer="none")
-    whole = entry._folded(source, workload, "bf16", None)
-    assert entry._from_few_layers(source, workload, "bf16") == whole
-    unread = {(t.size_bytes, t.count) for t in with_unread(whole, 8, 2).tensors} - {
+    whole = entry._trace_folded(source, workload, "bf16", None)
+    assert entry._trace_few_layers(source, workload, "bf16") == whole
+    unread = {(t.size_bytes, t.count) for t in add_unread_tensors(whole, 8, 2).tensors} - {
         (t.size_bytes, t.count) for t in whole.tensors
     }
     assert unread == {(4 * 2, 10)}
@@ -280,11 +280,11 @@ def test_what_no_node_reads_is_held_by_every_layer():
 def test_an_index_that_some_layers_have_or_a_list_lists_makes_no_difference(model: str, period: int):
     source, workload = resolve(model), Workload("prefill", 1, 16)
     config = load_config(source)
-    planned = plan(structure(source, workload, "bf16", config), config)
+    planned = plan_depth(build_structure(source, workload, "bf16", config), config)
     assert planned is not None
     assert planned.traced == 3 * period
 
 
 def test_ids_of_tokens_as_many_as_layers_are_none_of_their_settings(small_model: Callable[..., Config]):
     source, workload = resolve(small_model("llama", 6, eos_token_id=[1, 2, 3])), Workload("prefill", 1, 16)
-    assert entry._from_few_layers(source, workload, "bf16") is not None
+    assert entry._trace_few_layers(source, workload, "bf16") is not None

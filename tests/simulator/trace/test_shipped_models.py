@@ -20,7 +20,7 @@ from opcast.simulator.graph import Node
 from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import alone, laid_out, timed_state
 from opcast.simulator.trace import TraceError, Workload, known_models, trace
-from opcast.simulator.trace.build import load_config, structure
+from opcast.simulator.trace.build import build_structure, load_config
 from opcast.simulator.trace.classes import encodes
 from opcast.simulator.trace.models import resolve
 
@@ -175,7 +175,7 @@ TO_5_PERMILLE = {
 
 @pytest.mark.parametrize("name", all_models())
 def test_every_model_has_its_published_size(name: str) -> None:
-    module = structure(resolve(name), Workload("train"), "bf16")
+    module = build_structure(resolve(name), Workload("train"), "bf16")
     expected = PUBLISHED[name][0] * 1e9 if name in PUBLISHED else counted_by_hand(settings(name))
     counted = sum({id(p): p.numel() for p in module.parameters()}.values())
     assert counted == pytest.approx(expected, rel=0.01)

@@ -20,15 +20,15 @@ from torch.utils._pytree import tree_leaves
 from opcast.datasets.ops import Op
 from opcast.simulator.graph import Graph, Node
 from opcast.simulator.trace import TraceError, Workload, trace
-from opcast.simulator.trace.aten import imbalance, product, to_op
+from opcast.simulator.trace.aten import gemm_op, imbalance, to_op
 from opcast.simulator.trace.build import build
 from opcast.simulator.trace.calls import Call, View
 from opcast.simulator.trace.capture import record
 from opcast.simulator.trace.layout import contiguous_run
 from opcast.simulator.trace.models import resolve
-from opcast.simulator.trace.nodes import as_eager
+from opcast.simulator.trace.nodes import to_eager_calls
 from opcast.simulator.trace.steps import prepare, training_step
-from opcast.simulator.trace.values import attended, expert_counts, routed
+from opcast.simulator.trace.values import expert_counts, mask_window, route_balanced
 from opcast.simulator.trace.workload import LOGITS
 from opcast.tests.simulator.peaks import peak_of_new_tensors, torch_peak
 
@@ -115,7 +115,7 @@ def real_step(config: Config, workload: Workload, precision: str) -> Callable[[]
 
 def traced(config: Config, workload: Workload, precision: str) -> list[Seen]:
     tracer, _, _ = record(lambda: build(resolve(config), workload, precision), workload)
-    return [seen(call) for call in as_eager(tracer.calls) if call.name.partition(".")[2] not in WORKLESS]
+    return [seen(call) for call in to_eager_calls(tracer.calls) if call.name.partition(".")[2] not in WORKLESS]
 
 
 def seen(call: Call) -> Seen:
@@ -444,7 +444,7 @@ def test_every_row_gets_distinct_experts(rows: int, topk: int, experts: int, loa
     assert max(counts) <= rows
     if load == "balanced":
         assert max(counts) - min(counts) <= 1
-    chosen = routed(rows, topk, experts, load)
+    chosen = route_balanced(rows, topk, experts, load)
     assert all(len(set(row)) == topk for row in chosen.tolist())
     assert torch.bincount(chosen.flatten(), minlength=experts).tolist() == counts
 
@@ -485,7 +485,7 @@ def test_layouts_follow_the_strides(flip_a: bool, flip_b: bool, sizes: tuple[int
     m, n, k = sizes
     a = torch.empty(k, m).t() if flip_a else torch.empty(m, k)
     b = torch.empty(n, k).t() if flip_b else torch.empty(k, n)
-    op = product(view_of(a), view_of(b), view_of(torch.empty(m, n)))
+    op = gemm_op(view_of(a), view_of(b), view_of(torch.empty(m, n)))
     assert op.cost.flops == 2 * m * n * k
     if min(sizes) > 1:
         expected = {(0, 0): "nn", (0, 1): "nt", (1, 0): "tn", (1, 1): "nn"}[flip_a, flip_b]
@@ -523,6 +523,19 @@ def test_copies_tell_their_runs():
     assert (cast.kind, cast.dtype, cast.out_dtype) == ("elementwise", "fp32", "bf16")
     assert whole is not None
     assert whole.run_bytes == 0
+
+
+def test_parts_with_gaps_are_joined_by_a_slower_kernel() -> None:
+    """Halves of rotated heads are slices; a cache that grows is one large part; what is contiguous is a plain copy."""
+
+    def run() -> list[torch.Tensor]:
+        heads, cache = torch.empty(1, 4, 6, 8), torch.empty(1, 4, 33, 8)
+        halves = torch.cat((-heads[..., 4:], heads[..., :4]), -1)
+        kept = torch.cat((cache[:, :, :32], torch.empty(1, 4, 1, 8)), 2)
+        return [halves, kept, torch.cat((heads, heads), -1)]
+
+    copies = [op for op in mapped(run) if op is not None and op.kind == "copy"]
+    assert [op.joins for op in copies] == [2, 1, 0]
 
 
 def module_of(layer: Callable[[], torch.nn.Module], *shape: int) -> Callable[[], torch.nn.Module]:
@@ -601,13 +614,13 @@ def test_both_gradients_of_a_convolution_are_products_and_norms_and_pools_have_k
 def test_masks_are_recognised():
     position = torch.arange(20)
     causal = position[None, :] <= position[:, None]
-    assert attended(causal) == (1, 0)
-    assert attended(causal & (position[None, :] > position[:, None] - 7)) == (1, 7)
-    assert attended(causal[12:]) == (1, 0)
-    assert attended(torch.ones(20, 20, dtype=torch.bool)) == (0, 0)
-    assert attended(torch.ones(1, 20, dtype=torch.bool)) == (1, 0)
-    assert attended(torch.where(causal, 0.0, -1e9)) == (1, 0)
-    assert attended((position[None, :] // 5) == (position[:, None] // 5)) is None
+    assert mask_window(causal) == (1, 0)
+    assert mask_window(causal & (position[None, :] > position[:, None] - 7)) == (1, 7)
+    assert mask_window(causal[12:]) == (1, 0)
+    assert mask_window(torch.ones(20, 20, dtype=torch.bool)) == (0, 0)
+    assert mask_window(torch.ones(1, 20, dtype=torch.bool)) == (1, 0)
+    assert mask_window(torch.where(causal, 0.0, -1e9)) == (1, 0)
+    assert mask_window((position[None, :] // 5) == (position[:, None] // 5)) is None
 
 
 # --- models ------------------------------------------------------------------------------------------------

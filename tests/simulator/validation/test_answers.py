@@ -14,7 +14,7 @@ from opcast.simulator.question.plan import Plan
 from opcast.simulator.report.answer import InferenceReport
 from opcast.simulator.simulate import simulate
 from opcast.simulator.trace import Workload
-from opcast.simulator.trace.entry import beyond_positions
+from opcast.simulator.trace.entry import describe_overlong
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.validation.answers import Engines, Predictions, inference_quantities, operator_quantities
 from opcast.simulator.validation.cases import ValidationSettings, inference_case
@@ -40,7 +40,7 @@ def test_a_cached_prompt_takes_no_longer_than_another_token(row: InferenceRow) -
     engine = Engines(setting).of(case.device, case.plan.cluster)
     report = simulate(case.config, case.work, case.plan, case.device, engine, None)
     assert isinstance(report, InferenceReport)
-    assert row.options["prompt"] == "cached"  # conf/published/vllm.yaml
+    assert row.options["prompt"] == "cached"  # tests/evidence/published/vllm.yaml
     cached, whole = (inference_quantities(report, each) for each in (row, replace(row, options={})))
     assert whole["e2e"].value == pytest.approx(report.e2e_ms)
     assert cached["e2e"].value == pytest.approx(report.tpot_ms * row.output_len)
@@ -59,8 +59,8 @@ def test_a_run_beyond_the_positions_of_its_model_is_a_run_of_a_longer_one(row: I
     case = inference_case(replace(row, config=config, input_len=128, output_len=8), setting)
     assert case.config == config | {"n_positions": 136}
     workload = Workload("decode", batch=1, seq_len=128, attention="fused", optimizer="none")
-    assert beyond_positions(resolve(case.config), workload) == ""
-    assert beyond_positions(resolve(config), workload) == "it has 128 positions, not 129; take workload.input_len=127"
+    assert describe_overlong(resolve(case.config), workload) == ""
+    assert describe_overlong(resolve(config), workload) == "it has 128 positions, not 129; take workload.input_len=127"
 
 
 OPERATORS = """source,row_id,op,gpu_canon,precision,M,N,K,latency_ms,empty_op_us
@@ -84,6 +84,6 @@ def test_a_timer_that_sees_the_host_is_answered_with_the_host(tmp_path: Path) ->
     kernel, call, told = (answers.predicted[row.id]["latency"] for row in rows)
     launch_us = load_device("a100_sxm_80gb").launch_us
     assert call - kernel == pytest.approx((15.0 - launch_us) * 1e-3)  # the launch is in both
-    assert told - kernel == pytest.approx((21.0 - launch_us) * 1e-3)  # conf/published/llmcompass.yaml
+    assert told - kernel == pytest.approx((21.0 - launch_us) * 1e-3)  # tests/evidence/published/llmcompass.yaml
     bounds = [answers.intervals[row.id]["latency"] for row in rows]
     assert bounds[1][1] - bounds[0][1] == pytest.approx(call - kernel)

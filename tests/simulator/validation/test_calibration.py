@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
 from opcast.datasets.truth import TrainingRow, read_table
+from opcast.datasets.truth.published import CHECKOUT
 from opcast.simulator.question.calibration import (
     ACROSS,
     FAMILIES,
     NONE,
-    SHIPPED,
     USUAL,
     Calibration,
     Effect,
@@ -36,10 +36,12 @@ from opcast.simulator.question.calibration import (
 )
 from opcast.simulator.question.plan import PlanError
 from opcast.simulator.question.sources import Sources
+from opcast.simulator.question.stack import EVERY_TABLE
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.answers import Engines
-from opcast.simulator.validation.calibrate import as_json, chosen_hosts, sampled
+from opcast.simulator.validation.calibrate import chosen_hosts, sampled
 from opcast.simulator.validation.calibration import (
+    as_json,
     corrected,
     fit,
     halves,
@@ -50,6 +52,7 @@ from opcast.simulator.validation.calibration import (
     stated,
     widths,
 )
+from opcast.simulator.validation.holdout import WAYS, holdouts
 from opcast.simulator.validation.observed import ObservedStep, group_of, observe
 from opcast.simulator.workbench import workbench
 
@@ -288,7 +291,7 @@ def test_nothing_is_fitted_to_times_that_another_tool_put_together(reference_dat
 def test_small_tables_are_answered_as_well_as_the_frozen_scores_say(
     table: str, reference_data: Path, tmp_path: Path
 ) -> None:
-    frozen = json.loads((SHIPPED.parent / "calibration_scores.json").read_text())[table]
+    frozen = json.loads((CHECKOUT.parent / "calibration_scores.json").read_text())[table]
     bench = workbench(Sources(store=str(tmp_path / "store"), predictors=str(tmp_path / "predictors")))
     setting = ValidationSettings(bench.engine, tmp_path)
     rows = read_table(reference_data / "truth" / f"{table}.csv").rows
@@ -306,6 +309,9 @@ def test_a_slower_host_is_found_in_the_runs_that_it_holds_up() -> None:
     took = [replace(each, measured=each.measured * 2.0) if each.id in waiting else each for each in found]
     slower = [replace(each, predicted=each.predicted * 2.0) if each.id in waiting else each for each in took]
     assert chosen_hosts({1.0: took, 3.0: took, 5.0: slower}) == {"megatron": 1.0, "fsdp": 5.0}
+    few = {each.id for each in took if each.framework != "fsdp"} | set(sorted(waiting)[1:])  # one run says too little
+    alone = {host: [each for each in of if each.id not in few] for host, of in ((1.0, took), (5.0, slower))}
+    assert chosen_hosts(alone) == {"fsdp": 1.0}
 
 
 def test_tensor_groups_across_nodes_have_effects_and_widths_of_their_own() -> None:
@@ -351,3 +357,25 @@ def test_intervals_of_what_was_left_out_hold_most_of_it() -> None:
         half = stated(found, errors, how)
         assert set(half) == set(missed)
         assert interval_score([missed[key] for key in half], list(half.values()))["coverage"] >= 0.75
+
+
+def test_each_way_of_leaving_out_covers_every_run_once_and_leaves_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "steps.json"
+    found = runs(0.02)
+    cases = list(holdouts(found, lambda others: {each.framework: 2.0 for each in others}))
+    for way, by in WAYS.items():
+        of_way = [case for case in cases if case.way == way]
+        assert sorted(key for case in of_way for key in case.ids) == sorted(each.id for each in found)
+        for case in of_way:
+            path.write_text(as_json(case.calibration))
+            assert load_calibration(str(path)) == case.calibration
+            load_calibration.cache_clear()
+            members = [each for each in found if each.id in case.ids]
+            assert len({by(each) for each in members}) == 1
+            assert set(case.tables) == (set() if way == "halves" else {each.table for each in members})
+            if way == "framework":
+                (name,) = {each.framework for each in members}
+                assert name not in case.calibration.host
+                assert not [effect for effect in case.calibration.effects if f"framework={name}" in effect.of]
+    (alone,) = [case for case in cases if case.way == "physics"]
+    assert (alone.calibration, alone.tables) == (Calibration(), EVERY_TABLE)

@@ -1,0 +1,48 @@
+"""What an op does with its time by the analytical law: compute, memory, and what neither of them hides.
+
+Only what computes follows the clock of compute units. So a lower clock lengthens an op by less than it is lower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..datasets.devices import Device
+from . import analytical
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What n ops do with their time, in us: compute follows the clock; memory overlaps it; ``rest`` adds up."""
+
+    compute: np.ndarray
+    memory: np.ndarray
+    rest: np.ndarray
+    flops: np.ndarray
+
+    @property
+    def whole(self) -> np.ndarray:
+        return np.maximum(self.rest + np.maximum(self.compute, self.memory), 1e-9)
+
+    def slower(self, clock: np.ndarray | float) -> np.ndarray:
+        """Latency over latency at full clock, for a relative ``clock`` in (0, 1]: never below 1."""
+        return np.asarray((self.rest + np.maximum(self.compute / clock, self.memory)) / self.whole)
+
+    def tflops(self, latency_us: np.ndarray) -> np.ndarray:
+        """The rate of ops that take so long, while they compute or read: without launches and what else adds up."""
+        return np.asarray(self.flops / (latency_us * (1.0 - self.rest / self.whole) * 1e6))
+
+
+def parts(
+    kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
+) -> Parts:
+    """The analytical law's terms as power sees them."""
+    made = []
+    for latency, _, law, _, setting in analytical.terms(kind, columns, dtype, out_dtype, device, cache):
+        given = (law.compute, law.memory, setting.cost.flops)
+        compute, memory, flops = (np.broadcast_to(np.asarray(each, dtype=float), latency.shape) for each in given)
+        made.append((compute, memory, np.maximum(latency - np.maximum(compute, memory), 0.0), flops))
+    return Parts(*(np.concatenate(each) for each in zip(*made, strict=True)))

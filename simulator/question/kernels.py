@@ -1,0 +1,65 @@
+"""Which kernels an engine runs where the tables of its own name say nothing of them: what ``conf/stack`` names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...datasets.loading import choice, flag, number, whole
+from ...datasets.ops import KINDS, KV_DTYPE
+from .errors import PlanError
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """Whose reading answers for ops of a ``kind`` and format where a framework's own table timed another kernel.
+
+    ``backend`` is ``framework:words``, words of the kernel's name. ``architecture`` empty: on all; ``sm`` is the one
+    compute capability of it that is meant (0: any). ``least_tokens`` and ``most_tokens`` are the rows that it is for,
+    ``most_ep`` the expert ranks (0: any, each), ``kv_dtype`` the format of the cache (empty: any). ``without`` is
+    ``quantize`` where that table timed the rounding of the input too and the framework does not run it: the time of its
+    tables of that is taken off.
+    """
+
+    kind: str
+    dtype: str
+    backend: str
+    source: str
+    architecture: str = ""
+    without: str = ""
+    most_tokens: int = 0
+    least_tokens: int = 0
+    most_ep: int = 0
+    kv_dtype: str = ""
+    sm: float = 0.0
+
+    def __post_init__(self) -> None:
+        number(PlanError, "stack.kernels.sm", self.sm)
+        choice(PlanError, "stack.kernels.kind", self.kind, tuple(KINDS))
+        formats = KV_DTYPE.choices if "kv_dtype" in KINDS[self.kind].names else ()
+        choice(PlanError, "stack.kernels.kv_dtype", self.kv_dtype, ("", *formats))
+        choice(PlanError, "stack.kernels.without", self.without, ("", "quantize"))
+        for name in ("most_tokens", "least_tokens", "most_ep"):
+            whole(PlanError, f"stack.kernels.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class ReducedNorm:
+    """All-reduces of tensor ranks in an inference engine that add the residual and normalise in the same kernel.
+
+    They are those of ``ranks`` ranks on devices of the compute capability ``sm``, of at most ``most_mib`` and
+    ``most_tokens`` tokens (0: any, each), and in models with experts alone where ``mixtures`` says so.
+    """
+
+    source: str
+    sm: float = 0.0
+    ranks: int = 0
+    most_mib: float = 0.0
+    most_tokens: int = 0
+    mixtures: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("sm", "most_mib"):
+            number(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
+        for name in ("ranks", "most_tokens"):
+            whole(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
+        flag(PlanError, "stack.reduced_norms.mixtures", self.mixtures)

@@ -1,0 +1,306 @@
+"""What a framework does with a plan: :class:`Stack`, and the files of ``conf/stack`` that describe known ones.
+
+A file with ``like: NAME`` has what that one has, but for what it says itself: its mappings are merged key by key, its
+lists take the place of the other's, and null brings back the usual value. What is known of runs of the other counts for
+it, too, unless it names a ``family`` of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...datasets.loading import choice, flag, load, nearest, number, whole
+from ...datasets.reading import read_yaml
+from .errors import PlanError
+from .kernels import KernelChoice, ReducedNorm
+from .options import EP_MODES, WHOLE, loss_wrong
+
+STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
+
+FUSED = ("fused", "flash2", "flash1", "flash1_triton")  # kernels that keep no scores
+ATTENTION = (*FUSED, "unfused", "transposed", "eager")
+LAYOUTS = ("qkv", "gate_up")
+WINDOWS = ("own", "alike")
+PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
+OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
+GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
+EVERY_TABLE = ("*",)
+
+
+@dataclass(frozen=True)
+class FigureSource:
+    """Where a setting of a stack is from: one line for each kind of evidence that it rests on.
+
+    ``documented`` in the framework's documents, releases or papers; read in its ``code``; ``measured_elsewhere``, not
+    on runs of a scored table; ``read_off`` published runs of ``table``, whose score therefore says little of it.
+    """
+
+    documented: str = ""
+    code: str = ""
+    measured_elsewhere: str = ""
+    read_off: str = ""
+    table: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.kinds:
+            raise PlanError("stack.sources: say documented, code, measured_elsewhere or read_off")
+        if bool(self.read_off) != bool(self.table):
+            raise PlanError("stack.sources: read_off needs the table that it was read off, and no other source has one")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of evidence, by name."""
+        return tuple(name for name in ("documented", "code", "measured_elsewhere", "read_off") if getattr(self, name))
+
+    @property
+    def basis(self) -> str:
+        """The kinds of evidence in words, with the table."""
+        return ", ".join(self._called(name) for name in self.kinds)
+
+    def _called(self, kind: str) -> str:
+        return f"read off {self.table}" if kind == "read_off" else kind.replace("_", " ")
+
+    def __str__(self) -> str:
+        return "; ".join(f"{self._called(name)}: {getattr(self, name)}" for name in self.kinds)
+
+
+def setting(default: Any, means: str) -> Any:
+    """A field with what it means, as ``metadata["help"]``; mappings are copied."""
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"help": means})
+    return field(default=default, metadata={"help": means})
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a framework does with a plan. Each field says in ``metadata["help"]`` what it means (:func:`help_of`)."""
+
+    id: str = setting("torch", "name of its file in conf/stack")
+    name: str = setting("PyTorch", "what people call it")
+    family: str = setting("", "the framework whose known runs and errors speak for it; empty: its own")
+
+    fusion: tuple[str, ...] = setting((), "rules of passes/fuse.py and passes/serving.py: what runs as one kernel")
+    attention: str = setting(
+        "fused",
+        "fused (the kernel that opcast has times of), flash2, flash1, flash1_triton (older: timing/older_kernels.py), "
+        "unfused (two products and a softmax), transposed (the same, between kernels that transpose) or eager (scores "
+        "scaled and masked by kernels of their own)",
+    )
+    products: str = setting("current", "library of matrix products: current (the tables') or cublas_12_1 (older)")
+    all_logits: bool = setting(False, "a prompt gets logits of every position, not of the last one alone")
+    loss: str = setting(WHOLE, "how training computes it: whole, or in chunks of tokens: liger, chunks:8")
+    master_weights: bool = setting(False, "fp32 copies are kept beside 16-bit weights")
+    gradient_dtype: str = setting("same", "format that gradients are kept and reduced in; same: as the weights")
+    moment_dtype: str = setting("same", "format of the optimizer's moments; same: as the weights")
+    fused_gradients: bool = setting(False, "products add weight gradients straight into those of gradient_dtype")
+    half_shards: bool = setting(
+        False,
+        "ZeRO-3 keeps shards of weights in their own dtype beside fp32 masters of the optimizer (DeepSpeed); else the "
+        "masters are the shards (FSDP)",
+    )
+    host_bytes: float = setting(28.0, "bytes that an optimizer on the host reads and writes for each fp32 parameter")
+    host_threads: int = setting(
+        0, "threads of a process for an optimizer on the host; 0: its share of the node's cores"
+    )
+    gradient_clipping: bool = setting(False, "gradients are scaled by their norm")
+    keep_gathered: bool = setting(False, "what sequence parallelism gathered is kept for the backward pass")
+    repeats_keys: bool = setting(
+        False, "keys and values are repeated for all query heads before context ranks exchange"
+    )
+    rounds_both: bool = setting(
+        False, "one kernel rounds what products read along both dimensions (Transformer Engine)"
+    )
+    layouts: tuple[str, ...] = setting(
+        (), "tensors that are laid out anew where a traced model has views: qkv, gate_up (passes/layouts.py)"
+    )
+    overlap: tuple[str, ...] = setting(
+        (),
+        "groups whose communication runs beside compute: dp, tp, ep, cp, pp; dp_gather: ZeRO-1 gathers weights beside "
+        "the next forward; tp_forward: tp in forward passes and what is recomputed of them",
+    )
+    tensor_chunks: bool = setting(
+        True,
+        "communication of tensor ranks that overlaps is cut in chunks that pipeline with their products (user "
+        "buffers); else a gather runs beside the product of the rank's own rows, a scatter beside that of the weight's "
+        "gradient (passes/overlap.py)",
+    )
+    bucket_mib: float = setting(25.0, "size of the buckets that gradients are reduced in")
+    bucket_buffer: bool = setting(False, "buckets of ZeRO-2 and 3 wait in one buffer that is kept for good")
+    compute_slowdown: float = setting(
+        0.12, "how much longer a kernel takes beside communication (NCCL keeps some 16 of 132 compute units)"
+    )
+    communication_slowdown: float = setting(0.1, "how much longer communication takes beside kernels")
+    cuda_graph: bool = setting(False, "kernels are replayed as CUDA graphs: none waits for the host")
+    recompute_early_stop: bool = setting(
+        True,
+        "full recomputation ends with the last tensor that the backward pass reads (torch's checkpoint), else it runs "
+        "whole layers again (Megatron-LM's own)",
+    )
+    gap_us: float = setting(0.0, "what passes between kernels that no CUDA graph holds")
+    eager: bool = setting(False, "a model's Python calls operators one by one, as the host was timed inside a model")
+    issue_us: Mapping[str, float] = setting(
+        {},
+        "what the framework's own Python takes before a kernel, by kind of op, family or *; once more for each expert "
+        "of a grouped product that is issued expert by expert (expert_fp8: of that format)",
+    )
+    waits_for_routing: bool = setting(
+        False, "the host reads how many tokens each expert got before it issues their products"
+    )
+    check_us: float = setting(
+        0.0,
+        "what every rank of a group adds to the host's time before a collective, where each is checked before it is "
+        "issued (TORCH_DISTRIBUTED_DEBUG=DETAIL)",
+    )
+    check_inside_us: float = setting(0.0, "check_us inside a node, if less; 0: the same")
+    share_us: float = setting(
+        0.0, "what the host takes for each rank's share of each weight where ZeRO-1 cuts them one by one in Python"
+    )
+    ring_factor: float = setting(
+        1.0, "how many times longer gathers and scatters inside a node take than in the tables"
+    )
+    step_us: Mapping[str, float] = setting(
+        {}, "what each step of a ring between nodes takes longer than the law says, by group, all_reduce or *"
+    )
+    send_us: float = setting(0.0, "what the host adds to a send between pipeline stages, while both wait")
+    ep_mode: str = setting("", "how experts' tokens are exchanged: normal, low_latency, alltoall, replicated")
+    backend: str = setting("", "whose predictors answer, of an inference engine; empty: any")
+    collectives: str = setting("", "whose predictors answer for communication; empty: any")
+    kernels: tuple[KernelChoice, ...] = setting((), "kernels that another engine's table timed, each with its source")
+    reduced_norms: tuple[ReducedNorm, ...] = setting((), "all-reduces that normalise, too, each with its source")
+    kv_dtype: Mapping[str, str] = setting({}, "format of the cache by that of the products")
+    windows: str = setting("own", "alike: layers that see a window have blocks for all tokens; own: for it alone")
+    context_gib: float = setting(0.0, "memory of a process beside tensors; 0: what a CUDA context takes")
+    fragmentation: float = setting(0.0, "what the allocator reserves beyond what is in use, as a share of it")
+    step_overhead_us: float = setting(0.0, "what a step takes beside its kernels and the host's calls")
+    scale: Mapping[str, Mapping[str, float]] = setting(
+        {},
+        "the user's own factors on predicted times, by device id and kind or family of ops or *: in place of the "
+        "calibration's",
+    )
+    sources: Mapping[str, FigureSource] = setting({}, "where each setting is from")
+
+    @property
+    def framework(self) -> str:
+        """What known runs of it are called in calibrations and errors of memory."""
+        return self.family or self.id
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The numbers, and mappings of numbers, that it sets: each other than the usual one has a source."""
+        usual = {each.name: each for each in dataclasses.fields(Stack)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("scale", "sources", "kv_dtype")
+            and (type(value) in (int, float) or (isinstance(value, Mapping) and value))
+            and value != usual[name].default
+        }
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            name, value = f"stack.{each.name}", getattr(self, each.name)
+            if isinstance(each.default, bool):
+                flag(PlanError, name, value)
+            elif isinstance(each.default, float):
+                number(PlanError, name, value)
+        whole(PlanError, "stack.host_threads", self.host_threads, 0)
+        for name, known in (("fusion", ()), ("overlap", OVERLAPS), ("layouts", LAYOUTS)):
+            object.__setattr__(self, name, names(f"stack.{name}", getattr(self, name), known))
+        choice(PlanError, "stack.attention", self.attention, ATTENTION)
+        if wrong := loss_wrong(self.loss):
+            raise PlanError(f"stack.loss={self.loss!r} {wrong}")
+        choice(PlanError, "stack.products", self.products, PRODUCTS)
+        choice(PlanError, "stack.windows", self.windows, WINDOWS)
+        choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
+        for name in ("gradient_dtype", "moment_dtype"):
+            choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
+        for place, value in self.step_us.items() if isinstance(self.step_us, Mapping) else ():
+            choice(PlanError, "stack.step_us", place, (*GROUPS, "all_reduce", "*"))
+            number(PlanError, f"stack.step_us.{place}", value)
+        for device, factors in self.scale.items() if isinstance(self.scale, Mapping) else ():
+            for family, factor in factors.items() if isinstance(factors, Mapping) else ():
+                number(PlanError, f"stack.scale.{device}.{family}", factor)
+
+
+def help_of(name: str) -> str:
+    """What a setting of a stack means. KeyError without such a setting."""
+    return str({each.name: each.metadata["help"] for each in dataclasses.fields(Stack)}[name])
+
+
+def without_figures_of(stack: Stack, tables: Collection[str]) -> Stack:
+    """The stack without the settings that were read off some tables (:data:`EVERY_TABLE`: off any), which become usual.
+
+    A setting that also has other evidence goes as a whole: nobody can say which part of it the table settled.
+    """
+    gone = [
+        name for name, source in stack.sources.items() if source.table and {source.table, *EVERY_TABLE} & set(tables)
+    ]
+    if not gone:
+        return stack
+    usual = Stack()
+    sources = {name: source for name, source in stack.sources.items() if name not in gone}
+    return dataclasses.replace(stack, sources=sources, **{name: getattr(usual, name) for name in gone})
+
+
+def stack_from_dict(values: Mapping[str, Any]) -> Stack:
+    """A framework's description, with what it has from the one that it is ``like``.
+
+    PlanError names a field that does not exist, or says that nobody knows that one.
+    """
+    return load(Stack, _inherit(values), PlanError, "stack")
+
+
+def _inherit(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The values over those of the shipped stack that they are ``like``."""
+    if not isinstance(values, Mapping):
+        return values
+    added = {name: value for name, value in values.items() if name != "like"}
+    if not values.get("like"):
+        return added
+    other = str(values["like"])
+    made = dict(_inherit(_read(other)))
+    made["family"] = made.get("family") or other
+    made["sources"] = {
+        name: source for name, source in made.get("sources", {}).items() if added.get(name, 0) is not None
+    }
+    for name, value in added.items():
+        below = made.pop(name, None)
+        if value is not None:
+            merged = isinstance(value, Mapping) and isinstance(below, Mapping)
+            made[name] = {**below, **value} if merged else value
+    return made
+
+
+def _read(stack_id: str) -> Mapping[str, Any]:
+    """The values of a shipped stack's file; PlanError names the known ones."""
+    path = STACK_DIRECTORY / f"{stack_id}.yaml"
+    if not path.is_file() or path.parent != STACK_DIRECTORY:
+        raise PlanError(f"unknown stack {stack_id!r}; {nearest(stack_id, known_stacks(), 'choose from')}")
+    values: Mapping[str, Any] = read_yaml(path, PlanError, f"stack={stack_id}")
+    return values
+
+
+@lru_cache
+def known_stacks() -> list[str]:
+    """Ids of shipped frameworks."""
+    return sorted(path.stem for path in STACK_DIRECTORY.glob("*.yaml"))
+
+
+def load_stack(stack_id: str) -> Stack:
+    """A shipped framework by id; PlanError names the known ones."""
+    return stack_from_dict(_read(stack_id))
+
+
+def names(name: str, value: Any, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """A list of names without repetitions; PlanError where it is none, or has one that is not known."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+        hint = f"take {name}=[{value}]" if isinstance(value, str) else f"none is {name}=[]"
+        raise PlanError(f"{name}={value!r} must be a list of names; {hint}")
+    for each in value if known else ():
+        choice(PlanError, name, each, known)
+    return tuple(dict.fromkeys(value))

@@ -1,0 +1,62 @@
+"""What simulates the steps of a replica, and the KV memory that its engine finds beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..question.requests import plan_of
+from ..simulate import simulated
+from ..step.build import engine_of
+from ..trace.models import resolve
+from .context import long_context
+from .kv_memory import Overheads, kv_budget
+
+if TYPE_CHECKING:
+    from ...datasets.devices import Device
+    from ..engines import Engine
+    from ..question.plan import Plan
+    from ..question.requests import SimulateRequest
+    from ..question.work import Work
+    from ..step.state import State
+    from .bench import ServingBench
+    from .engines import KvRule
+    from .kv import KvBudget
+    from .tabulate import Simulate
+
+
+@dataclass(frozen=True)
+class ReplicaSteps:
+    """A model by its ``config`` (that of its language model), laid out by a ``plan`` on a device. ``simulate``
+    simulates a step of it; ``kernels`` are the engines that answer for its kernels."""
+
+    config: Mapping[str, Any]
+    plan: Plan
+    device: Device
+    simulate: Simulate
+    kernels: Engine
+
+    def kv_budget(
+        self, rule: KvRule, max_tokens: int = 8192, learned: Overheads | None = None, sequences: int = 256
+    ) -> KvBudget:
+        """The KV memory of the replica (of one attention-DP rank) under an engine's rule.
+
+        ``learned`` takes the place of what is simulated, figure by figure. KvError where nothing is left; the errors of
+        simulating.
+        """
+        total, long = self.device.memory_gib, long_context(self.config)
+        return kv_budget(self.simulate, total, rule, self.plan.parallel, max_tokens, learned, sequences, long)
+
+
+def steps_of(request: SimulateRequest, bench: ServingBench) -> ReplicaSteps:
+    """The steps of a request's model, layout, framework and device. The errors of what it names."""
+    device = bench.device(request.device, request.cluster)
+    plan = plan_of(request, device)
+    engine = bench.engine_with_links(device, request.cluster, request.network, plan)
+
+    def simulate(work: Work) -> State:
+        step_work = replace(work, expert_load=request.work.expert_load, cache="static")
+        return simulated(request.model, step_work, plan, device, engine, bench.graphs)
+
+    return ReplicaSteps(resolve(request.model).language, plan, device, simulate, engine_of(plan.stack, engine))

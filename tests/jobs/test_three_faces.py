@@ -1,0 +1,363 @@
+"""The same question through the command line, Python and HTTP has the same answer, figure by figure.
+
+Questions are drawn at random from a table of what may be asked; what is left out of a question is every face's default.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import opcast
+from opcast.jobs import questions
+from opcast.jobs.cli import main
+from opcast.jobs.composing import as_override, compose
+from opcast.jobs.questions import sources_of
+from opcast.jobs.resolve import request_of
+from opcast.jobs.service import bodies
+from opcast.jobs.service.app import create_app
+from opcast.jobs.service.settings import ServiceSettings
+from opcast.simulator.question.calibration import SHIPPED
+from opcast.simulator.question.sources import Sources
+
+SEED, FEW, QUESTIONS = 20261126, 3, 60
+IN_EVERY_RUN = {"search": 6, "search serving": 6, "serving": 6}  # of verbs whose answers take long; of others as below
+USUALLY = 20  # each is answered three times; all of them: --every-model
+TIMES = ("wall_time_s",)  # what an answer says of itself
+Drawn = dict[str, tuple[str, tuple[Any, ...]]]  # name in Python and HTTP -> words of the command line, values
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What is asked of a verb: in each question ``base``, and of ``drawn`` some at random."""
+
+    words: str
+    path: str
+    base: dict[str, tuple[str, Any]]
+    drawn: Drawn
+    most: int = 4
+
+
+STEP: Drawn = {
+    "precision": ("precision", ("bf16", "fp8", "fp16")),
+    "power_cap_w": ("power_cap_w", (300, 450)),
+    "price_per_gpu_hour": ("price_per_gpu_hour", (2.5,)),
+    "calibration": ("calibration", ("none", "shipped", "own")),
+    "backend": ("backend", ("torch",)),
+    "engines": ("engine.order", (["network", "analytical"], ["measured", "network", "analytical"])),
+}
+LAYOUT: Drawn = {
+    "tp": ("parallel.tp", (1, 2, 4)),
+    "pp": ("parallel.pp", (1, 2)),
+    "nodes": ("cluster.nodes", (1, 2)),
+    "nic_gbps": ("cluster.nic_gbps", (25.0,)),
+    "stack": ("stack", ("megatron", "torch", "trtllm", "vllm")),
+    "options": ("options", ({"cuda_graph": True},)),
+    "stragglers": ("stragglers", ([{"device": 1, "slowdown": 1.5}],)),
+    "network": ("network", ("analytical", "auto")),
+}
+TRAINED: Drawn = {
+    "seq_len": ("workload.seq_len", (128, 256)),
+    "micro_batch": ("workload.micro_batch", (1, 2)),
+    "recompute": ("workload.recompute", ("none", "full")),
+    "zero_stage": ("parallel.zero_stage", (0, 1, 3)),
+    "lora_rank": ("workload.lora_rank", (8,)),
+    "offload": ("offload", (["optimizer"],)),
+    "fault_draw": ("fault_draw", ({"count": 1, "seed": 1, "bandwidth": 0.5},)),
+}
+TRAFFIC: Drawn = {
+    "traffic": (
+        "traffic",
+        (
+            {"requests": 40, "rate": 20.0},
+            {"requests": 40, "arrival": "closed", "concurrency": 8},
+            {"requests": 40, "rate": 40.0, "input": {"kind": "uniform", "low": 100, "high": 900}},
+            {"requests": 40, "arrival": "gamma", "cv": 3.0, "seed": 3},
+        ),
+    ),
+    "scheduler": (
+        "scheduler",
+        (
+            {"policy": "sglang", "mixed_chunk": True},
+            {"policy": "trtllm"},
+            {"max_seqs": 8, "max_tokens": 512},
+            {"policy": "sarathi", "chunk": 256},
+            {"prefix_caching": True},
+        ),
+    ),
+    "slo": ("slo", ({"ttft_ms": 100.0}, {"tpot_ms": 20.0, "share": 0.5})),
+    "replicas": ("replicas", (2, 3)),
+    "router": ("router", ("random", "least_outstanding")),
+    "speculation": ("speculation", ({"tokens": 2}, {"tokens": 3, "acceptance": 0.5})),
+    "intervals": ("intervals", (False,)),
+    "attention_dp": ("attention_dp", (2,)),
+}
+SEARCHED: Drawn = {
+    "objectives": ("objectives", (["tokens_per_s"], ["step_time", "cost"])),
+    "constraints": ("constraints", (["peak_gib <= 60"],)),
+    "top": ("top", (3,)),
+    "prune": ("prune", ([], ["memory"])),
+    "noise_floor": ("noise_floor", (0.0, 0.1)),
+    "exhaustive_up_to": ("exhaustive_up_to", (100,)),
+    "seed": ("seed", (1,)),
+    "seq_len": ("workload.seq_len", (128,)),
+    **{name: STEP[name] for name in ("precision", "power_cap_w", "price_per_gpu_hour", "calibration")},
+}
+SERVED: Drawn = {
+    "input_len": ("input_len", (256, 2000)),
+    "output_len": ("output_len", (32,)),
+    "slo": ("slo", ({"tpot_ms": 20.0},)),
+    "link_gbps": ("link_gbps", (25.0,)),
+    "link_us": ("link_us", (100.0,)),
+    "objectives": ("objectives", (["ttft", "tpot"],)),
+    "constraints": ("constraints", (["kv_share <= 0.9"],)),
+    "top": ("top", (3,)),
+    "noise_floor": ("noise_floor", (0.1,)),
+    "confirm": ("confirm", (1,)),
+    **{name: STEP[name] for name in ("precision", "price_per_gpu_hour", "calibration")},
+}
+TINY = ("model", "tiny_llama_100m")
+NODE = ("cluster", "dgx_h100")
+MEMORY = ("kv", {"blocks": 4000})
+LAW = ("law", {"base_us": 5000, "decode_us": 20, "prefill_token_us": 60})
+OF_SPACE = {"tp": [1, 2], "pp": [1], "micro_batch": [1, 2], "recompute": ["none"]}
+VERBS = {
+    "simulate": Verb("simulate", "/v1/simulate", {"model": TINY, "cluster": NODE}, {**STEP, **LAYOUT, **TRAINED}),
+    "decode": Verb(
+        "simulate",
+        "/v1/simulate",
+        {"model": TINY, "device": ("device", "h100_sxm"), "workload": ("workload", "decode")},
+        {
+            **STEP,
+            "batch": ("workload.batch", (1, 8)),
+            "input_len": ("workload.input_len", (100, 2000)),
+            "cache": ("workload.cache", ("static",)),
+            "expert_load": ("workload.expert_load", ("zipf:0.5",)),
+            "kv_dtype": ("precision.kv_dtype", ("fp8",)),
+        },
+    ),
+    "law": Verb(
+        "serving",
+        "/v1/serving",
+        {"law": LAW, "kv": MEMORY, "traffic": ("traffic", {"requests": 30})},
+        TRAFFIC,
+    ),
+    "serving": Verb(
+        "serving",
+        "/v1/serving",
+        {
+            "model": TINY,
+            "device": ("device", "h100_sxm"),
+            "kv": MEMORY,
+            "traffic": ("traffic", {"requests": 30, "rate": 10.0}),
+        },
+        {
+            **{name: TRAFFIC[name] for name in ("slo", "replicas", "router", "intervals")},
+            "traffic": ("traffic", TRAFFIC["traffic"][1][:2]),
+            "scheduler": ("scheduler", ({"policy": "trtllm"}, {"prefix_caching": True})),
+            "price_per_gpu_hour": STEP["price_per_gpu_hour"],
+            "decode_pool": ("decode_pool", ({"replicas": 1, "link_us": 50.0},)),
+        },
+    ),
+    "search": Verb(
+        "search",
+        "/v1/search",
+        {"model": TINY, "cluster": NODE, "global_batch": ("workload.global_batch", 16), "space": ("space", OF_SPACE)},
+        SEARCHED,
+    ),
+    "search serving": Verb(
+        "search serving",
+        "/v1/search/serving",
+        {
+            "model": TINY,
+            "cluster": NODE,
+            "space": ("space", {"tp": [1, 2], "batch": [8, 16], "max_tokens": [2048], "pools": ["together"]}),
+        },
+        SERVED,
+        2,
+    ),
+}
+BODIES = {
+    "simulate": bodies.SimulateBody,
+    "serving": bodies.ServingBody,
+    "search": bodies.SearchBody,
+    "search_serving": bodies.ServedSearchBody,
+}
+OF_HTTP: dict[str, Callable[..., Any]] = {
+    "simulate": bodies.simulate_of,
+    "serving": bodies.serving_of,
+    "search": bodies.search_of,
+    "search_serving": bodies.served_search_of,
+}
+CALLS: dict[str, Callable[..., Any]] = {
+    "simulate": opcast.simulate,
+    "serving": opcast.serving,
+    "search": opcast.search,
+    "search serving": opcast.search_serving,
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with a calibration of its own, which takes twice as long as what ships."""
+    made = tmp_path_factory.mktemp("faces")
+    known = json.loads(SHIPPED.read_text())
+    for effect in known["effects"]:
+        effect["value"] += math.log(2) / 4
+    (made / "calibration.json").write_text(json.dumps(known))
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(home: Path) -> Iterator[TestClient]:
+    """The service in this process; the answers come from a process of its own."""
+    settings = ServiceSettings(workers=1, home=str(home), sources=Sources.at(str(home)))
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as made:
+        yield made
+
+
+def drawn(verb: Verb, chance: random.Random) -> dict[str, Any]:
+    """A question: some settings with a value each, by their names in Python and HTTP."""
+    names = chance.sample(sorted(verb.drawn), chance.randint(0, min(verb.most, len(verb.drawn))))
+    return {name: chance.choice(verb.drawn[name][1]) for name in names}
+
+
+def words(verb: Verb, asked: dict[str, Any]) -> list[str]:
+    """The question as it is typed."""
+    all_of_it = verb.base | {name: (verb.drawn[name][0], value) for name, value in asked.items()}
+    return [word for path, value in all_of_it.values() for word in typed(path, value)]
+
+
+def typed(path: str, value: Any) -> list[str]:
+    """A setting as words: of a mapping a word for each value within it."""
+    if isinstance(value, dict) and path not in ("fault_draw", "law"):
+        return [word for name, each in value.items() for word in typed(f"{path}.{name}", each)]
+    if isinstance(value, str) and ":" not in value:
+        return [f"{path}={value}"]
+    return [f"{path}=" + re.sub(r'"(\w+)":', r"\1: ", json.dumps(value))]
+
+
+def by_command(verb: Verb, asked: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    main([*verb.words.split(), *words(verb, asked), "format=json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def by_python(verb: Verb, asked: dict[str, Any], home: Path) -> dict[str, Any]:
+    given = {name: value for name, (_, value) in verb.base.items()} | asked
+    try:
+        found = CALLS[verb.words](given.pop("model", None), home=home, **given)
+    except ValueError as error:
+        return {"error": str(error)}
+    plain: dict[str, Any] = found.to_dict()
+    return plain
+
+
+def by_http(verb: Verb, asked: dict[str, Any], client: TestClient) -> dict[str, Any]:
+    body = {name: value for name, (_, value) in verb.base.items()} | asked
+    found = client.post(verb.path, json=body)
+    if "event-stream" not in found.headers["content-type"]:
+        answer: dict[str, Any] = found.json()
+        return answer if found.status_code == 200 else {"error": answer["error"]["message"]}
+    kind, data = found.text.strip().split("\n\n")[-1].split("\n")
+    told: dict[str, Any] = json.loads(data.removeprefix("data: "))
+    return told if kind == "event: answer" else {"error": told["message"]}
+
+
+def figures(answer: Any) -> Any:
+    """The answer without what it says of itself, as JSON has it."""
+    if isinstance(answer, dict):
+        return {name: figures(value) for name, value in answer.items() if name not in TIMES}
+    if isinstance(answer, (list, tuple)):
+        return [figures(value) for value in answer]
+    return None if isinstance(answer, float) and not math.isfinite(answer) else answer
+
+
+def ask(name: str, first: int, count: int, home: Path, client: TestClient, capsys: pytest.CaptureFixture[str]) -> int:
+    """Asks so many questions of a verb through all faces, from the ``first`` on; returns how many had figures."""
+    verb, chance, answered = VERBS[name], random.Random(f"{SEED} {name}"), 0
+    for asked in [drawn(verb, chance) for _ in range(first + count)][first:]:
+        command = figures(by_command(verb, asked, capsys))
+        python, http = figures(by_python(verb, asked, home)), figures(by_http(verb, asked, client))
+        if "error" in command:
+            assert "unexpected" not in command["error"], (asked, command)
+            assert "error" in python, (asked, command["error"], python)
+            assert "error" in http, (asked, command["error"], http)
+            continue
+        answered += 1
+        assert python == command, asked
+        assert http == command, asked
+    return answered
+
+
+def shares() -> list[Any]:
+    """The questions of each verb: a few in the fast lane, some more in every run, the rest with --every-model."""
+    found = []
+    for name in VERBS:
+        some = IN_EVERY_RUN.get(name, USUALLY)
+        few = [] if name in ("serving", "search") else [pytest.mark.essential]
+        slow = pytest.mark.slow
+        found += [pytest.param(name, 0, FEW, marks=few or [slow]), pytest.param(name, FEW, some - FEW, marks=slow)]
+        found.append(pytest.param(name, some, QUESTIONS - some, marks=[slow, pytest.mark.sibling]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "first", "count"), shares())
+def test_three_faces_agree(
+    name: str,
+    first: int,
+    count: int,
+    home: Path,
+    client: TestClient,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPCAST_HOME", str(home))
+    assert ask(name, first, count, home, client, capsys) > count // 2
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_three_faces_make_one_request(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same before anything is simulated: what costs minutes to answer is asked in milliseconds."""
+    monkeypatch.setenv("OPCAST_HOME", str(home))
+    verb, chance = VERBS[name], random.Random(f"{SEED} request of {name}")
+    verb_name, server = verb.words.replace(" ", "_"), ServiceSettings(home=str(home), sources=Sources.at(str(home)))
+    module = import_module(f"opcast.jobs.{verb_name}")
+    for _ in range(2 * FEW):
+        asked = drawn(verb, chance)
+        given = {name: value for name, (_, value) in verb.base.items()} | asked
+        try:
+            given_words = getattr(module, "words", list)(words(verb, asked))
+            command = request_of(verb_name, compose(verb_name, [as_override(module, word) for word in given_words]))
+        except ValueError:
+            continue
+        sources = sources_of(verb_name, given, server.sources, server.home)
+        python = questions.request_of(verb_name, given, sources)
+        http = OF_HTTP[verb_name](BODIES[verb_name](**given), server)
+        assert told(python) == told(command), asked
+        assert told(http) == told(command), asked
+
+
+def told(request: Any) -> Any:
+    """A request as plain values; a model and a device are their names, however a face looked them up."""
+
+    def named(value: Any) -> Any:
+        if isinstance(value, dict):
+            found = {name: named(each) for name, each in value.items()}
+            for name in ("model", "device"):
+                if isinstance(found.get(name), dict):
+                    found[name] = found[name].get("id") or found[name].get("name")
+            return found
+        return [named(each) for each in value] if isinstance(value, list) else value
+
+    return named(request.to_dict())

@@ -1,0 +1,197 @@
+"""The host's part of a first token: each part by itself, and the same for one question, whoever is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.truth import ServingRow
+from opcast.datasets.truth.rows import Hardware, PublishedLayout
+from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.search.served import confirm, run
+from opcast.simulator.search.served.estimate import apart, together
+from opcast.simulator.search.served.replicas import LayoutReplica
+from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
+from opcast.simulator.serving.connect import replicas_of
+from opcast.simulator.serving.engines import ServingEngineError
+from opcast.simulator.serving.host import (
+    FIGURES,
+    FirstToken,
+    FittedHost,
+    FittedHosts,
+    HostTime,
+    fitted_hosts,
+    layers_and_experts,
+)
+from opcast.simulator.serving.replica import by_hand
+from opcast.simulator.serving.serve import serve
+from opcast.simulator.validation.cases import ValidationSettings
+from opcast.simulator.validation.serving import Replicas, played
+from opcast.simulator.workbench import Workbench
+
+FIRST = FirstToken(clients=4, prompt=100.0, layers=32, experts=30)
+PROMPT, ANSWER, CLIENTS = 256, 8, 8
+
+
+@pytest.mark.parametrize(
+    ("figure", "part", "share_us"),
+    [
+        ("request_us", "request", 7.0),
+        ("client_us", "clients", 4 * 7.0),
+        ("prompt_us", "prompt", 100 * 7.0),
+        ("layer_us", "layers", 32 * 7.0),
+        ("experts_us", "experts", 30 * 7.0),
+    ],
+)
+def test_each_figure_is_one_part_of_a_first_token(figure: str, part: str, share_us: float) -> None:
+    host = HostTime(**{figure: 7.0})
+    parts = host.first_token_parts(FIRST)
+    assert {name for name, us in parts.items() if us} == {part}
+    assert parts[part] == host.first_token_us(FIRST) == share_us
+
+
+def test_the_parts_of_a_first_token_add_up() -> None:
+    host = HostTime(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
+    assert host.first_token_us(FIRST) == sum(host.first_token_parts(FIRST).values()) == 3 + 16 + 500 + 192 + 210
+    assert host.iteration_us(100.0, 8) == 100 + 1 + 2 * 8
+
+
+def test_no_more_clients_count_than_the_largest_known_run_had() -> None:
+    hosts = FittedHosts({"sglang": FittedHost({"client_us": 10.0}, most_clients=256)})
+    assert hosts.of("sglang").first_token_us(replace(FIRST, clients=256)) == 2560
+    assert hosts.of("sglang").first_token_us(replace(FIRST, clients=9000)) == 2560
+    assert FittedHosts({}).of("sglang").most_clients == math.inf
+    assert all(each.most_clients > 0 for each in fitted_hosts().engines.values())
+
+
+def test_a_figure_that_no_host_has_is_one_line() -> None:
+    with pytest.raises(ServingEngineError, match="request_us"):
+        FittedHost({"ttft_us": 1.0})
+    assert set(fitted_hosts().engines["vllm"].value) == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "n_layers"])
+def test_layers_by_any_of_their_names(name: str) -> None:
+    assert layers_and_experts({name: 24}) == (24, 0)
+    assert layers_and_experts({name: 24, "n_routed_experts": 8, "first_k_dense_replace": 3}) == (24, 21)
+
+
+def test_replicas_share_the_clients_out_and_requests_at_a_rate_have_none() -> None:
+    law = IterationLaw(base_us=100.0)
+    replica = replace(by_hand(law, 900, 16, 0.0), host=HostTime(client_us=10.0))
+    lengths = {"input": Lengths(mean=32), "output": Lengths(mean=4), "requests": 40}
+    closed = RequestTraffic(arrival="closed", concurrency=12, **lengths)
+    request = ServingRequest(law=law, kv=KvMemory(900), traffic=closed)
+    assert serve(request, replica).host_us == 120
+    assert serve(replace(request, replicas=3), replica).host_us == 40
+    coming = replace(request, traffic=RequestTraffic(rate=100.0, **lengths))
+    assert serve(coming, replica).host_us == 0
+    assert serve(coming, replica, clients=5).host_us == 50
+
+
+class Asked:
+    """One question: so many clients with prompts of one length on one replica of a small model on one GPU."""
+
+    def __init__(self, small_model: Callable[..., dict[str, Any]], home: str) -> None:
+        self.bench = Workbench(Sources.at(home, order=("network", "analytical"), calibration="none"))
+        self.model = small_model("deepseek_v3", 3)
+        self.cluster = replace(load_cluster("dgx_h100"), devices_per_node=1)
+        step = SimulateRequest(
+            model=self.model, cluster=self.cluster, stack=load_stack("vllm"), sources=self.bench.sources
+        )
+        self.traffic = RequestTraffic(
+            arrival="closed",
+            concurrency=CLIENTS,
+            requests=10 * CLIENTS,
+            input=Lengths(mean=PROMPT),
+            output=Lengths(mean=ANSWER),
+        )
+        self.serving = ServingRequest(step=step, traffic=self.traffic)
+        space = ServedSpace(tp=(1,), batch=(CLIENTS,), max_tokens=(512,), pools=("together",), ep=(1,))
+        self.search = ServedSearchRequest(
+            step=replace(step, cluster=self.cluster), input_len=PROMPT, output_len=ANSWER, space=space
+        )
+        hardware = Hardware("H100", "h100_sxm", "dgx_h100", 1, cluster_figures={"devices_per_node": 1})
+        self.row = ServingRow(
+            id="one",
+            hardware=hardware,
+            measured={},
+            model="small",
+            config=self.model,
+            framework="vllm",
+            layout=PublishedLayout(dp=1),
+            precision="bf16",
+            concurrency=CLIENTS,
+            input_len=PROMPT,
+            output_len=ANSWER,
+        )
+
+    def searched(self) -> tuple[dict[str, Any], dict[Any, LayoutReplica]]:
+        """The search's one point, and its replica."""
+        made = run.asked(self.search)
+        (layout,) = made.layouts
+        own = run.replica_or_why(made, layout, "vllm", self.bench)
+        assert isinstance(own, LayoutReplica)
+        row = run.row_of(layout, "vllm", CLIENTS, 512)
+        return {**row, **run.figures_of(made, row, own, None)[0]}, {(layout, "vllm"): own}
+
+
+@pytest.fixture(scope="module")
+def asked(small_model: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    return Asked(small_model, str(tmp_path_factory.mktemp("host")))
+
+
+def bare(own: LayoutReplica) -> LayoutReplica:
+    """The same without a host."""
+    return replace(own, served=replace(own.served, host=HostTime()))
+
+
+def host_of(asked: Asked) -> float:
+    """Microseconds that the host must add to a first token of the question."""
+    host = fitted_hosts().of("vllm")
+    us = host.first_token_us(FirstToken(CLIENTS, PROMPT, *layers_and_experts(asked.model)))
+    assert us > host.client_us * CLIENTS + host.prompt_us * PROMPT + host.layer_us * 3
+    return us
+
+
+def test_a_search_and_its_confirmation_have_the_whole_host(asked: Asked) -> None:
+    row, replicas = asked.searched()
+    ((place, own),) = replicas.items()
+    estimate = [together(asked.search, each, "vllm", CLIENTS, 512)["ttft_ms"] for each in (own, bare(own))]
+    assert estimate[0] - estimate[1] == pytest.approx(host_of(asked) * 1e-3)
+    confirmed = [confirm.confirmed(asked.search, row, {place: each})["ttft_ms"] for each in (own, bare(own))]
+    assert confirmed[0] - confirmed[1] == pytest.approx(host_of(asked) * 1e-3)
+
+
+@pytest.mark.slow
+def test_serving_and_validation_have_the_host_of_a_search(asked: Asked) -> None:
+    replica, _ = replicas_of(asked.serving, asked.bench)
+    assert serve(asked.serving, replica).host_us == pytest.approx(host_of(asked))
+    settings = ValidationSettings(lambda device, cluster: asked.bench.engine(device, cluster))
+    known = Replicas(settings, lambda device, cluster: asked.bench.engine(device, cluster))
+    times = [played(asked.row, known, hosts).ttft_ms.mean for hosts in (None, FittedHosts({}))]
+    assert times[0] - times[1] == pytest.approx(host_of(asked) * 1e-3)
+    assert known.of(asked.row).limits == replica.limits
+
+
+def test_pools_apart_have_the_clients_under_way(asked: Asked) -> None:
+    _, replicas = asked.searched()
+    ((_, own),) = replicas.items()
+    request = replace(asked.search, space=replace(asked.search.space, ratio=("1:1",)))
+    host = HostTime(client_us=5.0, prompt_us=3.0)
+    with_host = replace(own, served=replace(own.served, host=host))
+    (one,), (other,) = (apart(request, each, each, "vllm", CLIENTS, 512, 2) for each in (with_host, bare(own)))
+    under_way = one["requests_per_s"] * 1e-3 * (one["ttft_ms"] + one["tpot_ms"] * (ANSWER - 1))
+    assert under_way > 0.5
+    assert one["ttft_ms"] - other["ttft_ms"] == pytest.approx(0.005 * under_way + 0.003 * PROMPT)
+    assert np.isclose(one["requests_per_s"], other["requests_per_s"])
