@@ -32,6 +32,7 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/ops.md": ops(),
         "reference/python.md": python(),
         "reference/columns.md": columns(),
+        "reference/chips.md": chips(),
         **{f"examples/{path.stem}.md": notebook(path) for path in sorted((ROOT / "docs" / "examples").glob("*.ipynb"))},
         **{f"reference/{what}.md": listing(what) for what in ("devices", "clusters", "models")},
     }
@@ -125,6 +126,54 @@ def listing(what: str) -> str:
     lines += ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     lines += ["| " + " | ".join("" if cell is None else plain(str(cell)) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def chips() -> str:
+    """Which chips, and how well: a row a chip, a column a kind of op and format."""
+    from opcast.datasets.devices import known_devices, load_device
+    from opcast.jobs import resolve
+    from opcast.simulator.predict.chips import QUESTIONS, chip_answers
+
+    lines = [
+        "# Which chips, and how well",
+        "",
+        "Who answers when one op of a kind is asked with what ships with opcast, and the median error of such answers.",
+        "`opcast list chips chip=NAME` prints it for one chip, with yours in your store counted in.",
+        "",
+        "- **learned**: from timings on this very chip. The error is that of shapes that were held out.",
+        "- **kin**: from timings of the nearest chips. The error is what they missed of chips that were left out;",
+        "  where there is none, another format or a kind of op that is like it answers.",
+        "- **physics**: rates, bandwidths and launches alone. Nine in ten answers are within a factor of three.",
+        "",
+        "The factor after × is how far the 90 % interval of one usual op of the kind reaches up.",
+        "",
+    ]
+    registries = resolve.registries({"predictors": str(NOWHERE)})
+    devices = [device for device in map(load_device, known_devices()) if not device.synchronous]
+    answers: dict[str, dict[tuple[str, str], Any]] = {device.id: {} for device in devices}
+    for answer in chip_answers(devices, [NOWHERE], registries):
+        answers[answer.device][answer.label, answer.dtype] = answer
+    for label in dict.fromkeys(question.label for question in QUESTIONS):
+        dtypes = sorted({dtype for chip in answers.values() for of, dtype in chip if of == label})
+        lines += [
+            f"## {label.capitalize()}",
+            "",
+            "| chip | " + " | ".join(dtypes) + " |",
+            "|" + " --- |" * (len(dtypes) + 1),
+        ]
+        for name, chip in answers.items():
+            cells = [chip_cell(chip.get((label, dtype))) for dtype in dtypes]
+            lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def chip_cell(answer: Any) -> str:
+    """One answer in a few words."""
+    if answer is None:
+        return ""
+    error = "" if answer.error_percent is None else f" {answer.error_percent:.1f} %"
+    return f"{answer.how}{error}, × {answer.factor:.1f}"
 
 
 def columns() -> str:

@@ -1,4 +1,4 @@
-"""``opcast list devices|clusters|models|ops|predictors|stacks|figures|precisions``: what opcast knows."""
+"""``opcast list devices|chips|clusters|models|ops|predictors|stacks|figures|precisions``: what opcast knows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def run(config: dict[str, Any]) -> int:
     """Print the chosen list; returns the exit code."""
     listings = {
         "devices": devices,
+        "chips": chips,
         "clusters": clusters,
         "models": models,
         "ops": ops,
@@ -69,6 +70,31 @@ def devices(config: Mapping[str, Any]) -> Rows:
             _learned_from(d, learned_devices),
         )
         for d in all_devices
+    ]
+
+
+def chips(config: Mapping[str, Any]) -> Rows:
+    """What stands behind answers for each chip, by kind of op and format, and how far such answers were off."""
+    from ..datasets.devices import known_devices
+    from ..simulator.predict.chips import chip_answers
+
+    stores, registries = resolve.stores(config), resolve.registries(config)
+    names = known_devices() if config["chip"] is None else [config["chip"]]
+    chips_ = [resolve.bench(config).device(str(name)) for name in names]
+    answers = chip_answers([chip for chip in chips_ if not chip.synchronous], stores, registries)
+    heads = ("chip", "op", "kind", "format", "answer", "of", "median error %", "interval factor")
+    return heads, [
+        (
+            answer.device,
+            answer.label,
+            answer.kind,
+            answer.dtype,
+            answer.how,
+            answer.of,
+            None if answer.error_percent is None else round(answer.error_percent, 1),
+            round(answer.factor, 2),
+        )
+        for answer in answers
     ]
 
 

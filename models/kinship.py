@@ -284,6 +284,14 @@ def errors(path: Path = ERRORS) -> dict[str, dict[str, Intervals]]:
 
 
 @lru_cache
+def median_error(kind_name: str, tier_name: str, path: Path = ERRORS) -> float | None:
+    """Percent that answers from a tier missed in the median, of the devices that were left out; None for no such."""
+    told: dict[str, Any] = json.loads(path.read_text("utf-8"))["kinds"].get(kind_name, {}).get(tier_name, {})
+    devices = told.get("devices", {}).values()
+    return float(np.median([device["median"] for device in devices])) if devices else None
+
+
+@lru_cache
 def recast_widths(kind_name: str, group: str, path: Path = ERRORS) -> dict[str, float]:
     """Half-widths in ln units of what ops of a kind missed that were recast, by donor, on one device.
 

@@ -152,7 +152,7 @@ class Registry:
         """The card of the current predictor. PredictorError when it is not what its folder says."""
         folder = self._folder(kind, device_id, backend)
         path = folder / (_current(folder) or "")
-        card = read_card(path)
+        card = _card_at(path)
         if (card.get("kind"), card.get("backend")) != (kind, backend) or not isinstance(card.get("sha256"), str):
             raise PredictorError(f"{path / CARD} is damaged: it is no card of {kind} on {backend}; {MEND}")
         return card
@@ -227,6 +227,20 @@ class Registry:
 @lru_cache(maxsize=512)
 def _loaded(path: Path, stamp: tuple[int, ...]) -> Predictor:
     return load(path)
+
+
+def _card_at(path: Path) -> dict[str, Any]:
+    """A card by its folder, from memory when it was read before and its file is the same; not to be changed."""
+    try:
+        stamp = (path / CARD).stat()
+    except OSError:
+        return read_card(path)  # says what is missing
+    return _card_of(path, (stamp.st_mtime_ns, stamp.st_size, stamp.st_ino))
+
+
+@lru_cache(maxsize=4096)
+def _card_of(path: Path, stamp: tuple[int, ...]) -> dict[str, Any]:
+    return read_card(path)
 
 
 def _current(folder: Path) -> str | None:

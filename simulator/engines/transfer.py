@@ -15,6 +15,7 @@ from ...datasets.backends import framework
 from ...datasets.devices import RATE_OF, Device, DeviceError, load_device
 from ...datasets.launches import ANYONE, Caller
 from ...datasets.ops import KINDS
+from ...datasets.row_checks import unit_of
 from ...models.choice import ALIKE, KIN
 from ...models.donors import ANY_FORMAT, Donor, able, donors, group
 from ...models.intervals import Intervals
@@ -107,8 +108,12 @@ class TransferEngine:
     def _first(
         self, kind: str, dtypes: Sequence[str], intervals: Mapping[str, Intervals], donor: Donor | None = None
     ) -> Iterator[Kin]:
-        """Who answers in the first of the formats that anybody has learned; nobody, or one."""
-        kin_by_format = (self._nearest(kind, dtype, intervals, donor) for dtype in dtypes)
+        """Who answers in the first of the formats that anybody has learned; nobody, or one.
+
+        Products of a format that the device has no units for tell nothing that its features could say.
+        """
+        able_dtypes = [name for name in dtypes if unit_of(kind) != "tensor" or self.device.supports(name)]
+        kin_by_format = (self._nearest(kind, dtype, intervals, donor) for dtype in able_dtypes)
         yield from list(filter(None, kin_by_format))[:1]
 
     def _nearest(self, kind: str, dtype: str, intervals: Mapping[str, Intervals], donor: Donor | None) -> Kin | None:
