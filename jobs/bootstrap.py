@@ -403,9 +403,6 @@ def attempt(*arguments: str) -> bool:
     return process.returncode == 0
 
 
-# ---- running
-
-
 def last_line(text: str) -> str:
     """The last line that is not blank, where programs put the reason."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no reason given")
@@ -450,15 +447,14 @@ def chosen(arguments: list[str]) -> list[str]:
     alone = any(argument.startswith(("-n", "--pdb", "--trace", "--times", "-s", "--capture")) for argument in arguments)
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(processors, MOST_WORKERS)
-    if alone or workers == 1:
-        return [*lane, *arguments]
-    return [*lane, "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder", *arguments]
+    shared = [] if alone or workers == 1 else ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+    return [*lane, *shared, *arguments]
 
 
 def run_checks(pytest_arguments: list[str], checks: tuple = CHECKS) -> int:
-    """Static checks, then the tests, all of them even when one fails. pytest prints the last line when all is well.
+    """Static checks, then the tests, all even when one fails. A long check runs beside the tests and speaks after them.
 
-    A check that takes long runs beside the tests; what it says comes after theirs, and only when it fails.
+    Tests that failed beside others are asked once more, alone: what passes then is unsteady, and pytest names it.
     """
     failed, beside = [], []
     link_source()
@@ -471,12 +467,16 @@ def run_checks(pytest_arguments: list[str], checks: tuple = CHECKS) -> int:
         elif run(full_command, cwd=folder) != 0:
             failed.append(name)
     say(" ".join(["tests: pytest", *pytest_arguments]))
-    if run([str(python()), "-P", "-m", "pytest", *pytest_arguments], ROOT, threads(pytest_arguments)) != 0:
-        failed.append("tests")
+    tests, environment = [str(python()), "-P", "-m", "pytest", *pytest_arguments], threads(pytest_arguments)
+    code = run(tests, ROOT, environment)
+    if code == 1 and "-n" in pytest_arguments:  # other codes are pytest's own: stopped, not read, nothing to run
+        say("unsteady, or broken? the tests that failed, once more, one at a time")
+        code = run([*tests, "-n", "0", "--last-failed", "--maxfail=9", "-rA"], ROOT, environment)
+    failed += ["tests"] * (code != 0)
     failed += [name for name, process in beside if not ends_well(process)]
     if failed:
         say("failed: " + ", ".join(failed))
-    return 1 if failed else 0
+    return int(bool(failed))
 
 
 def threads(pytest_arguments: list[str]) -> dict[str, str]:

@@ -257,6 +257,22 @@ def test_a_long_check_runs_beside_the_tests_and_is_told_when_it_fails(
     assert ("failed: types" in err) is bool(types)
 
 
+@pytest.mark.parametrize(("codes", "ends"), [((1, 0), 0), ((1, 1), 1), ((2, 0), 1), ((0, 1), 0)])
+def test_tests_that_failed_beside_others_are_asked_once_more_alone(
+    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch, codes: tuple[int, int], ends: int
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], cwd: Path, env: dict[str, str]) -> int:
+        commands.append(command)
+        return codes[len(commands) - 1]
+
+    monkeypatch.setattr(bootstrap, "link_source", lambda: None)
+    monkeypatch.setattr(bootstrap, "run", run)
+    assert bootstrap.run_checks(["-n", "2", "tests/models"], ()) == ends
+    assert [("--last-failed" in command) for command in commands] == [False, True][: 1 + (codes[0] == 1)]
+
+
 def test_processes_that_share_the_processors_start_no_threads(
     bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
