@@ -17,6 +17,8 @@ __all__ = [
     "Op",
     "Parallel",
     "Plan",
+    "PlanReport",
+    "PlanRequest",
     "PredictRequest",
     "SearchReport",
     "SearchRequest",
@@ -38,6 +40,7 @@ __all__ = [
     "load_device",
     "load_stack",
     "make_op",
+    "plan",
     "predict",
     "search",
     "search_serving",
@@ -51,7 +54,9 @@ if TYPE_CHECKING:
     from .datasets.clusters import Cluster, load_cluster
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import predict, search, search_serving, serving, simulate, simulate_file, validate
+    from .jobs.api import plan, predict, search, search_serving, serving, simulate, simulate_file, validate
+    from .simulator.job.answer import PlanReport
+    from .simulator.job.request import PlanRequest
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
     from .simulator.question.network import NetworkChoice
@@ -72,7 +77,9 @@ _HOMES = {
     ".datasets.clusters": ("Cluster", "load_cluster"),
     ".datasets.devices": ("Device", "load_device"),
     ".datasets.ops": ("Op", "make_op"),
-    ".jobs.api": ("predict", "search", "search_serving", "serving", "simulate", "simulate_file", "validate"),
+    ".jobs.api": ("plan", "predict", "search", "search_serving", "serving", "simulate", "simulate_file", "validate"),
+    ".simulator.job.answer": ("PlanReport",),
+    ".simulator.job.request": ("PlanRequest",),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
     ".simulator.question.network": ("NetworkChoice",),

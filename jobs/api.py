@@ -30,6 +30,8 @@ from .questions import request_of, sources_of, usual
 from .resolve import this_machine, this_node
 
 if TYPE_CHECKING:
+    from ..simulator.job.answer import PlanReport
+    from ..simulator.job.request import PlanRequest
     from ..simulator.question.plan import Stack
     from ..simulator.question.requests import SimulateRequest
     from ..simulator.question.serving import ServingRequest
@@ -153,6 +155,22 @@ def search(
         space = {**(space or {}), "rules": rules}
     request = _request("search", model, {"space": space, **settings}, home, SearchRequest)
     return _bench(request.base.sources).search(request, workers, points)
+
+
+def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settings: Any) -> PlanReport:
+    """A whole training job: days, GPU-hours, price, kWh and CO2, each with what nine lives in ten stay below.
+
+    ``settings`` are those that ``opcast plan --help`` lists, with the same defaults: ``tokens`` or ``steps``,
+    ``phases``, ``ramp``, ``evaluation``, ``checkpoint``, ``failures``, ``restart``, ``spares``, ``slow``, ``energy``
+    (mappings), ``lives``, ``seed``, ``layout`` and ``space``; and those of :func:`simulate` that say what a step is:
+    ``cluster``, ``nodes``, ``seq_len``, ``global_batch``, ``tp``, ``stack``, … A :class:`PlanRequest` has all.
+
+    Raises RequestError for a job that cannot be, and the errors of :func:`simulate`.
+    """
+    from ..simulator.job.request import PlanRequest
+
+    request = _request("plan", model, settings, home, PlanRequest)
+    return _bench(request.step.sources).plan(request)
 
 
 def search_serving(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, get_origin, get_type_hints
 
@@ -64,6 +64,9 @@ QUESTIONS = {
         leaves_out=(*LINKS, *OF_TRAINING, "workload", "offload", "passes", "parallel."),
         works=("expert_load",),
         calibration=NONE,
+    ),
+    "plan": VerbQuestion(
+        "job.request.PlanRequest", step="step", kind="train", leaves_out=("faults_study", "micro_batches", "workload")
     ),
     "serving": VerbQuestion(
         "question.serving.ServingRequest",
@@ -182,8 +185,11 @@ def request_of(
         values_set["cluster"] = space.cluster[0]
     arguments = {name: values_set[name] for name in request_fields if name in values_set}
     arguments |= {name: tuple(as_list(value)) for name, value in arguments.items() if get_origin(kinds[name]) is tuple}
-    if "slo" in arguments:
-        arguments["slo"] = load(kinds["slo"], arguments["slo"], RequestError, "slo")
+    arguments |= {
+        name: load(kinds[name], value, RequestError, name)
+        for name, value in arguments.items()
+        if isinstance(value, Mapping) and isinstance(kinds[name], type) and is_dataclass(kinds[name])
+    }
     step = step_of(verb, {name: value for name, value in values_set.items() if name not in request_fields}, sources)
     return question.kind_of_request(**arguments | {"space": space, question.step: step})
 

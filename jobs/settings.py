@@ -51,8 +51,9 @@ GROUPS = (
     "where",
 )
 SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
+PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy")
 MAPPINGS = (
-    *(*GROUPS, *SERVED),
+    *(*GROUPS, *SERVED, *PLANNED),
     *("crew", "predictor", "settings", "options", "active", "trusted", "train", "prefill", "decode", "repeats"),
 )
 LISTS = (
@@ -68,6 +69,7 @@ LISTS = (
     "faults",
     "stragglers",
     "workload.expert_load",
+    "phases",
     *("objectives", "constraints", "prune", "compare"),
 )
 PARTS = {  # of groups that no loader checks
@@ -76,7 +78,7 @@ PARTS = {  # of groups that no loader checks
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line
-READERS = ("predict", "simulate", "serving", "search", "search_serving", "profile_coverage", "validate", "list")
+READERS = ("predict", "simulate", "serving", "search", "search_serving", "plan", "profile_coverage", "validate", "list")
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 

@@ -1,0 +1,42 @@
+"""``opcast plan``: a whole training job, as tables, JSON or a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..simulator.job.answer import PlanReport
+from . import resolve
+from .show import print_json, say, show, wants_json
+from .writing import check_place
+
+FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
+ADDED = ("faults", "fault_draw", "device.", "cluster.", "stack.", "options", "precision.quantization")
+
+
+def run(config: dict[str, Any]) -> int:
+    """Live through the job and print what came of it; returns the exit code."""
+    as_json = wants_json(config)
+    if config["report"]:
+        check_place("report", Path(str(config["report"])))
+    report = resolve.bench(config).plan(resolve.request_of("plan", config))
+    if config["report"]:
+        from ..simulator.job.page import write_page
+
+        say(f"report: {write_page(report, Path(str(config['report'])))}")
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show_plan(report)
+    return 0
+
+
+def show_plan(report: PlanReport) -> None:
+    """The report as tables."""
+    from ..simulator.job.shown import headline, tables
+
+    say(headline(report))
+    for each in tables(report):
+        show(each)
+    for note in report.notes:
+        say(note)
