@@ -28,7 +28,8 @@ class LifeSpread:
 
 def spread_of(values: np.ndarray) -> LifeSpread:
     """The spread of a figure of each life."""
-    return LifeSpread(*map(float, np.percentile(values, CHANCES)), float(values.mean()))
+    p10, p50, p90 = (float(value) for value in np.percentile(values, CHANCES))
+    return LifeSpread(p10, p50, p90, float(values.mean()))
 
 
 @dataclass(frozen=True)
