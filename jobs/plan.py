@@ -7,7 +7,7 @@ from typing import Any
 
 from ..simulator.job.answer import PlanReport
 from . import resolve
-from .show import print_json, say, show, wants_json
+from .show import BadInputError, print_json, say, show, wants_json
 from .writing import check_place
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
@@ -17,6 +17,8 @@ ADDED = ("faults", "fault_draw", "device.", "cluster.", "stack.", "options", "pr
 def run(config: dict[str, Any]) -> int:
     """Live through the job and print what came of it; returns the exit code."""
     as_json = wants_json(config)
+    if (kind := config["workload"].get("kind")) != "train":
+        raise BadInputError(f"workload={kind} is no training job: take workload=train")
     if config["report"]:
         check_place("report", Path(str(config["report"])))
     report = resolve.bench(config).plan(resolve.request_of("plan", config))
