@@ -8,7 +8,7 @@ from typing import Any
 from ..simulator.job.answer import PlanReport
 from . import resolve
 from .show import BadInputError, print_json, say, show, wants_json
-from .writing import check_place
+from .writing import check_place, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = ("faults", "fault_draw", "device.", "cluster.", "stack.", "options", "precision.quantization")
@@ -19,13 +19,18 @@ def run(config: dict[str, Any]) -> int:
     as_json = wants_json(config)
     if (kind := config["workload"].get("kind")) != "train":
         raise BadInputError(f"workload={kind} is no training job: take workload=train")
-    if config["report"]:
-        check_place("report", Path(str(config["report"])))
+    for name in ("report", "picture"):
+        if config[name]:
+            check_place(name, Path(str(config[name])))
     report = resolve.bench(config).plan(resolve.request_of("plan", config))
     if config["report"]:
         from ..simulator.job.page import write_page
 
         say(f"report: {write_page(report, Path(str(config['report'])))}")
+    if config["picture"]:
+        from ..simulator.job.picture import draw_job
+
+        say(f"picture: {write_text('picture', Path(str(config['picture'])), draw_job(report))}")
     if as_json:
         print_json(report.to_dict())
     else:

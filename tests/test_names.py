@@ -32,6 +32,7 @@ LIMITS = {  # bindings of these words in a hundred
     "simulator/execution": 0.7,
     "simulator/formats": 0.4,
     "simulator/html": 0.8,
+    "simulator/job": 0.0,
     "simulator/memory": 0.7,
     "simulator/network": 0.6,
     "simulator/passes": 0.5,

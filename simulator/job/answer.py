@@ -102,7 +102,7 @@ class PlanReport:
         values: dict[str, Any] = plain(self, drop=("histogram", "traces", "step", "phases"))
         first, last = self.phases[0], self.phases[-1]
         ends = {"first": first, "last": last} if len(self.phases) > 1 else {"all": last}
-        values["phases"] = {name: plain(each) | {"tokens": each.tokens} for name, each in ends.items()}
+        values["phases"] = {name: plain(phase) | {"tokens": phase.tokens} for name, phase in ends.items()}
         values["phases"]["count"] = len(self.phases)
         return values
 

@@ -52,19 +52,19 @@ def state_gb(report: StepReport) -> float:
     return gib * GIB / 1e9
 
 
-def cost_of(asked: JobCheckpoints, size_gb: float, cluster: Cluster, device: Device | None) -> CheckpointCost:
+def cost_of(policy: JobCheckpoints, size_gb: float, cluster: Cluster, device: Device | None) -> CheckpointCost:
     """What a checkpoint of so many GB costs on a cluster.
 
     Training waits until it is written; ``asynchronous`` until the GPUs have copied their parts to the host.
     """
-    write = asked.store_gbps or guideline_gbps(cluster.nodes, NODE_WRITE_GBPS, UNIT_WRITE_GBPS)
-    read = asked.read_gbps or asked.store_gbps or guideline_gbps(cluster.nodes, NODE_READ_GBPS, UNIT_READ_GBPS)
-    written_s = size_gb / write
+    write_gbps = policy.store_gbps or guideline_gbps(cluster.nodes, NODE_WRITE_GBPS, UNIT_WRITE_GBPS)
+    read_gbps = policy.read_gbps or policy.store_gbps or guideline_gbps(cluster.nodes, NODE_READ_GBPS, UNIT_READ_GBPS)
+    written_s = size_gb / write_gbps
     copied_s = 0.0
-    if asked.asynchronous and device is not None and device.pcie_gbps:
+    if policy.asynchronous and device is not None and device.pcie_gbps:
         copied_s = size_gb / (device.pcie_gbps * cluster.devices)
-    blocking, durable = (copied_s, written_s) if asked.asynchronous else (written_s, 0.0)
-    return CheckpointCost(size_gb, write, read, blocking, durable, size_gb / read)
+    blocking, durable = (copied_s, written_s) if policy.asynchronous else (written_s, 0.0)
+    return CheckpointCost(size_gb, write_gbps, read_gbps, blocking, durable, size_gb / read_gbps)
 
 
 def guideline_gbps(nodes: int, node: float, unit: float) -> float:

@@ -63,10 +63,10 @@ def rates_of(failures: JobFailures, restart: JobRestart, slow: SlowSpells, clust
     spread, manual, source = 0.0, 0.0, "none"
     causes: list[JobCause] = []
     if failures.measured:
-        given = {unit: getattr(failures, name) or 0.0 for name, unit in OWN.items()}
+        by_unit = {unit: getattr(failures, name) or 0.0 for name, unit in OWN.items()}
         causes = [
             JobCause(unit, rate * units[unit] / YEAR_S, replaced=unit in ("gpu", "node"))
-            for unit, rate in given.items()
+            for unit, rate in by_unit.items()
             if rate
         ]
         source = "your own rates"
@@ -136,7 +136,7 @@ def drawn_events(
 
     Gaps are exponential. The same seed has the same events.
     """
-    streams = [np.random.default_rng([seed, part]) for part in range(3)]
+    streams = [np.random.default_rng([seed, stream]) for stream in range(3)]
     factors = np.exp(rates.spread * streams[0].standard_normal(lives))
     total = rates.per_s
     shares = np.cumsum([cause.per_s for cause in rates.causes]) / total if total else np.zeros(0)

@@ -92,9 +92,9 @@ def live(
         if not len(alive):
             break
         moment_s = now_s[alive]
-        held = event.held_s > 0
-        if held.any():
-            _hold(job, factors, at, up_s, alive[held], moment_s[held], event.held_s[held], (held_s, down_s))
+        stands = event.held_s > 0
+        if stands.any():
+            _hold(job, factors, at, up_s, alive[stands], moment_s[stands], event.held_s[stands], (held_s, down_s))
         hit = event.down_s > 0
         if not hit.any():
             continue
@@ -201,12 +201,12 @@ def _trace(
     running: np.ndarray,
 ) -> None:
     """Note how far the first lives came before they were interrupted."""
-    for place, number in enumerate(which[: len(traces)]):
-        if number >= len(traces) or not running[place]:
+    for index, number in enumerate(which[: len(traces)]):
+        if number >= len(traces) or not running[index]:
             continue
         places_s = factors[number] * (job.steps_s - job.steps_s[at[number]]) + (job.other_s - job.other_s[at[number]])
-        far = float(np.interp(moment_s[place] - up_s[number], places_s, job.tokens))
+        far = float(np.interp(moment_s[index] - up_s[number], places_s, job.tokens))
         trace = traces[number]
-        trace.moments_s += [float(up_s[number]), float(moment_s[place])]
+        trace.moments_s += [float(up_s[number]), float(moment_s[index])]
         trace.tokens += [float(job.tokens[at[number]]), far]
         trace.interruptions.append(len(trace.tokens) - 1)

@@ -50,15 +50,15 @@ def page(report: PlanReport) -> Page:
 
 def cards(report: PlanReport) -> list[Card]:
     """Headlines: the median, and what most lives lie between."""
-    shown = [card("Days", report.days, "{:,.3g}"), card("GPU-hours", report.gpu_hours, "{:,.0f}")]
+    cards_shown = [card("Days", report.days, "{:,.3g}"), card("GPU-hours", report.gpu_hours, "{:,.0f}")]
     if report.cost is not None:
-        shown.append(card("Price", report.cost, "{:,.0f}"))
+        cards_shown.append(card("Price", report.cost, "{:,.0f}"))
     if report.kwh is not None:
-        shown.append(card("kWh", report.kwh, "{:,.0f}"))
+        cards_shown.append(card("kWh", report.kwh, "{:,.0f}"))
     if report.co2_kg is not None:
-        shown.append(card("CO2, kg", report.co2_kg, "{:,.0f}"))
-    shown.append(card("Goodput", report.goodput, "{:.1%}"))
-    return shown
+        cards_shown.append(card("CO2, kg", report.co2_kg, "{:,.0f}"))
+    cards_shown.append(card("Goodput", report.goodput, "{:.1%}"))
+    return cards_shown
 
 
 def card(title: str, spread: LifeSpread, form: str) -> Card:
@@ -103,11 +103,11 @@ def days(report: PlanReport) -> dict[str, Any]:
     width = lefts[1] - lefts[0]
     bars = {
         "type": "bar",
-        "x": [round_number(left + width / 2) for left in lefts],
+        "x": [round_number(start + width / 2) for start in lefts],
         "y": [count / report.lives * 100.0 for count in counts],
         "hovertext": [
-            hover(f"{left:.4g} to {left + width:.4g} days", f"{count / report.lives:.1%} of the lives")
-            for left, count in zip(lefts, counts, strict=True)
+            hover(f"{start:.4g} to {start + width:.4g} days", f"{count / report.lives:.1%} of the lives")
+            for start, count in zip(lefts, counts, strict=True)
         ],
         "hoverinfo": "text",
         "marker": {"color": colours.css("blue"), "line": {"width": 0}},

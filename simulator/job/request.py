@@ -49,8 +49,8 @@ class BatchRamp:
     step_time_s: float | None = setting(None, "of the first step where it was measured; null: simulated")
 
     def __post_init__(self) -> None:
-        for each in ("start", "increment", "sequences"):
-            whole(RequestError, f"ramp.{each}", getattr(self, each))
+        for name in ("start", "increment", "sequences"):
+            whole(RequestError, f"ramp.{name}", getattr(self, name))
         positive("ramp.step_time_s", self.step_time_s)
         if self.start and not (self.increment and self.sequences):
             raise RequestError(f"ramp.start={self.start} also needs ramp.increment and ramp.sequences")
@@ -85,8 +85,8 @@ class JobCheckpoints:
     def __post_init__(self) -> None:
         if self.every_steps is not None:
             whole(RequestError, "checkpoint.every_steps", self.every_steps, 1)
-        for each in ("every_minutes", "size_gb", "store_gbps", "read_gbps"):
-            positive(f"checkpoint.{each}", getattr(self, each))
+        for name in ("every_minutes", "size_gb", "store_gbps", "read_gbps"):
+            positive(f"checkpoint.{name}", getattr(self, name))
         flag(RequestError, "checkpoint.asynchronous", self.asynchronous)
         if self.every_steps is not None and self.every_minutes is not None:
             raise RequestError("checkpoint.every_steps and checkpoint.every_minutes say the same: leave one out")
@@ -109,9 +109,9 @@ class JobFailures:
     def __post_init__(self) -> None:
         choice(RequestError, "failures.fleet", self.fleet, (*fleet_names(), PUBLISHED, "none"))
         number(RequestError, "failures.scale", self.scale)
-        for each in (*OWN_RATES, "spread"):
-            if getattr(self, each) is not None:
-                number(RequestError, f"failures.{each}", getattr(self, each))
+        for name in (*OWN_RATES, "spread"):
+            if getattr(self, name) is not None:
+                number(RequestError, f"failures.{name}", getattr(self, name))
         if self.spread is not None and self.spread > MOST_SPREAD:
             raise RequestError(f"failures.spread={self.spread!r} must be at most {MOST_SPREAD}")
 
@@ -139,8 +139,8 @@ class JobRestart:
     begin_minutes: float = setting(0.0, "before the first step: data, communicators, compilation")
 
     def __post_init__(self) -> None:
-        for each in ("minutes", "spread", "manual_hours", "repair_hours", "begin_minutes"):
-            number(RequestError, f"restart.{each}", getattr(self, each))
+        for name in ("minutes", "spread", "manual_hours", "repair_hours", "begin_minutes"):
+            number(RequestError, f"restart.{name}", getattr(self, name))
         if (
             self.manual_share is not None
             and not 0 <= number(RequestError, "restart.manual_share", self.manual_share) <= 1
@@ -176,9 +176,9 @@ class JobEnergy:
     def __post_init__(self) -> None:
         positive("energy.gpu_w", self.gpu_w)
         number(RequestError, "energy.pue", self.pue, 1)
-        for each in ("node_w", "grid_g_per_kwh"):
-            if getattr(self, each) is not None:
-                number(RequestError, f"energy.{each}", getattr(self, each))
+        for name in ("node_w", "grid_g_per_kwh"):
+            if getattr(self, name) is not None:
+                number(RequestError, f"energy.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -232,25 +232,27 @@ class PlanRequest(Request):
 
     def _check_phases(self) -> None:
         """RequestError for a job of no length, and for phases that leave none for one of them, or too much."""
-        open_ended = [each for each in self.phases if each.tokens is None and each.steps is None]
+        open_ended = [phase for phase in self.phases if phase.tokens is None and phase.steps is None]
         if self.tokens is None and self.steps is None and (not self.phases or open_ended):
             raise RequestError("a job needs a length: tokens=15.6e12, or steps=100000")
         if len(open_ended) > 1:
             raise RequestError("two phases have neither tokens nor steps: only one can be what the others leave")
         if self.phases and not open_ended and (self.tokens is not None or self.steps is not None):
             raise RequestError("every phase says how long it is: leave tokens and steps out, or open one phase")
-        if self.steps is not None and any(each.tokens is not None for each in self.phases):
+        if self.steps is not None and any(phase.tokens is not None for phase in self.phases):
             raise RequestError("steps counts the whole job, but a phase has tokens: count both alike")
-        if self.tokens is not None and any(each.steps is not None for each in self.phases):
+        if self.tokens is not None and any(phase.steps is not None for phase in self.phases):
             raise RequestError("tokens counts the whole job, but a phase has steps: count both alike")
         if self.ramp.start and self.phases:
             raise RequestError("ramp and phases both change the batch: write the ramp as phases")
-        known = self.step_time_s is not None
-        if self.ramp.start and known != (self.ramp.step_time_s is not None):
+        measured = self.step_time_s is not None
+        if self.ramp.start and measured != (self.ramp.step_time_s is not None):
             raise RequestError(
                 "a ramp needs both step_time_s and ramp.step_time_s, or neither: then both are simulated"
             )
-        if known and any(each.step_time_s is None and (each.seq_len or each.global_batch) for each in self.phases):
+        if measured and any(
+            phase.step_time_s is None and (phase.seq_len or phase.global_batch) for phase in self.phases
+        ):
             raise RequestError(
                 "step_time_s was measured: give phases with another batch or length their own step_time_s"
             )
@@ -262,15 +264,15 @@ class PlanRequest(Request):
         return values
 
 
-def phases_of(given: Sequence[Any]) -> tuple[JobPhase, ...]:
+def phases_of(values: Sequence[Any]) -> tuple[JobPhase, ...]:
     """Phases that may be plain mappings. RequestError for what is none."""
-    if not isinstance(given, (list, tuple)):
+    if not isinstance(values, (list, tuple)):
         raise RequestError(
-            f"phases={given!r} must be a list, such as [{{tokens: 1e11, seq_len: 4096}}, {{seq_len: 8192}}]"
+            f"phases={values!r} must be a list, such as [{{tokens: 1e11, seq_len: 4096}}, {{seq_len: 8192}}]"
         )
     return tuple(
-        each if isinstance(each, JobPhase) else load(JobPhase, each, RequestError, f"phases[{place}]")
-        for place, each in enumerate(given)
+        value if isinstance(value, JobPhase) else load(JobPhase, value, RequestError, f"phases[{index}]")
+        for index, value in enumerate(values)
     )
 
 

@@ -41,7 +41,7 @@ UP, DOWN = NormalDist().cdf(1.0), NormalDist().cdf(-1.0)
 class Answering(Protocol):
     """What is asked of a workbench."""
 
-    def device(self, given: Device | str, cluster: Cluster | None = None) -> Device:
+    def device(self, name: Device | str, cluster: Cluster | None = None) -> Device:
         """The figures of a device."""
 
     def simulate(self, request: SimulateRequest) -> Any:
@@ -90,14 +90,14 @@ def plan_job(request: PlanRequest, bench: Answering) -> PlanReport:
 def best_layout(request: PlanRequest, bench: Answering, notes: list[str]) -> SimulateRequest:
     """The step in the best layout of the space."""
     question = SearchRequest(base=request.step, space=request.space, objectives=("step_time",))
-    found = bench.search(question)
-    if not found.best:
-        raise RequestError(f"no layout can run: {found.notes[0]}")
-    best = request_of(asked(question), found.best[0])
+    searched = bench.search(question)
+    if not searched.best:
+        raise RequestError(f"no layout can run: {searched.notes[0]}")
+    best = request_of(asked(question), searched.best[0])
     degrees = best.parallel
     notes.append(
-        f"the best of {found.evaluated:,} layouts: tp={degrees.tp} pp={degrees.pp} vpp={degrees.vpp} cp={degrees.cp} "
-        f"ep={degrees.ep} zero_stage={degrees.zero_stage} "
+        f"the best of {searched.evaluated:,} layouts: tp={degrees.tp} pp={degrees.pp} vpp={degrees.vpp} "
+        f"cp={degrees.cp} ep={degrees.ep} zero_stage={degrees.zero_stage} "
         f"micro_batch={best.work.micro_batch} recompute={best.recompute}"
     )
     return best
@@ -106,29 +106,29 @@ def best_layout(request: PlanRequest, bench: Answering, notes: list[str]) -> Sim
 def times_of(request: PlanRequest, bench: Answering, device: Device) -> TimedPhases:
     """The phases with the time of a step in each: simulated, or as it was measured."""
     work = request.step.work
-    if request.step_time_s is not None or (request.phases and all(each.step_time_s for each in request.phases)):
+    if request.step_time_s is not None or (request.phases and all(phase.step_time_s for phase in request.phases)):
         return _known(request)
     main = bench.simulate(request.step)
     sequences = main.state.work.sequences
     phases = phase_steps(request.phases, request.ramp, request.tokens, request.steps, work.seq_len, sequences)
     reports: dict[tuple[int, int], StepReport] = {(work.seq_len, sequences): main}
-    wanted = {(each.seq_len, each.sequences) for each in phases}
+    batches = {(phase.seq_len, phase.sequences) for phase in phases}
     if request.ramp.start:
-        wanted = {(work.seq_len, request.ramp.start), (work.seq_len, sequences)}
-    for seq_len, batch in sorted(wanted - reports.keys()):
+        batches = {(work.seq_len, request.ramp.start), (work.seq_len, sequences)}
+    for seq_len, batch in sorted(batches - reports.keys()):
         changed = replace(work, seq_len=seq_len, global_batch=batch)
         reports[seq_len, batch] = bench.simulate(replace(request.step, work=changed))
-    given = request.phases or (JobPhase(),) * len(phases)
+    settings = request.phases or (JobPhase(),) * len(phases)
     timed = tuple(
-        replace(each, step_s=said.step_time_s or _step_s(reports, each))
-        for each, said in zip(phases, given if len(given) == len(phases) else (JobPhase(),) * len(phases), strict=True)
+        replace(phase, step_s=setting.step_time_s or _step_s(reports, phase))
+        for phase, setting in zip(phases, settings, strict=True)
     )
-    longest = max(timed, key=lambda each: each.steps * each.step_s)
+    longest = max(timed, key=lambda phase: phase.steps * phase.step_s)
     report = reports.get((longest.seq_len, longest.sequences), main)
-    joules = [_joules(reports, each, report) for each in timed]
-    gpu_j = None if any(each is None for each in joules) else float(sum(each or 0.0 for each in joules))
+    joules = [_joules(reports, phase, report) for phase in timed]
+    gpu_j = None if None in joules else float(sum(energy or 0.0 for energy in joules))
     if request.energy.gpu_w is not None:
-        gpu_j = request.energy.gpu_w * sum(each.steps * each.step_s for each in timed)
+        gpu_j = request.energy.gpu_w * sum(phase.steps * phase.step_s for phase in timed)
     return TimedPhases(timed, report, report.step_time_s, report.low_s, report.high_s, gpu_j)
 
 
@@ -138,18 +138,18 @@ def _known(request: PlanRequest) -> TimedPhases:
     if work.global_batch is None:
         raise RequestError("a step that was measured needs its batch: workload.global_batch=1024")
     phases = phase_steps(request.phases, ramp, request.tokens, request.steps, work.seq_len, work.global_batch)
-    said = request.phases if request.phases else (JobPhase(),) * len(phases)
+    settings = request.phases if request.phases else (JobPhase(),) * len(phases)
     usual = request.step_time_s or 0.0
     timed = []
-    for each, own in zip(phases, said, strict=True):
-        step_s = own.step_time_s or usual
+    for phase, setting in zip(phases, settings, strict=True):
+        step_s = setting.step_time_s or usual
         if ramp.start and ramp.step_time_s:
-            share = (each.sequences - ramp.start) / (work.global_batch - ramp.start)
+            share = (phase.sequences - ramp.start) / (work.global_batch - ramp.start)
             step_s = ramp.step_time_s + share * (usual - ramp.step_time_s)
-        timed.append(replace(each, step_s=step_s))
-    longest = max(timed, key=lambda each: each.steps * each.step_s)
+        timed.append(replace(phase, step_s=step_s))
+    longest = max(timed, key=lambda phase: phase.steps * phase.step_s)
     watts = request.energy.gpu_w
-    gpu_j = None if watts is None else watts * sum(each.steps * each.step_s for each in timed)
+    gpu_j = None if watts is None else watts * sum(phase.steps * phase.step_s for phase in timed)
     return TimedPhases(tuple(timed), None, longest.step_s, longest.step_s, longest.step_s, gpu_j)
 
 
@@ -173,7 +173,7 @@ def interval_of(
     request: PlanRequest, timed: TimedPhases, cost: CheckpointCost, rates: JobRates
 ) -> tuple[float, bool, float | None, float | None]:
     """The interval of checkpoints, whether it is seconds of steps, and in seconds the best one by Daly and by lives."""
-    whole_s = sum(each.steps * each.step_s for each in timed.phases)
+    whole_s = sum(phase.steps * phase.step_s for phase in timed.phases)
     daly = best = None
     if rates.interruptions_per_s and (cost.blocking_s or cost.durable_s):
         daly = daly_s(cost.blocking_s, 1.0 / rates.interruptions_per_s)
@@ -202,7 +202,7 @@ def timeline_of(
     pause = request.evaluation
     pause_s = pause.duration_s or 0.0
     if pause.every_steps and pause.duration_s is None:
-        longest = max(timed.phases, key=lambda each: each.steps * each.step_s)
+        longest = max(timed.phases, key=lambda phase: phase.steps * phase.step_s)
         share = FORWARD_SHARE
         if timed.report is not None:
             by_phase = timed.report.breakdown.by_phase
@@ -258,7 +258,7 @@ def report_of(
     price = request.step.price_per_gpu_hour or cluster.price_per_device_hour
     kwh = kilowatt_hours(request, timed, job, lives, cluster, device)
     grams = request.energy.grid_g_per_kwh
-    whole = float(lives.total_s.mean())
+    mean_s = float(lives.total_s.mean())
     waits = job.checkpoints * cost.blocking_s + job.durable_s
     report = timed.report
     histogram, edges = np.histogram(lives.total_s / DAY_S, bins=BINS)
@@ -287,17 +287,17 @@ def report_of(
         down_hours=spread_of(lives.down_s / 3600.0),
         undisturbed_days=(job.undisturbed_s + lives.begin_s) / DAY_S,
         parts={
-            "steps that count": float(lives.steps_s.mean()) / whole,
-            "waiting for checkpoints": waits / whole,
-            "evaluation": float(lives.other_s.mean() - waits) / whole,
-            "work done twice": float(lives.lost_s.mean()) / whole,
-            "down": float(lives.down_s.mean()) / whole,
-            "standing still": (float(lives.held_s.mean()) + lives.begin_s) / whole,
+            "steps that count": float(lives.steps_s.mean()) / mean_s,
+            "waiting for checkpoints": waits / mean_s,
+            "evaluation": float(lives.other_s.mean() - waits) / mean_s,
+            "work done twice": float(lives.lost_s.mean()) / mean_s,
+            "down": float(lives.down_s.mean()) / mean_s,
+            "standing still": (float(lives.held_s.mean()) + lives.begin_s) / mean_s,
         },
         mtbf_hours=1.0 / rates.interruptions_per_s / 3600.0 if rates.interruptions_per_s else None,
         rate_spread=rates.spread,
         rates_from=rates.source,
-        causes=dict(expected(rates, whole / DAY_S)),
+        causes=dict(expected(rates, mean_s / DAY_S)),
         checkpoint=PlannedCheckpoints(
             cost.size_gb,
             job.checkpoints,

@@ -65,15 +65,15 @@ def phase_steps(
     """
     if ramp.start:
         return _ramped(ramp, tokens, steps, seq_len, sequences)
-    made: list[PhaseSteps] = []
-    for each in phases or (JobPhase(),):
-        length, batch = each.seq_len or seq_len, each.global_batch or sequences
-        count = each.steps if each.tokens is None else _steps(each.tokens, length * batch)
-        made.append(PhaseSteps(count or 0, length, batch))
-    rest = next((at for at, each in enumerate(made) if not each.steps), None)
-    if rest is not None:
-        made[rest] = _rest(made, rest, tokens, steps)
-    return tuple(made)
+    timed: list[PhaseSteps] = []
+    for phase in phases or (JobPhase(),):
+        length, batch = phase.seq_len or seq_len, phase.global_batch or sequences
+        count = phase.steps if phase.tokens is None else _steps(phase.tokens, length * batch)
+        timed.append(PhaseSteps(count or 0, length, batch))
+    open_at = next((at for at, phase in enumerate(timed) if not phase.steps), None)
+    if open_at is not None:
+        timed[open_at] = _rest(timed, open_at, tokens, steps)
+    return tuple(timed)
 
 
 def _steps(tokens: float, tokens_a_step: int) -> int:
@@ -81,19 +81,19 @@ def _steps(tokens: float, tokens_a_step: int) -> int:
     return max(-int(-tokens // tokens_a_step), 1)
 
 
-def _rest(made: Sequence[PhaseSteps], at: int, tokens: float | None, steps: int | None) -> PhaseSteps:
+def _rest(timed: Sequence[PhaseSteps], at: int, tokens: float | None, steps: int | None) -> PhaseSteps:
     """The phase that is what the others leave."""
-    others = [each for place, each in enumerate(made) if place != at]
-    a_step = made[at].seq_len * made[at].sequences
+    others = [phase for index, phase in enumerate(timed) if index != at]
+    a_step = timed[at].seq_len * timed[at].sequences
     if tokens is not None:
-        left = tokens - sum(each.tokens for each in others)
-        if left <= 0:
+        remaining = tokens - sum(phase.tokens for phase in others)
+        if remaining <= 0:
             raise RequestError(f"tokens={tokens:g} is not more than the phases that say how long they are")
-        return replace(made[at], steps=_steps(left, a_step))
-    left_steps = (steps or 0) - sum(each.steps for each in others)
+        return replace(timed[at], steps=_steps(remaining, a_step))
+    left_steps = (steps or 0) - sum(phase.steps for phase in others)
     if left_steps <= 0:
         raise RequestError(f"steps={steps} is not more than the phases that say how long they are")
-    return replace(made[at], steps=left_steps)
+    return replace(timed[at], steps=left_steps)
 
 
 def _ramped(
@@ -105,13 +105,13 @@ def _ramped(
         raise RequestError(
             f"ramp.start={ramp.start} with ramp.increment={ramp.increment} does not lead to the batch of {sequences}"
         )
-    made = []
+    timed = []
     for level in range(levels):
         batch = ramp.start + level * ramp.increment
-        made.append(PhaseSteps(_steps(ramp.sequences / levels, batch), seq_len, batch))
-    made.append(PhaseSteps(0, seq_len, sequences))
-    made[-1] = _rest(made, len(made) - 1, tokens, steps)
-    return tuple(made)
+        timed.append(PhaseSteps(_steps(ramp.sequences / levels, batch), seq_len, batch))
+    timed.append(PhaseSteps(0, seq_len, sequences))
+    timed[-1] = _rest(timed, len(timed) - 1, tokens, steps)
+    return tuple(timed)
 
 
 def timeline(
@@ -129,9 +129,9 @@ def timeline(
     Training waits ``blocking_s`` for each; ``durable_s`` later it can be read. A checkpoint that is not durable when
     the next one is due holds that up. RequestError for more checkpoints than ``most``.
     """
-    ends = np.cumsum([0, *(each.steps for each in phases)])
-    ends_s = np.cumsum([0.0, *(each.steps * each.step_s for each in phases)])
-    ends_tokens = np.cumsum([0, *(each.tokens for each in phases)])
+    ends = np.cumsum([0, *(phase.steps for phase in phases)])
+    ends_s = np.cumsum([0.0, *(phase.steps * phase.step_s for phase in phases)])
+    ends_tokens = np.cumsum([0, *(phase.tokens for phase in phases)])
     total, total_s = int(ends[-1]), float(ends_s[-1])
     count = (total_s if in_seconds else total) / interval
     if count > most:
