@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from .datasets.version import __version__
 
 __all__ = [
+    "ChipsReport",
     "Cluster",
+    "CompareRequest",
     "Device",
     "Fault",
     "NetworkChoice",
@@ -36,6 +38,7 @@ __all__ = [
     "Workbench",
     "WorkloadFile",
     "__version__",
+    "compare_chips",
     "load_cluster",
     "load_device",
     "load_stack",
@@ -54,7 +57,19 @@ if TYPE_CHECKING:
     from .datasets.clusters import Cluster, load_cluster
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import plan, predict, search, search_serving, serving, simulate, simulate_file, validate
+    from .jobs.api import (
+        compare_chips,
+        plan,
+        predict,
+        search,
+        search_serving,
+        serving,
+        simulate,
+        simulate_file,
+        validate,
+    )
+    from .simulator.chips.answer import ChipsReport
+    from .simulator.chips.request import CompareRequest
     from .simulator.job.answer import PlanReport
     from .simulator.job.request import PlanRequest
     from .simulator.network.faults import Fault
@@ -77,7 +92,19 @@ _HOMES = {
     ".datasets.clusters": ("Cluster", "load_cluster"),
     ".datasets.devices": ("Device", "load_device"),
     ".datasets.ops": ("Op", "make_op"),
-    ".jobs.api": ("plan", "predict", "search", "search_serving", "serving", "simulate", "simulate_file", "validate"),
+    ".jobs.api": (
+        "compare_chips",
+        "plan",
+        "predict",
+        "search",
+        "search_serving",
+        "serving",
+        "simulate",
+        "simulate_file",
+        "validate",
+    ),
+    ".simulator.chips.answer": ("ChipsReport",),
+    ".simulator.chips.request": ("CompareRequest",),
     ".simulator.job.answer": ("PlanReport",),
     ".simulator.job.request": ("PlanRequest",),
     ".simulator.network.faults": ("Fault",),

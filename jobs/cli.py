@@ -39,6 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "onboard": ("onboard", "a new device in one command: measure, train, say what to trust"),
     "predict": ("predict", "the latency of an op, of all ops in a file, or of a collective"),
     "simulate": ("simulate", "one training or inference step of a model on a device"),
+    "compare": ("compare", "one workload on several chips and power caps: speed, price, energy"),
     "serving": ("serving", "traffic on a served model: latencies, throughput, capacity"),
     "search": ("search", "the best layouts of a training step, and why they are best"),
     "plan": ("plan", "a whole training job: days, price and energy, with failures"),

@@ -51,7 +51,7 @@ GROUPS = (
     "where",
 )
 SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
-PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy")
+PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy", "prices")
 MAPPINGS = (
     *(*GROUPS, *SERVED, *PLANNED),
     *("crew", "predictor", "settings", "options", "active", "trusted", "train", "prefill", "decode", "repeats"),
@@ -70,7 +70,7 @@ LISTS = (
     "stragglers",
     "workload.expert_load",
     "phases",
-    *("objectives", "constraints", "prune", "compare"),
+    *("objectives", "constraints", "prune", "compare", "others", "power_caps_w"),
 )
 PARTS = {  # of groups that no loader checks
     "engine": ("order", "serving"),
@@ -78,7 +78,18 @@ PARTS = {  # of groups that no loader checks
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line
-READERS = ("predict", "simulate", "serving", "search", "search_serving", "plan", "profile_coverage", "validate", "list")
+READERS = (
+    "predict",
+    "simulate",
+    "serving",
+    "search",
+    "search_serving",
+    "plan",
+    "compare",
+    "profile_coverage",
+    "validate",
+    "list",
+)
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 

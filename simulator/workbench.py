@@ -31,6 +31,8 @@ from .question.predictions import PredictRequest
 from .question.sources import Sources
 
 if TYPE_CHECKING:
+    from .chips.answer import ChipsReport
+    from .chips.request import CompareRequest
     from .job.answer import PlanReport
     from .job.request import PlanRequest
     from .predict.links import Links
@@ -312,6 +314,13 @@ class Workbench:
         from .job.run import plan_job
 
         return plan_job(request, self)
+
+    @own_warnings()
+    def compare_chips(self, request: CompareRequest) -> ChipsReport:
+        """One workload on several chips and power caps. Raises RequestError and the errors of a step."""
+        from .chips.run import compare_chips
+
+        return compare_chips(request, self)
 
     @own_warnings()
     def search_serving(

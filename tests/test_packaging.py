@@ -19,7 +19,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 NOT_PACKAGED = {"tests", "docs", "packing", "build", "dist", "outputs", "multirun", "mlruns"}
 PUBLIC = [
+    "ChipsReport",
     "Cluster",
+    "CompareRequest",
     "Device",
     "Fault",
     "NetworkChoice",
@@ -45,6 +47,7 @@ PUBLIC = [
     "Workbench",
     "WorkloadFile",
     "__version__",
+    "compare_chips",
     "load_cluster",
     "load_device",
     "load_stack",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from ...datasets.ops import KINDS, kind
+from ...simulator.chips.request import CompareRequest
 from ...simulator.job.request import PlanRequest
 from ...simulator.network.faults import ALIASES, Fault
 from ...simulator.question.canonical import RequestError
@@ -136,6 +137,7 @@ ServedSearchBody = body_of(
     "ServedSearchBody",
     "The best ways to serve a model on a cluster, as ``opcast.search_serving`` takes it.",
 )
+CompareBody = body_of("compare", "CompareBody", "One workload on several chips, as ``opcast.compare_chips`` takes it.")
 PlanBody = body_of("plan", "PlanBody", "A whole training job, as ``opcast.plan`` takes it.")
 ServingBody = body_of("serving", "ServingBody", "Traffic on a served model, as ``opcast.serving`` takes it.")
 
@@ -210,6 +212,12 @@ def simulate_of(body: Any, server: ServiceSettings) -> SimulateRequest:
 def search_of(body: Any, server: ServiceSettings) -> SearchRequest:
     """The request of a body. RequestError for what cannot be searched."""
     request: SearchRequest = _asked("search", given_of("search", body), server)
+    return request
+
+
+def compare_of(body: Any, server: ServiceSettings) -> CompareRequest:
+    """The request of a body. RequestError for chips that cannot be compared."""
+    request: CompareRequest = _asked("compare", given_of("compare", body), server)
     return request
 
 

@@ -190,6 +190,21 @@ VERBS = {
         {"model": TINY, "cluster": NODE, "global_batch": ("workload.global_batch", 16), "space": ("space", OF_SPACE)},
         SEARCHED,
     ),
+    "compare": Verb(
+        "compare",
+        "/v1/compare/chips",
+        {"model": TINY, "cluster": NODE, "others": ("others", ["dgx_h200"])},
+        {
+            "power_caps_w": ("power_caps_w", ([500, 300],)),
+            "prices": ("prices", ({"dgx_h100": 2.0}, {"dgx_h100": 2.0, "dgx_h200": 3.0})),
+            "price_per_kwh": ("price_per_kwh", (0.1,)),
+            "pue": ("pue", (1.2,)),
+            "price_per_gpu_hour": STEP["price_per_gpu_hour"],
+            "precision": STEP["precision"],
+            "workload": ("workload", ("train", "decode", "generate")),
+            "tp": LAYOUT["tp"],
+        },
+    ),
     "plan": Verb(
         "plan",
         "/v1/plan",
@@ -220,6 +235,7 @@ BODIES = {
     "serving": bodies.ServingBody,
     "search": bodies.SearchBody,
     "plan": bodies.PlanBody,
+    "compare": bodies.CompareBody,
     "search_serving": bodies.ServedSearchBody,
 }
 OF_HTTP: dict[str, Callable[..., Any]] = {
@@ -227,6 +243,7 @@ OF_HTTP: dict[str, Callable[..., Any]] = {
     "serving": bodies.serving_of,
     "search": bodies.search_of,
     "plan": bodies.plan_of,
+    "compare": bodies.compare_of,
     "search_serving": bodies.served_search_of,
 }
 CALLS: dict[str, Callable[..., Any]] = {
@@ -234,6 +251,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "serving": opcast.serving,
     "search": opcast.search,
     "plan": opcast.plan,
+    "compare": opcast.compare_chips,
     "search serving": opcast.search_serving,
 }
 
