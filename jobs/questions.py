@@ -185,12 +185,12 @@ def request_of(
         searched["space"] = axes if isinstance(axes, kind) else load(kind, _axes(axes), RequestError, "space", "axis")
         if "cluster" not in values_set and searched["space"].cluster:
             values_set["cluster"] = searched["space"].cluster[0]
-    arguments = {name: values_set[name] for name in request_fields if name in values_set}
+    arguments = {name: values_set[name] for name in request_fields if name in values_set and name != "space"}
     arguments |= {name: tuple(as_list(value)) for name, value in arguments.items() if get_origin(kinds[name]) is tuple}
     arguments |= {
         name: load(kinds[name], value, RequestError, name)
         for name, value in arguments.items()
-        if isinstance(value, Mapping) and isinstance(kinds[name], type) and is_dataclass(kinds[name])
+        if isinstance(kinds[name], type) and is_dataclass(kinds[name]) and not isinstance(value, kinds[name])
     }
     step = step_of(verb, {name: value for name, value in values_set.items() if name not in request_fields}, sources)
     return question.kind_of_request(**arguments | searched | {question.step: step})

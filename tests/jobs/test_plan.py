@@ -10,6 +10,7 @@ import pytest
 
 import opcast
 from opcast.jobs.cli import main
+from opcast.simulator.question.canonical import RequestError
 
 NODE: dict[str, Any] = {"cluster": "dgx_h100", "seq_len": 128, "global_batch": 64}
 JOB = NODE | {"tokens": 1e10, "lives": 50}
@@ -149,6 +150,11 @@ def test_the_best_layout_is_searched() -> None:
     assert found.notes[0].startswith("the best of ")
     by_hand = [opcast.simulate(TINY, "train", **NODE, tp=tp, micro_batch=8).step_time_s for tp in (1, 2)]
     assert found.step_time_s <= min(by_hand) * (1 + 1e-9)
+
+
+def test_a_part_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(RequestError, match="failures=3 must be a mapping"):
+        opcast.plan(TINY, **JOB, failures=3)
 
 
 def test_more_gpus_fail_more_often() -> None:
