@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 from .datasets.version import __version__
 
 __all__ = [
+    "ChipsReport",
     "Cluster",
+    "CompareRequest",
     "Device",
     "Fault",
     "NetworkChoice",
     "Op",
     "Parallel",
     "Plan",
+    "PlanReport",
+    "PlanRequest",
     "PredictRequest",
     "SearchReport",
     "SearchRequest",
@@ -34,10 +38,12 @@ __all__ = [
     "Workbench",
     "WorkloadFile",
     "__version__",
+    "compare_chips",
     "load_cluster",
     "load_device",
     "load_stack",
     "make_op",
+    "plan",
     "predict",
     "search",
     "search_serving",
@@ -51,7 +57,21 @@ if TYPE_CHECKING:
     from .datasets.clusters import Cluster, load_cluster
     from .datasets.devices import Device, load_device
     from .datasets.ops import Op, make_op
-    from .jobs.api import predict, search, search_serving, serving, simulate, simulate_file, validate
+    from .jobs.api import (
+        compare_chips,
+        plan,
+        predict,
+        search,
+        search_serving,
+        serving,
+        simulate,
+        simulate_file,
+        validate,
+    )
+    from .simulator.chips.answer import ChipsReport
+    from .simulator.chips.request import CompareRequest
+    from .simulator.job.answer import PlanReport
+    from .simulator.job.request import PlanRequest
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
     from .simulator.question.network import NetworkChoice
@@ -72,7 +92,21 @@ _HOMES = {
     ".datasets.clusters": ("Cluster", "load_cluster"),
     ".datasets.devices": ("Device", "load_device"),
     ".datasets.ops": ("Op", "make_op"),
-    ".jobs.api": ("predict", "search", "search_serving", "serving", "simulate", "simulate_file", "validate"),
+    ".jobs.api": (
+        "compare_chips",
+        "plan",
+        "predict",
+        "search",
+        "search_serving",
+        "serving",
+        "simulate",
+        "simulate_file",
+        "validate",
+    ),
+    ".simulator.chips.answer": ("ChipsReport",),
+    ".simulator.chips.request": ("CompareRequest",),
+    ".simulator.job.answer": ("PlanReport",),
+    ".simulator.job.request": ("PlanRequest",),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
     ".simulator.question.network": ("NetworkChoice",),

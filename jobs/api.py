@@ -30,6 +30,10 @@ from .questions import request_of, sources_of, usual
 from .resolve import this_machine, this_node
 
 if TYPE_CHECKING:
+    from ..simulator.chips.answer import ChipsReport
+    from ..simulator.chips.request import CompareRequest
+    from ..simulator.job.answer import PlanReport
+    from ..simulator.job.request import PlanRequest
     from ..simulator.question.plan import Stack
     from ..simulator.question.requests import SimulateRequest
     from ..simulator.question.serving import ServingRequest
@@ -153,6 +157,43 @@ def search(
         space = {**(space or {}), "rules": rules}
     request = _request("search", model, {"space": space, **settings}, home, SearchRequest)
     return _bench(request.base.sources).search(request, workers, points)
+
+
+def compare_chips(
+    model: Model | CompareRequest,
+    workload: str | Work | None = None,
+    *,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> ChipsReport:
+    """One workload on several chips: speed, price, energy, and the price of a GPU-hour at which each is worth it.
+
+    ``cluster`` is what the others are compared with, ``others`` are names of clusters, ``power_caps_w`` watts that each
+    GPU is held to in turn, ``prices`` those of a GPU-hour by cluster. The other ``settings`` are those of
+    :func:`simulate`. A :class:`CompareRequest` has all.
+
+    Raises RequestError for chips that cannot be compared, and the errors of :func:`simulate`.
+    """
+    from ..simulator.chips.request import CompareRequest
+
+    request = _request("compare", model, {"workload": workload, **settings}, home, CompareRequest)
+    return _bench(request.step.sources).compare_chips(request)
+
+
+def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settings: Any) -> PlanReport:
+    """A whole training job: days, GPU-hours, price, kWh and CO2, each with what nine lives in ten stay below.
+
+    ``settings`` are those that ``opcast plan --help`` lists, with the same defaults: ``tokens`` or ``steps``,
+    ``phases``, ``ramp``, ``evaluation``, ``checkpoint``, ``failures``, ``restart``, ``spares``, ``slow``, ``energy``
+    (mappings), ``lives``, ``seed``, ``layout`` and ``space``; and those of :func:`simulate` that say what a step is:
+    ``cluster``, ``nodes``, ``seq_len``, ``global_batch``, ``tp``, ``stack``, … A :class:`PlanRequest` has all.
+
+    Raises RequestError for a job that cannot be, and the errors of :func:`simulate`.
+    """
+    from ..simulator.job.request import PlanRequest
+
+    request = _request("plan", model, settings, home, PlanRequest)
+    return _bench(request.step.sources).plan(request)
 
 
 def search_serving(

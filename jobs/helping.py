@@ -23,10 +23,11 @@ WANTED = (
     ("how long does this operator take?", "opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096 device=h100"),
     ("how long does a step of this model take?", "opcast simulate workload=train model=llama3_8b device=h200"),
     ("which layout is the best one?", "opcast search model=llama3_8b cluster=dgx_h100 workload.global_batch=64"),
+    ("how many days and how much money is the whole job?", "opcast plan model=llama3_8b cluster=dgx_h100 tokens=1e12"),
     ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Ask": ("predict", "simulate", "serving", "search", "list"),
+    "Ask": ("predict", "simulate", "serving", "search", "plan", "compare", "list"),
     "Measure and learn": ("quickstart", "onboard", "profile", "import", "data", "train"),
     "Check and explain": ("validate", "calibrate", "trace"),
     "Share": ("api", "completion"),

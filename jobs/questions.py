@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any, get_origin, get_type_hints
 
@@ -65,6 +65,10 @@ QUESTIONS = {
         works=("expert_load",),
         calibration=NONE,
     ),
+    "plan": VerbQuestion(
+        "job.request.PlanRequest", step="step", kind="train", leaves_out=("faults_study", "micro_batches", "workload")
+    ),
+    "compare": VerbQuestion("chips.request.CompareRequest", step="step", leaves_out=("faults_study",)),
     "serving": VerbQuestion(
         "question.serving.ServingRequest",
         step="step",
@@ -173,19 +177,23 @@ def request_of(
         return step_of(verb, values_set, sources)
     question = QUESTIONS[verb]
     request_fields = {field.name for field in fields(question.kind_of_request)} - {question.step}
-    axes = values_set.get("space", {})
     kinds = get_type_hints(question.kind_of_request)
-    space = (
-        axes if isinstance(axes, kinds["space"]) else load(kinds["space"], _axes(axes), RequestError, "space", "axis")
-    )
-    if "cluster" not in values_set and space.cluster:
-        values_set["cluster"] = space.cluster[0]
-    arguments = {name: values_set[name] for name in request_fields if name in values_set}
+    searched: dict[str, Any] = {}
+    if "space" in kinds:
+        axes = values_set.get("space", {})
+        kind = kinds["space"]
+        searched["space"] = axes if isinstance(axes, kind) else load(kind, _axes(axes), RequestError, "space", "axis")
+        if "cluster" not in values_set and searched["space"].cluster:
+            values_set["cluster"] = searched["space"].cluster[0]
+    arguments = {name: values_set[name] for name in request_fields if name in values_set and name != "space"}
     arguments |= {name: tuple(as_list(value)) for name, value in arguments.items() if get_origin(kinds[name]) is tuple}
-    if "slo" in arguments:
-        arguments["slo"] = load(kinds["slo"], arguments["slo"], RequestError, "slo")
+    arguments |= {
+        name: load(kinds[name], value, RequestError, name)
+        for name, value in arguments.items()
+        if isinstance(kinds[name], type) and is_dataclass(kinds[name]) and not isinstance(value, kinds[name])
+    }
     step = step_of(verb, {name: value for name, value in values_set.items() if name not in request_fields}, sources)
-    return question.kind_of_request(**arguments | {"space": space, question.step: step})
+    return question.kind_of_request(**arguments | searched | {question.step: step})
 
 
 def step_of(verb: str, values: Mapping[str, Any], sources: Sources) -> Any:

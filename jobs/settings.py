@@ -51,8 +51,9 @@ GROUPS = (
     "where",
 )
 SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
+PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy", "prices")
 MAPPINGS = (
-    *(*GROUPS, *SERVED),
+    *(*GROUPS, *SERVED, *PLANNED),
     *("crew", "predictor", "settings", "options", "active", "trusted", "train", "prefill", "decode", "repeats"),
 )
 LISTS = (
@@ -68,7 +69,8 @@ LISTS = (
     "faults",
     "stragglers",
     "workload.expert_load",
-    *("objectives", "constraints", "prune", "compare"),
+    "phases",
+    *("objectives", "constraints", "prune", "compare", "others", "power_caps_w"),
 )
 PARTS = {  # of groups that no loader checks
     "engine": ("order", "serving"),
@@ -76,7 +78,18 @@ PARTS = {  # of groups that no loader checks
     "model": ("name", "source", "config", "path"),
 }
 DEEPEST = 20  # brackets in a word of the command line
-READERS = ("predict", "simulate", "serving", "search", "search_serving", "profile_coverage", "validate", "list")
+READERS = (
+    "predict",
+    "simulate",
+    "serving",
+    "search",
+    "search_serving",
+    "plan",
+    "compare",
+    "profile_coverage",
+    "validate",
+    "list",
+)
 """Verbs that only read a store and predictors; all others write there, or say themselves that nothing is there."""
 
 

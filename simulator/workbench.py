@@ -31,6 +31,10 @@ from .question.predictions import PredictRequest
 from .question.sources import Sources
 
 if TYPE_CHECKING:
+    from .chips.answer import ChipsReport
+    from .chips.request import CompareRequest
+    from .job.answer import PlanReport
+    from .job.request import PlanRequest
     from .predict.links import Links
     from .question.plan import Plan
     from .question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
@@ -303,6 +307,20 @@ class Workbench:
             return search(
                 request, lambda made: Workers(Evaluator(made, self), crew, workbench), folder, progress or _silent
             )
+
+    @own_warnings()
+    def plan(self, request: PlanRequest) -> PlanReport:
+        """A whole training job: days, GPU-hours, price and energy. Raises RequestError and the errors of a step."""
+        from .job.run import plan_job
+
+        return plan_job(request, self)
+
+    @own_warnings()
+    def compare_chips(self, request: CompareRequest) -> ChipsReport:
+        """One workload on several chips and power caps. Raises RequestError and the errors of a step."""
+        from .chips.run import compare_chips
+
+        return compare_chips(request, self)
 
     @own_warnings()
     def search_serving(

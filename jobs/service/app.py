@@ -14,6 +14,8 @@ from ...datasets.ops import KINDS
 from ...datasets.version import __version__
 from ...datasets.vocabulary import OpKind
 from ...models.power import Limits
+from ...simulator.chips.request import CompareRequest
+from ...simulator.job.request import PlanRequest
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
 from ...simulator.question.serving import ServingRequest
@@ -25,13 +27,17 @@ from ..show import BadInputError, one_line
 from .answering import BusyError, DiedError, GoneError, Processes, SlowError, Together, predict_all
 from .bodies import (
     BatchBody,
+    CompareBody,
+    PlanBody,
     PredictBody,
     SearchBody,
     ServedSearchBody,
     ServingBody,
     SimulateBody,
+    compare_of,
     fabric_of,
     placed,
+    plan_of,
     predict_of,
     search_of,
     served_search_of,
@@ -197,6 +203,25 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         page = await processes.run(reported, (question,), request.is_disconnected)
         return Response(page, media_type="text/html")
 
+    @app.post("/v1/compare/chips", tags=["compare"])
+    async def compare_chips(request: Request, body: CompareBody) -> Response:
+        """One workload on several chips and power caps: speed, price, energy, break-even price."""
+        question = compare_of(body, settings)
+        return as_json(await processes.run(compared, (question,), request.is_disconnected, "search_s"))
+
+    @app.post("/v1/plan", tags=["plan"])
+    async def plan(request: Request, body: PlanBody) -> Response:
+        """A whole training job: days, GPU-hours, price, kWh and CO2 as P10, P50 and P90 of its lives."""
+        question = plan_of(body, settings)
+        return as_json(await processes.run(planned, (question,), request.is_disconnected, "search_s"))
+
+    @app.post("/v1/plan/report", tags=["plan"])
+    async def plan_report(request: Request, body: PlanBody) -> Response:
+        """The same as a self-contained HTML page with its pictures."""
+        question = plan_of(body, settings)
+        page = await processes.run(planned_page, (question,), request.is_disconnected, "search_s")
+        return Response(page, media_type="text/html")
+
     @app.post("/v1/serving", tags=["serving"])
     async def serving(request: Request, body: ServingBody) -> Response:
         """Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput."""
@@ -269,6 +294,32 @@ def simulated(request: SimulateRequest) -> dict[str, Any]:
     from ..resolve import this_machine
 
     return workbench(request.sources, this_machine).simulate(request).to_dict()
+
+
+def compared(request: CompareRequest) -> dict[str, Any]:
+    """The answer about several chips. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return workbench(request.step.sources, this_machine).compare_chips(request).to_dict()
+
+
+def planned(request: PlanRequest) -> dict[str, Any]:
+    """The answer about a job. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return workbench(request.step.sources, this_machine).plan(request).to_dict()
+
+
+def planned_page(request: PlanRequest) -> str:
+    """The HTML page of a job. Runs in a process of its own."""
+    from ...simulator.html.page import render
+    from ...simulator.job.page import page
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return render(page(workbench(request.step.sources, this_machine).plan(request)))
 
 
 def served(request: ServingRequest) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from ...datasets.ops import KINDS, kind
+from ...simulator.chips.request import CompareRequest
+from ...simulator.job.request import PlanRequest
 from ...simulator.network.faults import ALIASES, Fault
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.declaration import RequestSetting, dataclass_in, plain_default
@@ -135,6 +137,8 @@ ServedSearchBody = body_of(
     "ServedSearchBody",
     "The best ways to serve a model on a cluster, as ``opcast.search_serving`` takes it.",
 )
+CompareBody = body_of("compare", "CompareBody", "One workload on several chips, as ``opcast.compare_chips`` takes it.")
+PlanBody = body_of("plan", "PlanBody", "A whole training job, as ``opcast.plan`` takes it.")
 ServingBody = body_of("serving", "ServingBody", "Traffic on a served model, as ``opcast.serving`` takes it.")
 
 
@@ -208,6 +212,22 @@ def simulate_of(body: Any, server: ServiceSettings) -> SimulateRequest:
 def search_of(body: Any, server: ServiceSettings) -> SearchRequest:
     """The request of a body. RequestError for what cannot be searched."""
     request: SearchRequest = _asked("search", given_of("search", body), server)
+    return request
+
+
+def compare_of(body: Any, server: ServiceSettings) -> CompareRequest:
+    """The request of a body. RequestError for chips that cannot be compared."""
+    request: CompareRequest = _asked("compare", given_of("compare", body), server)
+    return request
+
+
+def plan_of(body: Any, server: ServiceSettings) -> PlanRequest:
+    """The request of a body. RequestError for a job on no place, or lived through more often than is taken."""
+    values = given_of("plan", body)
+    placed("a job", values)
+    request: PlanRequest = _asked("plan", values, server)
+    if request.lives > server.batch:
+        raise RequestError(f"lives={request.lives:,} is more than the {server.batch:,} taken here")
     return request
 
 

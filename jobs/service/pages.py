@@ -11,6 +11,7 @@ HERE = Path(__file__).resolve().parent / "page"
 TABS = (
     ("op", "Operator"),
     ("step", "Step"),
+    ("job", "Job"),
     ("serving", "Serving"),
     ("search", "Search"),
     ("ways", "Search serving"),

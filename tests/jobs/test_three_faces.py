@@ -126,6 +126,21 @@ SERVED: Drawn = {
     "confirm": ("confirm", (1,)),
     **{name: STEP[name] for name in ("precision", "price_per_gpu_hour", "calibration")},
 }
+PLANNED: Drawn = {
+    "checkpoint": (
+        "checkpoint",
+        ({"every_steps": 100}, {"store_gbps": 1.0, "asynchronous": True}, {"every_minutes": 5.0, "size_gb": 30.0}),
+    ),
+    "failures": ("failures", ({"fleet": "opt_175b"}, {"per_node_year": 40.0, "spread": 0.2}, {"fleet": "none"})),
+    "restart": ("restart", ({"minutes": 30.0, "manual_share": 0.5},)),
+    "ramp": ("ramp", ({"start": 16, "increment": 16, "sequences": 4000},)),
+    "evaluation": ("evaluation", ({"every_steps": 50, "sequences": 64},)),
+    "energy": ("energy", ({"pue": 1.3, "grid_g_per_kwh": 350.0, "node_w": 2000.0},)),
+    "slow": ("slow", ({"per_node_year": 20.0},)),
+    "spares": ("spares", (1,)),
+    "seed": ("seed", (7,)),
+    "price_per_gpu_hour": STEP["price_per_gpu_hour"],
+}
 TINY = ("model", "tiny_llama_100m")
 NODE = ("cluster", "dgx_h100")
 MEMORY = ("kv", {"blocks": 4000})
@@ -175,6 +190,34 @@ VERBS = {
         {"model": TINY, "cluster": NODE, "global_batch": ("workload.global_batch", 16), "space": ("space", OF_SPACE)},
         SEARCHED,
     ),
+    "compare": Verb(
+        "compare",
+        "/v1/compare/chips",
+        {"model": TINY, "cluster": NODE, "others": ("others", ["dgx_h200"])},
+        {
+            "power_caps_w": ("power_caps_w", ([500, 300],)),
+            "prices": ("prices", ({"dgx_h100": 2.0}, {"dgx_h100": 2.0, "dgx_h200": 3.0})),
+            "price_per_kwh": ("price_per_kwh", (0.1,)),
+            "pue": ("pue", (1.2,)),
+            "price_per_gpu_hour": STEP["price_per_gpu_hour"],
+            "precision": STEP["precision"],
+            "workload": ("workload", ("train", "decode", "generate")),
+            "tp": LAYOUT["tp"],
+        },
+    ),
+    "plan": Verb(
+        "plan",
+        "/v1/plan",
+        {
+            "model": TINY,
+            "cluster": NODE,
+            "seq_len": ("workload.seq_len", 128),
+            "global_batch": ("workload.global_batch", 64),
+            "tokens": ("tokens", 1e11),
+            "lives": ("lives", 60),
+        },
+        PLANNED,
+    ),
     "search serving": Verb(
         "search serving",
         "/v1/search/serving",
@@ -191,18 +234,24 @@ BODIES = {
     "simulate": bodies.SimulateBody,
     "serving": bodies.ServingBody,
     "search": bodies.SearchBody,
+    "plan": bodies.PlanBody,
+    "compare": bodies.CompareBody,
     "search_serving": bodies.ServedSearchBody,
 }
 OF_HTTP: dict[str, Callable[..., Any]] = {
     "simulate": bodies.simulate_of,
     "serving": bodies.serving_of,
     "search": bodies.search_of,
+    "plan": bodies.plan_of,
+    "compare": bodies.compare_of,
     "search_serving": bodies.served_search_of,
 }
 CALLS: dict[str, Callable[..., Any]] = {
     "simulate": opcast.simulate,
     "serving": opcast.serving,
     "search": opcast.search,
+    "plan": opcast.plan,
+    "compare": opcast.compare_chips,
     "search serving": opcast.search_serving,
 }
 

@@ -211,6 +211,34 @@
         return { path: "/v1/simulate", body, found, shown: [found.fits ? null : tooLarge(found), reportFrame(page)], figures: stepFigures(found) };
       },
     },
+    job: {
+      title: "A whole training job",
+      lead: "Days, GPU-hours, price and energy of a training job, with checkpoints, failures and restarts: 10,000 lives of it.",
+      async form(form) {
+        const [models, clusters] = await Promise.all(["models", "clusters"].map(known));
+        const any = { step: "any" };
+        form.append(
+          group("Model", { name: "model", label: "model", kind: "text", choices: named(models), usual: "llama3_8b", required: true },
+            number("seq_len", "sequence length", 4096), number("global_batch", "global batch", 256), number("tokens", "tokens, billions", 1000, { required: true, ...any })),
+          group("Where", choice("cluster", "cluster", named(clusters), "dgx_h100"), number("nodes", "nodes", 4), number("tp", "TP", 2), number("pp", "PP"), choice("zero_stage", "ZeRO stage", [["", "0"], ["1"], ["2"], ["3"]], "1")),
+          group("Failures", choice("fleet", "as often as", [["published", "published fleets"], ["llama3"], ["rsc1"], ["crusoe_h200"], ["opt_175b"], ["none", "never"]], "published"), number("minutes", "minutes to restart", 11, any), number("spares", "spare nodes")),
+          group("Checkpoints", number("every_minutes", "minutes between, empty: best", undefined, any), number("store_gbps", "store, GB/s", undefined, any), { name: "asynchronous", label: "asynchronous", kind: "flag" }),
+          group("Price and energy", number("price_per_gpu_hour", "price a GPU hour", undefined, any), number("pue", "PUE", 1.2, any), number("grid_g_per_kwh", "CO2, g a kWh", undefined, any)),
+        );
+      },
+      body(values) {
+        const { tokens, zero_stage, fleet, minutes, every_minutes, store_gbps, asynchronous, pue, grid_g_per_kwh, ...rest } = values;
+        return { ...rest, tokens: tokens * 1e9, zero_stage: zero_stage ? Number(zero_stage) : undefined, failures: { fleet }, restart: { minutes }, checkpoint: { every_minutes, store_gbps, asynchronous }, energy: { pue, grid_g_per_kwh } };
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await call("/v1/plan", body, signal);
+        const page = await call("/v1/plan/report", body, signal);
+        const figures = {};
+        for (const [name, title] of [["days", "days"], ["gpu_hours", "GPU-hours"], ["cost", "price"], ["kwh", "kWh"], ["goodput", "goodput"]]) for (const part of ["p10", "p50", "p90"]) if (found[name]) figures[`${title} ${part}`] = found[name][part];
+        return { path: "/v1/plan", body, found, shown: [reportFrame(page)], figures };
+      },
+    },
     serving: {
       title: "A served model",
       lead: "What users wait for under their traffic: first token, next tokens, whole answers; and how much a replica serves. The first answer for a model takes some ten seconds.",

@@ -127,6 +127,13 @@ def test_the_fabric_shows_its_links(page: Any, address: str) -> None:
     assert "all_reduce" in (report.locator("h1").text_content() or "")
 
 
+def test_a_whole_job_shows_its_lives(page: Any, address: str) -> None:
+    page.goto(f"{address}/#job?model=tiny_llama_100m&seq_len=128&global_batch=64&tokens=10&nodes=1")
+    frame = page.frame_locator("iframe")
+    frame.locator("text=Progress of ten lives").first.wait_for()
+    assert "days" in (frame.locator("body").text_content() or "")
+
+
 def test_a_served_load(page: Any, address: str) -> None:
     page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&requests=30&rate=20")
     page.wait_for_selector(".curve")

@@ -1,0 +1,212 @@
+"""Lives of a job, many at once: steps until something happens, work that is lost, and the way back.
+
+Events of a life come at moments that do not hang on what the job does, and one that comes while the job is down makes
+it wait until that one is dealt with, too. So a life with one more interruption never ends earlier, and none ends
+earlier with slower checkpoints: tests hold both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .failures import JobEvents, NextEvents
+from .schedule import JobTimeline
+
+MOST_EVENTS = 200_000  # of one life, after which it is taken not to end
+MOST_LOST = 50.0  # times the undisturbed job: a life as long as that is given up, too
+
+
+@dataclass
+class LifeTrace:
+    """The progress of a few lives for a picture: moments in seconds, and the tokens that were trained on by then."""
+
+    moments_s: list[float] = field(default_factory=lambda: [0.0])
+    tokens: list[float] = field(default_factory=lambda: [0.0])
+    interruptions: list[int] = field(default_factory=list)  # places in the lists above
+
+
+@dataclass(frozen=True)
+class JobLives:
+    """What came of each life, arrays [lives] in seconds that add up to ``total_s``.
+
+    ``steps_s`` of steps that counted, ``other_s`` of evaluations and checkpoints that counted, ``lost_s`` of work that
+    was done in vain, ``down_s`` from interruptions until the job ran again, ``held_s`` in which it stood still or was
+    slowed down without losing work, ``begin_s`` before the first step. ``interruptions`` are those that lost work.
+    ``given_up`` are lives that would not end.
+    """
+
+    total_s: np.ndarray
+    steps_s: np.ndarray
+    other_s: np.ndarray
+    lost_s: np.ndarray
+    down_s: np.ndarray
+    held_s: np.ndarray
+    begin_s: float
+    interruptions: np.ndarray
+    given_up: np.ndarray
+    traces: tuple[LifeTrace, ...] = ()
+
+    @property
+    def goodput(self) -> np.ndarray:
+        """The share of each life that steps which counted took."""
+        return self.steps_s / self.total_s
+
+
+def live(
+    job: JobTimeline,
+    factors: np.ndarray,
+    events: NextEvents,
+    begin_s: float = 0.0,
+    spares: int | None = None,
+    repair_s: float = 0.0,
+    traced: int = 0,
+) -> JobLives:
+    """Live through a job as often as there are ``factors`` [n], which say how much longer its steps take than expected.
+
+    ``spares`` nodes stand by; one that is replaced is back after ``repair_s``. None: there is always another.
+    """
+    count = len(factors)
+    last = job.checkpoints
+    at = np.zeros(count, dtype=np.int64)  # the checkpoint that a life goes on from
+    up_s = np.full(count, begin_s)  # when it does
+    now_s = np.zeros(count)
+    total_s = np.full(count, np.nan)
+    lost_s, down_s, held_s = np.zeros(count), np.zeros(count), np.zeros(count)
+    interruptions = np.zeros(count, dtype=np.int64)
+    shelf_s = None if spares is None else np.zeros((count, max(spares, 1)))  # when each spare is ready
+    traces = [LifeTrace() for _ in range(min(traced, count))]
+    alive = np.arange(count)
+    longest_s = MOST_LOST * job.undisturbed_s * max(float(factors.max()), 1.0)
+    for _ in range(MOST_EVENTS):
+        event = events(alive)
+        now_s[alive] += event.gap_s
+        ends_s = up_s[alive] + _until(job, factors[alive], at[alive], last) + job.durable_s
+        done = ends_s <= now_s[alive]
+        total_s[alive[done]] = ends_s[done]
+        endless = ~done & (now_s[alive] > longest_s)
+        total_s[alive[endless]] = now_s[alive[endless]]
+        going = ~(done | endless)
+        alive, event = alive[going], _of(event, going)
+        if not len(alive):
+            break
+        moment_s = now_s[alive]
+        stands = event.held_s > 0
+        if stands.any():
+            _hold(job, factors, at, up_s, alive[stands], moment_s[stands], event.held_s[stands], (held_s, down_s))
+        hit = event.down_s > 0
+        if not hit.any():
+            continue
+        which, moment_s = alive[hit], moment_s[hit]
+        running = moment_s >= up_s[which]
+        reached = _reached(job, factors[which], at[which], moment_s - up_s[which] - job.durable_s)
+        reached = np.where(running, reached, at[which])
+        kept_s = _until(job, factors[which], at[which], reached)
+        if traces:
+            _trace(traces, job, factors, at, up_s, which, moment_s, running)
+        lost_s[which] += np.where(running, moment_s - up_s[which] - kept_s, 0.0)
+        wait_s = np.zeros(len(which))
+        if shelf_s is not None:
+            wait_s = _from_shelf(shelf_s, which, moment_s, event.replaced[hit], spares or 0, repair_s)
+        back_s = np.maximum(up_s[which], moment_s + wait_s + event.down_s[hit])
+        down_s[which] += back_s - np.maximum(up_s[which], moment_s)
+        at[which], up_s[which] = reached, back_s
+        interruptions[which] += 1
+    given_up = np.isnan(total_s)
+    total_s[given_up] = now_s[given_up]
+    given_up |= total_s > longest_s
+    for number, trace in enumerate(traces):
+        trace.moments_s += [float(up_s[number]), float(total_s[number])]
+        trace.tokens += [float(job.tokens[at[number]]), float(job.tokens[last])]
+    steps_s = factors * job.steps_s[last]
+    other_s = np.full(count, job.other_s[last] + job.durable_s)
+    return JobLives(total_s, steps_s, other_s, lost_s, down_s, held_s, begin_s, interruptions, given_up, tuple(traces))
+
+
+def _until(job: JobTimeline, factors: np.ndarray, start: np.ndarray, end: np.ndarray | int) -> np.ndarray:
+    """Seconds from one checkpoint to another."""
+    steps_s, other_s = job.steps_s, job.other_s
+    seconds: np.ndarray = factors * (steps_s[end] - steps_s[start]) + (other_s[end] - other_s[start])
+    return seconds
+
+
+def _reached(job: JobTimeline, factors: np.ndarray, start: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """The last checkpoint before the end that is written within so many seconds after ``start``, by bisection."""
+    low, high = start.copy(), np.full(len(start), job.checkpoints - 1)
+    high = np.maximum(high, low)
+    while (low < high).any():
+        middle = (low + high + 1) // 2
+        there = _until(job, factors, start, middle) <= seconds
+        low, high = np.where(there, middle, low), np.where(there, high, middle - 1)
+    return low
+
+
+def _hold(
+    job: JobTimeline,
+    factors: np.ndarray,
+    at: np.ndarray,
+    up_s: np.ndarray,
+    which: np.ndarray,
+    moment_s: np.ndarray,
+    still_s: np.ndarray,
+    sums: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Lives stand still for a while: what they have saved stays saved, and one that is down is down so long at least.
+
+    ``sums`` are the seconds held and down, which grow.
+    """
+    held_s, down_s = sums
+    running = moment_s >= up_s[which]
+    reached = _reached(job, factors[which], at[which], moment_s - up_s[which] - job.durable_s)
+    reached = np.where(running, reached, at[which])
+    kept_s = _until(job, factors[which], at[which], reached)
+    down_until_s = np.maximum(up_s[which], moment_s + still_s)
+    held_s[which] += np.where(running, still_s, 0.0)
+    down_s[which] += np.where(running, 0.0, down_until_s - up_s[which])
+    up_s[which] = np.where(running, up_s[which] + kept_s + still_s, down_until_s)
+    at[which] = reached
+
+
+def _of(event: JobEvents, which: np.ndarray) -> JobEvents:
+    """The events of some lives."""
+    return JobEvents(event.gap_s[which], event.down_s[which], event.held_s[which], event.replaced[which])
+
+
+def _from_shelf(
+    shelf_s: np.ndarray, which: np.ndarray, moment_s: np.ndarray, replaced: np.ndarray, spares: int, repair_s: float
+) -> np.ndarray:
+    """Seconds until a node takes the place of one that left: the spare that is ready first, or the repaired node."""
+    wait_s = np.zeros(len(which))
+    if not spares:
+        wait_s[replaced] = repair_s
+        return wait_s
+    lives, moments_s = which[replaced], moment_s[replaced]
+    first = shelf_s[lives].argmin(axis=1)
+    taken_s = np.maximum(shelf_s[lives, first], moments_s)
+    shelf_s[lives, first] = moments_s + repair_s
+    shelf_s[lives, first] = np.maximum(shelf_s[lives, first], taken_s)
+    wait_s[replaced] = taken_s - moments_s
+    return wait_s
+
+
+def _trace(
+    traces: list[LifeTrace],
+    job: JobTimeline,
+    factors: np.ndarray,
+    at: np.ndarray,
+    up_s: np.ndarray,
+    which: np.ndarray,
+    moment_s: np.ndarray,
+    running: np.ndarray,
+) -> None:
+    """Note how far the first lives came before they were interrupted."""
+    for index, number in enumerate(which[: len(traces)]):
+        if number >= len(traces) or not running[index]:
+            continue
+        places_s = factors[number] * (job.steps_s - job.steps_s[at[number]]) + (job.other_s - job.other_s[at[number]])
+        far = float(np.interp(moment_s[index] - up_s[number], places_s, job.tokens))
+        trace = traces[number]
+        trace.moments_s += [float(up_s[number]), float(moment_s[index])]
+        trace.tokens += [float(job.tokens[at[number]]), far]
+        trace.interruptions.append(len(trace.tokens) - 1)

@@ -1,0 +1,121 @@
+"""The page of a job: its figures, ten of its lives over days, and how long all of them take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..html import colours
+from ..html.charts import figure, hover, round_number
+from ..html.page import Card, Figure, Note, Page, PageSection, drawn_table, write
+from .answer import LifeSpread, PlanReport
+from .failures import DAY_S
+from .shown import causes, checkpoints, duration, headline, parts, spreads
+
+
+def write_page(report: PlanReport, path: Path) -> Path:
+    """Write the page and return its path; ReportError when it cannot be written."""
+    return write(page(report), path)
+
+
+def page(report: PlanReport) -> Page:
+    """Everything the page shows."""
+    return Page(
+        title=f"{report.model}: the whole training job",
+        subtitle=headline(report),
+        facts=(f"interruptions: {report.rates_from}", f"{report.lives:,} lives, seed {report.seed}"),
+        cards=tuple(cards(report)),
+        sections=(
+            PageSection(
+                "lives",
+                "Lives of the job",
+                "Left: ten lives; a line falls back where work is lost. Right: how many days all lives take.",
+                (
+                    Figure("Progress of ten lives", {"": progress(report)}, half=True),
+                    Figure("Days of all lives", {"": days(report)}, half=True),
+                    drawn_table(spreads(report)),
+                ),
+            ),
+            PageSection(
+                "time",
+                "Where the time goes",
+                "Shares of the mean life, and what interrupts it.",
+                (drawn_table(parts(report)), drawn_table(causes(report))),
+            ),
+            PageSection("checkpoints", "Checkpoints", "", (drawn_table(checkpoints(report)),)),
+            *((PageSection("notes", "Notes", "", (Note("", report.notes),)),) if report.notes else ()),
+        ),
+    )
+
+
+def cards(report: PlanReport) -> list[Card]:
+    """Headlines: the median, and what most lives lie between."""
+    cards_shown = [card("Days", report.days, "{:,.3g}"), card("GPU-hours", report.gpu_hours, "{:,.0f}")]
+    if report.cost is not None:
+        cards_shown.append(card("Price", report.cost, "{:,.0f}"))
+    if report.kwh is not None:
+        cards_shown.append(card("kWh", report.kwh, "{:,.0f}"))
+    if report.co2_kg is not None:
+        cards_shown.append(card("CO2, kg", report.co2_kg, "{:,.0f}"))
+    cards_shown.append(card("Goodput", report.goodput, "{:.1%}"))
+    return cards_shown
+
+
+def card(title: str, spread: LifeSpread, form: str) -> Card:
+    """A figure as a card."""
+    between = f"{form.format(spread.p10)} to {form.format(spread.p90)}"
+    return Card(title, (("P50", form.format(spread.p50)),), (("P10 to P90", between),))
+
+
+def progress(report: PlanReport) -> dict[str, Any]:
+    """Tokens over days of a few lives, a mark where each is interrupted."""
+    lines, marks = [], []
+    for number, trace in enumerate(report.traces):
+        xs = [round_number(moment / DAY_S) for moment in trace.moments_s]
+        ys = [round_number(tokens / 1e9) for tokens in trace.tokens]
+        common = {"type": "scatter", "hoverinfo": "text"}
+        hint = hover(f"life {number + 1}", f"{len(trace.interruptions):,} interruptions", f"{xs[-1]:.4g} days")
+        lines.append(
+            common
+            | {"mode": "lines", "x": xs, "y": ys, "hovertext": hint, "line": {"color": colours.css("blue"), "width": 1}}
+        )
+        marks.append(
+            common
+            | {
+                "mode": "markers",
+                "x": [xs[at] for at in trace.interruptions],
+                "y": [ys[at] for at in trace.interruptions],
+                "hovertext": hint,
+                "marker": {"color": colours.css("red"), "size": 4},
+            }
+        )
+    return figure(
+        [*lines, *marks],
+        340,
+        xaxis={"title": {"text": "days"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": "billion tokens"}, "rangemode": "tozero"},
+    )
+
+
+def days(report: PlanReport) -> dict[str, Any]:
+    """How many lives take how many days."""
+    lefts, counts = zip(*report.histogram, strict=True)
+    width = lefts[1] - lefts[0]
+    bars = {
+        "type": "bar",
+        "x": [round_number(start + width / 2) for start in lefts],
+        "y": [count / report.lives * 100.0 for count in counts],
+        "hovertext": [
+            hover(f"{start:.4g} to {start + width:.4g} days", f"{count / report.lives:.1%} of the lives")
+            for start, count in zip(lefts, counts, strict=True)
+        ],
+        "hoverinfo": "text",
+        "marker": {"color": colours.css("blue"), "line": {"width": 0}},
+    }
+    return figure(
+        [bars],
+        340,
+        bargap=0.05,
+        xaxis={"title": {"text": f"days (half of the lives take {duration(report.days.p50 * DAY_S)} or less)"}},
+        yaxis={"title": {"text": "% of the lives"}},
+    )

@@ -1,0 +1,85 @@
+"""What a person is shown of a job, as tables for a terminal and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..report.view import ViewColumn, ViewTable
+from .answer import LifeSpread, PlanReport
+
+ROWS = {  # of the first table: what a figure is called -> the figure, whether an empty row is left out
+    "days": "days",
+    "GPU-hours": "gpu_hours",
+    "price": "cost",
+    "kWh": "kwh",
+    "CO2, kg": "co2_kg",
+    "goodput, %": "goodput",
+    "interruptions": "interruptions",
+    "hours of work done twice": "lost_hours",
+    "hours down": "down_hours",
+}
+
+
+def headline(report: PlanReport) -> str:
+    """One line of what is asked."""
+    layout = f" ({', '.join(report.layout)})" if report.layout else ""
+    steps = f"{report.steps:,} steps of {duration(report.step_time_s)}"
+    return f"{report.model} on {report.devices:,} x {report.device}{layout}: {report.tokens:.4g} tokens, {steps}"
+
+
+def duration(seconds: float) -> str:
+    """A duration as a reader would say it."""
+    for limit, divisor, unit in ((1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
+        if seconds < limit:
+            return f"{seconds / divisor:.3g} {unit}"
+    return f"{seconds / 86_400.0:.3g} days"
+
+
+def tables(report: PlanReport) -> list[ViewTable]:
+    """What came of the lives, where the time goes, what interrupts, and the checkpoints."""
+    return [spreads(report), parts(report), causes(report), checkpoints(report)]
+
+
+def spreads(report: PlanReport) -> ViewTable:
+    """Each figure with what one, five and nine of ten lives stay below."""
+    rows = []
+    for title, name in ROWS.items():
+        spread: LifeSpread | None = getattr(report, name)
+        if spread is not None:
+            times = 100.0 if title.endswith("%") else 1.0
+            rows.append([title, *(times * value for value in (spread.p10, spread.p50, spread.p90, spread.mean))])
+    columns = [ViewColumn("")] + [ViewColumn(name, "figure") for name in ("P10", "P50", "P90", "mean")]
+    return ViewTable(f"{report.lives:,} lives of the job", columns, rows)
+
+
+def parts(report: PlanReport) -> ViewTable:
+    """Where the time of the mean life goes; the shares add up to 1."""
+    rows = [[name, report.days.mean * share, share] for name, share in report.parts.items() if share > 0.0]
+    columns = [ViewColumn("part"), ViewColumn("days", "hundredths"), ViewColumn("share", "share", bar=True)]
+    return ViewTable("where the time goes", columns, rows)
+
+
+def causes(report: PlanReport) -> ViewTable:
+    """What interrupts the mean life, and how often."""
+    rows = [[name.replace("_", " "), count] for name, count in report.causes.items()]
+    columns = [ViewColumn("what interrupts"), ViewColumn("times expected", "tenths", bar=True)]
+    often = "" if report.mtbf_hours is None else f", one in {duration(3600.0 * report.mtbf_hours)}"
+    return ViewTable(f"interruptions ({report.rates_from}{often})", columns, rows)
+
+
+def checkpoints(report: PlanReport) -> ViewTable:
+    """What checkpoints cost, and how often they are best written."""
+    saved = report.checkpoint
+    rows: list[Sequence[str]] = [
+        ("size", f"{saved.size_gb:,.4g} GB"),
+        ("written", f"{saved.count:,} times, every {duration(60.0 * saved.interval_minutes)} of training"),
+        ("training waits for each", duration(saved.blocking_s)),
+        ("until it can be read", duration(saved.blocking_s + saved.durable_s)),
+        ("a restart reads it in", duration(saved.load_s)),
+        ("store", f"{saved.write_gbps:,.4g} GB/s in, {saved.read_gbps:,.4g} GB/s out"),
+    ]
+    if saved.daly_minutes is not None:
+        rows.append(("best interval by Daly's formula", duration(60.0 * saved.daly_minutes)))
+    if saved.best_minutes is not None:
+        rows.append(("best interval by simulation", duration(60.0 * saved.best_minutes)))
+    return ViewTable("checkpoints", [ViewColumn(""), ViewColumn("", "words")], rows)

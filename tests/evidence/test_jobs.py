@@ -1,0 +1,19 @@
+"""Published jobs whose step was known: days, GPU-hours and goodput within the goal, and misses that are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from opcast.tests.evidence.jobs import answer, jobs
+
+
+@pytest.mark.parametrize("name", jobs())
+def test_a_published_job_is_as_near_as_is_said(name: str) -> None:
+    row = jobs()[name]
+    assert row["source"]
+    job = answer(name)
+    if job.goal is not None:
+        assert abs(job.error) <= job.goal, job
+    else:
+        assert row["why"]
+        assert job.error < 0.0, f"{job}: misses are jobs that took longer than their machines' failures explain"
