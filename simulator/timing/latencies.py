@@ -24,7 +24,9 @@ BY_BYTES = Witness("bytes", "bytes", "bytes")
 # operands of other values and places, by another build. Steps of eight small models on a CPU whose ops were measured
 # are off by 3.0 to 9.9 % in the median (docs/evidence.md, `opcast quickstart models=all`). A judgement, not a fit.
 IN_STEP = 0.03
-# Of the variance of errors of a predictor's ops, what those of one kind in a step share: SHARED-TODO
+# Of the variance of a predictor's errors, what ops of one kind in a step share, by rows that were left out: 0.05 of
+# products on an H200, -0.04 to 0.24 (median 0.00) of ten tables of L40S. Read off TABLE by
+# tests/benchmarks/shared_errors.py; this is above all but one.
 SHARED = 0.2
 # The host_overhead ops that per-call costs are read off: as campaigns measure them.
 PARTS = ("dispatch", "launch", "view", "module", "autograd")
