@@ -59,9 +59,10 @@ USUAL, ALL = "usual", "all"
 FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
-FIRST_OF_KIND = (
-    8  # cases of each kind and backend that come before all others: enough to learn from, however early the end
-)
+# Cases of each kind and backend that come before all others: enough to learn from, however early the end. Products,
+# attention and experts are most of every step, and hang on more dims: nine rows of experts do not tell of their widths.
+FIRST_OF_KIND = 8
+FIRST_OF_LARGE, LARGE_FAMILIES = 16, ("gemm", "attention", "moe")
 ROUNDS = 8  # batches that the other cases of each kind are cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
@@ -484,12 +485,13 @@ def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
         random = Random(f"{settings.seed} {name}")
         shuffled = list(group)
         random.shuffle(shuffled)
+        few = FIRST_OF_LARGE if KINDS[name].family in LARGE_FAMILIES else FIRST_OF_KIND
         nth: Counter[str] = Counter()
         first: list[Case] = []
         others: list[Case] = []
         for case in shuffled:
             nth[case.backend] += 1
-            (first if nth[case.backend] <= FIRST_OF_KIND else others).append(case)
+            (first if nth[case.backend] <= few else others).append(case)
         placed.append((random.random() - 1, name, first))
         count = max(-(-len(others) // settings.batch_size), min(ROUNDS, len(others)))
         for i in range(count):

@@ -37,10 +37,12 @@ python=${PYTHON:-}
 site=${SITE:-first-gpu-run}
 license=${LICENSE:-Apache-2.0}
 campaign=(campaign=full "+settings.device=$hardware")
+collectives=(campaign=collectives "+settings.device=$hardware")
 quickstart=("hardware=$hardware")
 if [ -n "$small" ]; then
     cases='campaign.cases=[{kind: gemm, m: [8, 16, 24], n: [64, 96], k: [32, 48]}, {kind: copy, size_bytes: [4096, 65536]}]'
     campaign=(campaign=quick "$cases" "+settings.device=$hardware" +settings.case_budget_s=0.01)
+    collectives+=('campaign.cases=[{kind: all_reduce, size_bytes: [1024, 65536], ranks: 2}]' 'campaign.canaries=[]')
     quickstart+=("$cases" campaign.settings.case_budget_s=0.01 model.config.hidden_size=128
         model.config.intermediate_size=256 model.config.num_attention_heads=2 model.config.num_key_value_heads=1
         model.config.num_hidden_layers=1 model.config.vocab_size=512 rounds=1 train.seq_len=32 prefill.seq_len=32
@@ -119,14 +121,14 @@ profile() { with_clocks "$out/clocks_$1.csv" opcast profile "${campaign[@]}" "st
 gpus() { "$python" -c "import torch; print(torch.cuda.device_count())" 2>/dev/null || echo 0; }
 
 collectives() {
-    opcast profile campaign=collectives "+settings.device=$hardware" "store=$out/store_1" format=json >"$out/collectives.json"
+    opcast profile "${collectives[@]}" "store=$out/store_1" format=json >"$out/collectives.json"
 }
 
 # Every task sees all GPUs of its node and takes that of its place: one that sees a single GPU cannot reach the others.
 between_nodes() {
     local master
     master=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) || return 1
-    opcast profile campaign=collectives "+settings.device=$hardware" "plan_out=$out/nodes_plan.json" format=json || return 1
+    opcast profile "${collectives[@]}" "plan_out=$out/nodes_plan.json" format=json || return 1
     srun --ntasks-per-node="$1" --gpu-bind=none bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS \
         LOCAL_WORLD_SIZE='"$1"' MASTER_ADDR='"$master"' MASTER_PORT=29500 exec "$0" -P -m opcast.harness.collectives "$@"' \
         "$python" "$out/nodes_plan.json" "$out/store_1"
@@ -178,6 +180,8 @@ step campaign "everything once, about 20 minutes on a fast GPU" profile store_1
 step again "everything again, and how well both agree" again
 if [ "$hardware" = cuda ] && [ "$(gpus)" -gt 1 ]; then
     step collectives "between the $(gpus) GPUs here, about 10 minutes" collectives
+elif [ "$hardware" = cpu ] && [ -n "$small" ]; then
+    step collectives "between two processes" collectives
 fi
 if [ "${SLURM_JOB_NUM_NODES:-1}" -gt 1 ] && command -v srun >/dev/null; then
     step nodes "between $SLURM_JOB_NUM_NODES nodes" between_nodes "${RANKS_PER_NODE:-$(gpus)}"

@@ -42,6 +42,7 @@ SEEDS = 3  # draws of points that an evaluation averages over, one where a draw 
 MIN_LEAF = 20  # rows a leaf of the pooled model needs: finer ones are habits of one device
 ALONE = "alone"  # the way that asks no other device
 FEW = ("calibrated", "interpolation")  # what corrects another device's answer on few rows
+SIBLING_ROWS = 2.0  # times a table's rows, from which another kernel's may know more of its chip (a judgement)
 MOST_BASES = 2  # that few rows correct in turn
 
 
@@ -132,7 +133,8 @@ def learned_ways(
     nearest = {_label(base): base for base in nearest_bases(bases, table, ops, weights)}
     for label, base in nearest.items():
         answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
-        ways[label] = learn(table, answered, few, folds)
+        alike = few if base.correction.kriging is None else dataclasses.replace(few, candidates=FEW[:1])
+        ways[label] = learn(table, answered, alike, folds)
     loss = {label: made.residuals[made.chosen] for label, made in ways.items()}
     return Ways(table, options, ops, weights, ways, nearest, choose(loss, weights, ways[ALONE].folds.scored))
 
@@ -181,20 +183,23 @@ def adapted(ways: Ways) -> Predictor:
 def nearest_bases(
     bases: Sequence[Predictor], table: MeasurementTable, ops: Frame, weights: np.ndarray
 ) -> list[Predictor]:
-    """The few that miss a table's rows least once each is off by one factor, the nearest first."""
+    """The few that miss a table's rows least once each is off by one factor, the nearest first.
+
+    Another device's that interpolates is left out: all that can correct it is a factor.
+    """
     target, missed = np.log(table.latency_us / ops.analytical_us), []
     for base in bases:
-        if base.correction.kriging is None and base.correction.lines is None:  # else it cannot be corrected
+        if base.correction.lines is None and (base.correction.kriging is None or is_sibling(base, table)):
             rest = target - base.correction.predict(ops.matrix)
             missed.append((float(np.average(np.minimum(np.abs(rest - np.median(rest)), 1.0), weights=weights)), base))
     return [base for _, base in sorted(missed, key=lambda each: (each[0], _label(each[1])))[:MOST_BASES]]
 
 
 def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Predictor]:
-    """What is known of a kind by others: tables of this device by other labs, current predictors of other devices,
-    and pools that never saw this device.
+    """What is known of a kind by others: siblings (:func:`is_sibling`), tables of this device by other labs, current
+    predictors of other devices, and pools that never saw this device.
 
-    Of formats that the table has; of two that a backend of a device has, the first registry's.
+    All but siblings of formats that the table has; of two that a backend of a device has, the first registry's.
     """
     found: dict[tuple[str, str], Predictor] = {}
     formats = {str(each) for each in np.unique(table.dtype)}
@@ -207,6 +212,9 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
                     continue
                 if base is None or base.device.synchronous or (device_id, backend) in found:
                     continue
+                if is_sibling(base, table):
+                    found[device_id, backend] = base
+                    continue
                 same = set(sources_of(base.card)).intersection(table.sources.get("source", ()))
                 if device_id == table.device.id and (is_own(sources_of(base.card)) or same):
                     continue  # learned from these rows, or from rows like them
@@ -214,6 +222,19 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
                 if not seen and formats.intersection(base.card.get("dtypes", ())):
                     found[device_id, backend] = base
     return list(found.values())
+
+
+def is_sibling(base: Predictor, table: MeasurementTable) -> bool:
+    """Whether a predictor learned another kernel for the same ops from own rows of the device, many more than a table
+    has.
+
+    Kernels of one kind share the chip: its bandwidth, floors and waves, so that a few rows of one tell how it differs
+    from another that many rows tell of, also in another format. Only from more rows to fewer, so that the order of
+    training (largest first) does not matter.
+    """
+    many = base.card.get("n", 0) >= SIBLING_ROWS * len(table)
+    own = is_own(sources_of(base.card)) and is_own(table.sources.get("source", ()))
+    return base.device_id == table.device.id and base.backend != table.backend and own and many
 
 
 def _label(base: Predictor) -> str:

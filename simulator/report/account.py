@@ -76,13 +76,14 @@ def interval(state: State, ledger: Ledger) -> tuple[float, float]:
     total_us = state.total_us
     width = calibrated_width(state, any(kind in EXPERTS for kind in ledger.kinds()))
     if width is None or not total_us:
-        return ledger.interval(total_us)
+        return ledger.interval(total_us, state.device.synchronous)
     if not any(calibration.unknown in ("chip", "both") for calibration in state.plan.calibrated.values()):
         return total_us * math.exp(-width), total_us * math.exp(width)
     answers = zip(ledger.engine.tolist(), ledger.inside.tolist(), strict=True)
     is_unmeasured = np.array([trust.source(*answer) in trust.UNMEASURED_SOURCES for answer in answers])
     low_factors, high_factors = (np.where(is_unmeasured, bound, 1.0) for bound in (ledger.low, ledger.high))
-    low, high = replace(ledger, low=low_factors, high=high_factors).interval(total_us)
+    ops_alone = replace(ledger, low=low_factors, high=high_factors)
+    low, high = ops_alone.interval(total_us, state.device.synchronous)
     below, above = (math.log(total_us / max(low, total_us * MIN_BOUND_SHARE)), math.log(high / total_us))
     return total_us * math.exp(-math.hypot(width, below)), total_us * math.exp(math.hypot(width, above))
 

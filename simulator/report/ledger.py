@@ -10,10 +10,11 @@ from typing import TypeVar
 import numpy as np
 
 from ...datasets.ops import Op
+from ...models.choice import OWN
 from ..engines import Witness
 from ..graph import Node
 from ..step.state import Executed, State
-from ..timing.latencies import step_interval
+from ..timing.latencies import SHARED, step_interval
 from ..timing.phases import select_nodes
 from .energy import DrawnEnergy, drawn_by
 
@@ -50,6 +51,15 @@ class Ledger:
             times_us = self.us[rows]
             yield kind, float(self.count[rows].sum()), float(times_us.sum()), engines, _sum_by_name(witnesses, times_us)
 
+    def shared(self) -> np.ndarray:
+        """What the error of every row shares with others of its kind, of its variance.
+
+        Predictors of own rows were asked about rows that were left out. Whatever else answers, or they beyond their
+        rows, may be off for all ops alike.
+        """
+        of_own_rows = np.array([who.clause == OWN for who in self.witness.tolist()], dtype=bool)
+        return np.where(of_own_rows & (self.engine == "learned") & self.inside, SHARED, 1.0)
+
     def by_phase(self) -> dict[str, float]:
         """Microseconds by phase."""
         return _sum_by_name([node.phase for node in self.nodes], self.us)
@@ -84,12 +94,17 @@ class Ledger:
                 counts[node.source] += count
         return tuple(f"{name} x{round(count)}" for name, count in counts.most_common())
 
-    def interval(self, total_us: float) -> tuple[float, float]:
-        """Bounds of the whole: errors of one kind of op go together, those of different kinds do not."""
+    def interval(self, total_us: float, one_sign: bool = False) -> tuple[float, float]:
+        """Bounds of the whole: errors of one kind of op go together as far as they share, different kinds do not.
+
+        ``one_sign``: whatever answers, errors of one kind go together: other work on a CPU lengthens all calls.
+        """
         work = float(self.us.sum())
         if not work:
             return total_us, total_us
-        low, high = step_interval(self.kinds(), self.us, self.low, self.high, work)
+        ops = [node.op or node.source for node in self.nodes]
+        shared = 1.0 if one_sign else self.shared()
+        low, high = step_interval(self.kinds(), ops, self.us, self.low, self.high, work, shared)
         return total_us * low / work, total_us * high / work
 
 

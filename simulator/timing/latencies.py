@@ -6,7 +6,7 @@ behind the host, which launches ahead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,10 @@ BY_BYTES = Witness("bytes", "bytes", "bytes")
 # operands of other values and places, by another build. Steps of eight small models on a CPU whose ops were measured
 # are off by 3.0 to 9.9 % in the median (docs/evidence.md, `opcast quickstart models=all`). A judgement, not a fit.
 IN_STEP = 0.03
+# Of the variance of a predictor's errors, what ops of one kind in a step share, by rows that were left out: 0.05 of
+# products on an H200, -0.04 to 0.24 (median 0.00) of ten tables of L40S. Read off TABLE by
+# tests/benchmarks/shared_errors.py; this is above all but one.
+SHARED = 0.2
 # The host_overhead ops that per-call costs are read off: as campaigns measure them.
 PARTS = ("dispatch", "launch", "view", "module", "autograd")
 HOST_BATCH, HOST_OPERATORS, HOST_DTYPE = 128, 160, "fp32"
@@ -155,19 +159,33 @@ def python_us(nodes: Sequence[Node], cold: Coldness) -> np.ndarray:
 
 
 def step_interval(
-    kinds: Sequence[str], kernel_us: np.ndarray, low: np.ndarray, high: np.ndarray, total_us: float
+    kinds: Sequence[str],
+    ops: Sequence[Hashable],
+    kernel_us: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    total_us: float,
+    shared: np.ndarray | float = 1.0,
 ) -> tuple[float, float]:
     """An interval of the step from those of its ops, ``low`` and ``high`` as factors [ops], by their kinds.
 
-    Errors of one predictor go together, those of different predictors do not: half-widths add within a kind and
-    in quadrature between kinds. To them comes what a step adds to its ops (:data:`IN_STEP`).
+    An error has a part that all ops of a kind share, ``shared`` of its variance [ops], and one of its own. Half-widths
+    of the first add within a kind, those of the second for the same op alone; all else adds in quadrature, also
+    between kinds. To them comes what a step adds to its ops (:data:`IN_STEP`).
     """
-    below: dict[str, float] = {}
-    above: dict[str, float] = {}
-    for name, us, least, most in zip(kinds, kernel_us.tolist(), low.tolist(), high.tolist(), strict=True):
-        below[name] = below.get(name, 0.0) + us * (1 - least)
-        above[name] = above.get(name, 0.0) + us * (most - 1)
+    common, alone = np.sqrt(shared), np.sqrt(1.0 - np.asarray(shared))
     step_us = IN_STEP * float(kernel_us.sum())
-    down = float(np.sqrt(step_us**2 + sum(v * v for v in below.values())))
-    up = float(np.sqrt(step_us**2 + sum(v * v for v in above.values())))
+
+    def half_us(widths_us: np.ndarray) -> float:
+        by_kind, by_op = _sums(kinds, common * widths_us), _sums(ops, alone * widths_us)
+        return float(np.sqrt(step_us**2 + (by_kind**2).sum() + (by_op**2).sum()))
+
+    down, up = half_us(kernel_us * (1.0 - low)), half_us(kernel_us * (high - 1.0))
     return max(total_us - down, 0.0), total_us + up
+
+
+def _sums(names: Sequence[Hashable], values: np.ndarray) -> np.ndarray:
+    """Sums of values [n] by name."""
+    place: dict[Hashable, int] = {}
+    codes = np.array([place.setdefault(name, len(place)) for name in names], dtype=np.int64)
+    return np.bincount(codes, weights=np.broadcast_to(values, codes.shape), minlength=1)

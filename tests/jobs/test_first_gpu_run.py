@@ -45,6 +45,7 @@ def test_it_measures_twice_compares_and_packs_and_goes_on(root: Path, tmp_path: 
     kinds = {each["kind"]: each for each in json.loads((folder / "repeatability.json").read_text())["kinds"]}
     assert {"gemm", "copy"} <= set(kinds)
     assert kinds["gemm"]["rows"] >= 12
+    assert json.loads((folder / "collectives.json").read_text())["statuses"] == {"ok": 2}
     with tarfile.open(tmp_path / "out.tar.gz") as archive:
         names = archive.getnames()
     told = (
@@ -55,6 +56,7 @@ def test_it_measures_twice_compares_and_packs_and_goes_on(root: Path, tmp_path: 
         "again.log",
         "failures.json",
         "check.json",
+        "collectives.json",
     )
     assert {f"attached/{name}" for name in told} <= set(names)
     assert any(name.startswith("rows/gemm/") for name in names)
@@ -65,6 +67,37 @@ def test_it_measures_twice_compares_and_packs_and_goes_on(root: Path, tmp_path: 
     assert again.returncode == 0
     assert "campaign: done before" in again.stderr
     assert "again: done before" in again.stderr
+
+
+SRUN = """#!/bin/bash
+# Slurm's srun on one machine: so many tasks on each of two nodes, each told its place.
+[[ $1 == --ntasks-per-node=* && $2 == --gpu-bind=none ]] || exit 64
+each=${1#*=}; shift 2
+export SLURM_NTASKS=$((2 * each))
+for ((task = 0; task < SLURM_NTASKS; task++)); do SLURM_PROCID=$task "$@" & tasks+=($!); done
+for task in "${tasks[@]}"; do wait "$task" || exit 1; done
+"""
+
+
+@pytest.mark.slow
+def test_under_slurm_the_nodes_of_a_job_measure_what_lies_between_them(root: Path, tmp_path: Path) -> None:
+    """The step's own plan, command and ranks; only srun and scontrol are stood in for."""
+    folder, commands = tmp_path / "out", tmp_path / "bin"
+    done_before(folder, "provenance", "tests", "campaign", "again", "collectives", "quickstart", "check")
+    Store(folder / "store_1").save_device(figures_at_hand())
+    commands.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", '#!/bin/sh\nexec echo "127.0.0.1"\n')):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    slurm = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]", "RANKS_PER_NODE": "1"}
+    found = first_run(root, folder, PATH=f"{commands}:{os.environ['PATH']}", **slurm)
+    assert found.returncode == 0, found.stderr
+    assert "nodes: done in" in found.stderr
+    store = Store(folder / "store_1")
+    rows = [row for device in store.devices("all_reduce") for row in store.read("all_reduce", device).to_pylist()]
+    assert {(row["ranks"], row["size_bytes"]) for row in rows} == {(2, 1024), (2, 65536)}
+    taken = Store(tmp_path / "taken")
+    assert import_into(taken, "bundle", tmp_path / "out.tar.gz").rows_written == 2
 
 
 def test_a_step_that_fails_is_said_with_its_log_and_its_exit_code(root: Path, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ JOINED = "stack.fusion=[rms_norm,rope,silu_mul,cross_entropy,add_norm,pointwise]
 DEEP = "model=deepseek_v3 workload.input_len=4096 parallel.tp=8"
 QWEN = "model=qwen3_30b_a3b"
 OSS = "workload=decode model=gpt_oss_120b workload.batch=64 workload.input_len=2048"
+LEAST_SHARE = 0.98  # of each step, measurable on its hardware
 STEPS = {
     "8B in torchtitan": f"{TITAN_8B} precision=bf16",
     "8B in torchtitan, float8": f"{TITAN_8B} precision=fp8",
@@ -160,7 +161,7 @@ STEPS = {
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_nearly_all_of_a_step_is_measurable_on_its_hardware(capsys: pytest.CaptureFixture[str], step: str) -> None:
     told = asked(capsys, *step.split())
-    assert told["shares"]["measurable"] >= 0.98
+    assert told["shares"]["measurable"] >= LEAST_SHARE
     assert set(told["shares"]) == {MEASURED, MEASURABLE, NOT.replace(" ", "_")}
     assert told["seconds"] < 600
     assert shares(()) == {MEASURED: 0.0, MEASURABLE: 0.0, NOT: 0.0}

@@ -336,6 +336,39 @@ def test_a_pool_that_saw_the_device_is_not_compared_on_its_rows(store: Memory, f
     assert "adapted_from" not in train(store, "newest", options=fast, registry=registry)["gemm"]
 
 
+@pytest.fixture
+def two_kernels() -> Memory:
+    """A device with 260 rows of one kernel and 12 of another, half as fast again."""
+    device, few = DEVICES["newest"], 12
+    rows = pa.concat_tables(
+        [measured(device), measured(device, few, seed=9, level=1.5, backend="another-1:gemm")],
+        promote_options="default",
+    )
+    return Memory({device.id: rows})
+
+
+def test_few_rows_of_a_kernel_correct_another_of_the_same_device(
+    two_kernels: Memory, fast: Options, tmp_path: Path
+) -> None:
+    device, registry = DEVICES["newest"], Registry(tmp_path)
+    found = train(two_kernels, device, options=fast, registry=registry)
+    few = next(each for name, each in found.items() if each["n"] == 12)
+    assert few["adapted_from"] == f"gemm@lib-1:gemm/{device.id}@1"
+    made = registry.find("gemm", device.id, "another-1:gemm")
+    asked = tables("gemm", measured(device, 200, seed=31, level=1.5, backend="another-1:gemm"), device)[0]
+    assert errors(made, asked)["median_ape"] < 5.0
+    alone = train(two_kernels, device, options=fast)
+    assert few["test_median_ape"] < next(each for each in alone.values() if each["n"] == 12)["test_median_ape"]
+
+
+def test_a_second_training_of_the_same_rows_says_the_same(two_kernels: Memory, fast: Options, tmp_path: Path) -> None:
+    """Many rows teach few, never the other way round, so that it does not matter who was registered before."""
+    first, second = (train(two_kernels, DEVICES["newest"], options=fast, registry=Registry(tmp_path)) for _ in range(2))
+    for label, found in first.items():
+        assert {**second[label], "promoted": True, "why": ""} == {**found, "promoted": True, "why": ""}
+    assert "adapted_from" not in next(each for each in first.values() if each["n"] == 260)
+
+
 def test_one_device_is_no_pool(donors: list[MeasurementTable], fast: Options) -> None:
     with pytest.raises(TrainingError, match="two devices"):
         pool(donors[:1], fast)

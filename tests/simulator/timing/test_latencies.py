@@ -24,7 +24,7 @@ from opcast.simulator.question.stack import STACK_DIRECTORY, known_stacks, load_
 from opcast.simulator.simulate import alone
 from opcast.simulator.timing.coldness import Coldness
 from opcast.simulator.timing.costs import Costs, cost_graphs
-from opcast.simulator.timing.latencies import host_times, node_latencies, step_interval
+from opcast.simulator.timing.latencies import IN_STEP, host_times, node_latencies, step_interval
 from opcast.simulator.timing.phases import PhaseTime, time_phase
 from opcast.simulator.timing.residency import cold_blocks
 from opcast.simulator.timing.schedule.streams import place
@@ -147,11 +147,28 @@ def test_more_bandwidth_is_never_slower(factor: float):
 def test_the_interval_holds_the_step_and_grows_with_its_ops():
     costs, found = timed(chain(10), device())
     kinds = [node.op.kind for node in costs.nodes]
-    low, high = step_interval(kinds, costs.kernel_us, costs.low, costs.high, found.total_us)
+    ops = [node.op for node in costs.nodes]
+    low, high = step_interval(kinds, ops, costs.kernel_us, costs.low, costs.high, found.total_us)
     assert low < found.total_us < high
-    wide = step_interval(kinds, costs.kernel_us, costs.low * 0.5, costs.high * 2, found.total_us)
+    wide = step_interval(kinds, ops, costs.kernel_us, costs.low * 0.5, costs.high * 2, found.total_us)
     assert wide[0] < low
     assert wide[1] > high
+
+
+@given(st.lists(st.floats(1.0, 100.0), min_size=2, max_size=8), st.floats(0.0, 1.0))
+def test_errors_of_a_kind_add_as_far_as_they_are_shared(times_us: list[float], shared: float):
+    us = np.array(times_us)
+    kinds, ops, factors = ["gemm"] * len(us), list(range(len(us))), np.full(len(us), 1.2)
+
+    def above(ops: list[int], part: float) -> float:
+        width = step_interval(kinds, ops, us, 2.0 - factors, factors, us.sum(), part)[1] - us.sum()
+        return np.sqrt(width**2 - (IN_STEP * us.sum()) ** 2)
+
+    together, apart = above(ops, 1.0), above(ops, 0.0)
+    assert together == pytest.approx(0.2 * us.sum())
+    assert apart == pytest.approx(0.2 * np.sqrt((us**2).sum()))
+    assert above(ops, shared) == pytest.approx(np.sqrt(shared * together**2 + (1.0 - shared) * apart**2))
+    assert above([0] * len(us), 0.0) == pytest.approx(together)  # one op, however often it runs, has one error
 
 
 def test_host_calls_delay_small_kernels_only_on_a_device_that_waits_for_the_host():
