@@ -114,6 +114,24 @@ def together(
     }
 
 
+def loads(
+    request: ServedSearchRequest,
+    own: LayoutReplica,
+    policy: str,
+    batches: Sequence[int],
+    max_tokens: int,
+    replicas: int,
+    curves: LoadCurves,
+) -> np.ndarray:
+    """How many sequences run on each rank of so many replicas that do both, at the highest load that keeps what users
+    expect [batches]: 0 where none does, all that have room where nothing is expected."""
+    most = np.array(batches, dtype=float)
+    if not request.slo.named:
+        return most
+    ranks = np.full(len(most), replicas * own.layout.dp * own.layout.pp)
+    return together_load(curves.both(own, policy, max_tokens), ranks, most, expected_of(request))
+
+
 def loaded(
     request: ServedSearchRequest,
     own: LayoutReplica,
@@ -122,22 +140,19 @@ def loaded(
     max_tokens: int,
     replicas: int,
     curves: LoadCurves,
+    load: float,
 ) -> dict[str, Any]:
-    """Figures of so many replicas that do both, at the highest load that keeps what users expect; at all that they have
-    room for where none does, or nothing is expected. ``requests_per_s`` are those of all."""
-    layout, running, wait_us = own.layout, float(batch), 0.0
-    met = True
-    if request.slo.named:
-        known, ranks = curves.both(own, policy, max_tokens), replicas * layout.dp * layout.pp
-        found = together_load(known, np.array([ranks]), np.array([float(batch)]), expected_of(request))
-        met = bool(found[0] > 0)
-        running = max(float(found[0]), 1.0) if met else running
-        if running < batch:
-            busy_us = known.at("prompt_us", running)
-            wait_us = float((waiting(np.array([ranks]), known.at("rate", running) * busy_us, 0.5)[0] * busy_us)[0])
+    """Figures of so many replicas that do both at a ``load`` of :func:`loads`; at all that they have room for where
+    that is 0. ``requests_per_s`` are those of all."""
+    layout, wait_us = own.layout, 0.0
+    running = max(load, 1.0) if load else float(batch)
+    if request.slo.named and running < batch:
+        known, ranks = curves.both(own, policy, max_tokens), np.array([replicas * layout.dp * layout.pp])
+        busy_us = known.at("prompt_us", running)
+        wait_us = float((waiting(ranks, known.at("rate", running) * busy_us, 0.5)[0] * busy_us)[0])
     made = together(request, own, policy, running, max_tokens, batch)
     made["ttft_ms"] += wait_us / 1e3
-    made |= {"queue_ms": wait_us / 1e3, "requests_per_s": made["requests_per_s"] * replicas, "meets_slo": met}
+    made |= {"queue_ms": wait_us / 1e3, "requests_per_s": made["requests_per_s"] * replicas, "meets_slo": load > 0}
     del made["busy_us"]
     return made
 
@@ -187,12 +202,13 @@ def apart(
     prefill: LayoutReplica,
     decode: LayoutReplica,
     policy: str,
-    batch: int,
+    batches: Sequence[int],
     max_tokens: int,
     devices: int,
     curves: LoadCurves,
-) -> list[dict[str, Any]]:
-    """Figures of pools apart, for each ratio asked for, or the best one; ``requests_per_s`` are those of all replicas.
+) -> list[list[dict[str, Any]]]:
+    """Figures of pools apart [batches], for each ratio asked for, or the best one; ``requests_per_s`` are those of all
+    replicas.
 
     The best ratio serves most on all devices; of those that serve ``request.rate`` it has the fewest. Empty where
     no ratio fits the devices.
@@ -200,7 +216,8 @@ def apart(
     own, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
     first, second = ratios(request, prefill.layout.devices, decode.layout.devices, devices)
     if not len(first):
-        return []
+        return [[] for _ in batches]
+    count, first, second = len(first), np.tile(first, len(batches)), np.tile(second, len(batches))
     known, outputs = curves.decoding(decode), request.output_len - 1
 
     def hosts(rate: np.ndarray, before_us: np.ndarray) -> np.ndarray:
@@ -210,7 +227,7 @@ def apart(
         first * prefill.layout.dp * prefill.layout.pp,
         second * decode.layout.dp * decode.layout.pp,
         known,
-        np.full(len(first), float(batch)),
+        np.repeat(np.array(batches, dtype=float), count),
         own.alone_us,
         own.us / own.requests,
         own.us,
@@ -221,34 +238,43 @@ def apart(
     kept = apart_load(pools, expected_of(request), BUSIEST) if request.slo.named else full
     rate = np.where(kept > 0, kept, full)
     queue_us, _, _, prompt_us = pools.times(rate, request.slo.share, beyond(request.slo))
-    running = np.minimum(known.running(rate / pools.second), batch) if request.slo.named else pools.batch
+    running = np.minimum(known.running(rate / pools.second), pools.batch) if request.slo.named else pools.batch
     tpot_us = known.at("tpot_us", running)
     before_us = queue_us + prompt_us + moved_us
     ttft_us = before_us + hosts(rate, before_us + tpot_us * outputs)
     used = first * prefill.layout.devices + second * decode.layout.devices
     enough = np.inf if request.rate is None else request.rate / SECOND_US
-    chosen = range(len(rate)) if request.space.ratio else best_ratio(np.where(kept > 0, kept, 0), rate, used, enough)
-    return [
-        {
-            "ratio": f"{first[at]}:{second[at]}",
-            "prefill_replicas": int(first[at]),
-            "replicas": int(second[at]),
-            "ttft_ms": float(ttft_us[at]) / 1e3,
-            "tpot_ms": float(tpot_us[at]) / 1e3,
-            "decode_ms": decode_iteration_us(request, decode, float(running[at]), batch) / 1e3,
-            "prompt_ms": 0.0,
-            "queue_ms": float(queue_us[at]) / 1e3,
-            "transfer_ms": moved_us / 1e3,
-            "requests_per_s": float(rate[at]) * SECOND_US,
-            "kv_share": float(running[at]) * held_tokens(request, policy) / decode.served.kv.tokens,
-            "devices": int(used[at]),
-            "meets_slo": bool(kept[at] > 0),
-        }
-        for at in chosen
-    ]
+    made = []
+    for place, batch in enumerate(batches):
+        own_places = slice(place * count, (place + 1) * count)
+        chosen: Sequence[int] = range(count)
+        if not request.space.ratio:
+            chosen = best_ratio(kept[own_places], rate[own_places], used[own_places], enough)
+        places = [place * count + at for at in chosen]
+        made.append(
+            [
+                {
+                    "ratio": f"{first[at]}:{second[at]}",
+                    "prefill_replicas": int(first[at]),
+                    "replicas": int(second[at]),
+                    "ttft_ms": float(ttft_us[at]) / 1e3,
+                    "tpot_ms": float(tpot_us[at]) / 1e3,
+                    "decode_ms": decode_iteration_us(request, decode, float(running[at]), batch) / 1e3,
+                    "prompt_ms": 0.0,
+                    "queue_ms": float(queue_us[at]) / 1e3,
+                    "transfer_ms": moved_us / 1e3,
+                    "requests_per_s": float(rate[at]) * SECOND_US,
+                    "kv_share": float(running[at]) * held_tokens(request, policy) / decode.served.kv.tokens,
+                    "devices": int(used[at]),
+                    "meets_slo": bool(kept[at] > 0),
+                }
+                for at in places
+            ]
+        )
+    return made
 
 
-def best_ratio(kept: np.ndarray, rate: np.ndarray, used: np.ndarray, enough: float) -> list[int]:
+def best_ratio(kept: np.ndarray, rate: np.ndarray, used: np.ndarray, enough: float) -> Sequence[int]:
     """The place of the ratio that serves most, with the fewest GPUs among those that serve alike; where some serve
     ``enough`` that of the fewest GPUs among them."""
     if (kept >= enough).any():

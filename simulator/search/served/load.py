@@ -18,7 +18,7 @@ import numpy as np
 from ...question.serving import ServingTargets
 from .waiting import waiting
 
-HALVINGS = 20
+HALVINGS = 14
 LOADS = 32  # loads of a replica whose iterations are looked up; between them its times are linear
 SURELY = 0.999  # share of the requests of which nobody asks for more
 
@@ -144,7 +144,7 @@ class PoolsApart:
         mean, most = (each * self.service_us for each in waiting(self.first, busy, share))
         n = self.decode.running(rate / self.second)
         beside, place_us = crowd(self.decode, n, self.second, self.batch, z)
-        prompt_us = self.alone_us + busy * (self.iteration_us - self.alone_us)
+        prompt_us = self.alone_us + np.minimum(mean, self.iteration_us - self.alone_us)  # those that waited, too
         tpot_us = self.decode.at("tpot_us", beside)
         before_us = most + prompt_us + self.moved_us + place_us
         return mean, before_us + self.host_us(rate, before_us + tpot_us), tpot_us, prompt_us

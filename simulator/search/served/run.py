@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, groupby, product
 from typing import Any, Self
 
 import numpy as np
@@ -30,7 +30,7 @@ from ..result import SearchReport
 from ..space import Facts, combinations, facts_of
 from ..spread import Crew
 from ..workers import spread
-from .estimate import LoadCurves, apart, completed, held_tokens, loaded
+from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
 from .explain import around, changes, reason
 from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
@@ -148,6 +148,7 @@ def search_serving(
     shown = Shortlist(request, replicas, partial(again, made, replicas)) if plays(request) else None
     if shown is not None:
         found.rows = shown.played(found.rows)
+        once(found)
     counted = Counted(made.combinations, len(found.rows) + found.count, made.left_out)
     report = answer(ways(made, replicas, bench), found, counted, started)
     if shown is None and request.confirm:
@@ -157,12 +158,12 @@ def search_serving(
 
 
 def once(found: Found) -> None:
-    """Leave out ways with room for more sequences than ever run, which do what those with less room do."""
+    """Leave out ways that nobody can tell from others: those with room for more sequences than ever run."""
     kept: dict[tuple[Any, ...], Row] = {}
     rows = []
     for row in sorted(found.rows, key=lambda row: row["batch"]):
         figures = (row[name] for name in ("requests_per_s", "tpot_ms", "ttft_ms"))
-        alike = *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.6g}" for value in figures)
+        alike = *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.4g}" for value in figures)
         if kept.setdefault(alike, row) is row or not row["meets_slo"]:
             rows.append(row)
         else:
@@ -297,18 +298,19 @@ def points(made: ServedAsked, replicas: Replicas, found: Found) -> None:
     rows = [row for row, _, _ in grid]
     rules, _ = request.expressions()
     kept = after_rules(rules, columns_of(rules, rows), rows.__getitem__, found) if rows else ()
+    fits: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
     for at in np.flatnonzero(kept).tolist():
-        row, decode, prefill = grid[at]
+        row, decode, _ = grid[at]
         held = held_tokens(request, row["policy"], prefilled=False) * row["batch"]
-        if held > decode.served.kv.tokens:
-            found.leave(
-                "memory",
-                row,
-                f"{held:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank",
-            )
-            continue
-        for figures in figures_of(made, row, decode, prefill, curves):
-            found.rows.append({**row, "status": OK, "why": "", **figures})
+        if held <= decode.served.kv.tokens:
+            fits.append(grid[at])
+        else:
+            why = f"{held:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank"
+            found.leave("memory", row, why)
+    for _, group in groupby(fits, lambda each: (id(each[1]), id(each[2]), each[0]["policy"], each[0]["max_tokens"])):
+        alike = list(group)
+        for row, figures in zip((row for row, _, _ in alike), figures_of_alike(made, alike, curves), strict=True):
+            found.rows += [{**row, "status": OK, "why": "", **each} for each in figures]
 
 
 def limits(
@@ -340,31 +342,50 @@ def figures_of(
     curves: LoadCurves | None = None,
 ) -> list[dict[str, Any]]:
     """The figures of a point; of pools apart one for each ratio that is looked at."""
-    request, devices = made.request, made.devices(own.layout)
-    price, curves = price_of(made, own.layout), curves or LoadCurves(request, (*made.axes["batch"], row["batch"]))
+    curves = curves or LoadCurves(made.request, (*made.axes["batch"], row["batch"]))
+    return figures_of_alike(made, [(row, own, prefill)], curves)[0]
+
+
+def figures_of_alike(
+    made: ServedAsked, ways: Sequence[tuple[Row, LayoutReplica, LayoutReplica | None]], curves: LoadCurves
+) -> list[list[dict[str, Any]]]:
+    """The figures of points that differ in their batch alone."""
+    (row, own, prefill), request = ways[0], made.request
+    devices, price = made.devices(own.layout), price_of(made, own.layout)
+    policy, max_tokens, batches = row["policy"], row["max_tokens"], [each["batch"] for each, _, _ in ways]
     if prefill is not None:
-        several = apart(request, prefill, own, row["policy"], row["batch"], row["max_tokens"], devices, curves)
-        return [completed(request, each, price, devices) for each in several]
-    replicas, each = sized(devices // own.layout.devices, request.rate, row, own, request, curves)
-    each |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas, "devices": replicas * own.layout.devices}
-    return [completed(request, each, price, devices)]
+        several = apart(request, prefill, own, policy, batches, max_tokens, devices, curves)
+        return [[completed(request, each, price, devices) for each in figures] for figures in several]
+    most = devices // own.layout.devices
+    made_of = []
+    for batch, load in zip(batches, loads(request, own, policy, batches, max_tokens, most, curves), strict=True):
+        replicas, each = sized(request, own, policy, batch, max_tokens, most, curves, float(load))
+        each |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas, "devices": replicas * own.layout.devices}
+        made_of.append([completed(request, each, price, devices)])
+    return made_of
 
 
 def sized(
-    most: int, rate: float | None, row: Row, own: LayoutReplica, request: ServedSearchRequest, curves: LoadCurves
+    request: ServedSearchRequest,
+    own: LayoutReplica,
+    policy: str,
+    batch: int,
+    max_tokens: int,
+    most: int,
+    curves: LoadCurves,
+    load: float,
 ) -> tuple[int, dict[str, Any]]:
-    """How many replicas that do both, and their figures: all that there are, or the fewest that serve a ``rate``."""
-
-    def of(count: int) -> dict[str, Any]:
-        return loaded(request, own, row["policy"], row["batch"], row["max_tokens"], count, curves)
-
-    every = of(most)
+    """How many replicas that do both, and their figures: all that there are at their ``load``, or the fewest that serve
+    the rate asked for."""
+    every = loaded(request, own, policy, batch, max_tokens, most, curves, load)
+    rate = request.rate
     if rate is None or every["requests_per_s"] < rate or not every["meets_slo"]:
         return most, every
     for count in range(max(math.floor(rate * most / every["requests_per_s"]), 1), most):
-        fewer = of(count)
-        if fewer["requests_per_s"] >= rate and fewer["meets_slo"]:
-            return count, fewer
+        fewer = float(loads(request, own, policy, [batch], max_tokens, count, curves)[0])
+        made = loaded(request, own, policy, batch, max_tokens, count, curves, fewer)
+        if made["requests_per_s"] >= rate and made["meets_slo"]:
+            return count, made
     return most, every
 
 

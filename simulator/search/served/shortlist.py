@@ -20,12 +20,12 @@ from .replicas import Replicas
 from .request import OF_POINT, ServedSearchRequest
 
 OF_LOAD = ("tokens_per_s_per_gpu", "tokens_per_s", "goodput", "token_cost", "hourly_cost", "gpus")
-WAYS = 12  # that are played at most, unless more are asked for
+WAYS = 16  # that are played at most, unless more are asked for
 OPTIMISM = 1.03  # by how much the event loop may serve more than the closed form of a way that is not played
 NEAR = (0.8, 1.25)  # batches beside that of the best
 SIZINGS = 3  # of a way for the rate asked for
-SEEDS = (1, 2)  # of the requests of more runs, beside the first
-CHANCE, SURE, NEARBY = 1.04, 5, 1.03  # rows so near the best, at most so many, whose rates lie so near each other
+SEEDS = (1, 2, 3, 4)  # of the requests of more runs, beside the first
+CHANCE, SURE, NEARBY = 1.04, 4, 1.03  # rows so near the best, at most so many, whose rates lie so near each other
 BETTER = 1 / PRECISION  # how near a row that is tried must come for its rate to be looked for
 Again = Callable[[Row, Mapping[str, Any], float | None], Row]
 
@@ -47,24 +47,45 @@ class Shortlist:
 
     def played(self, rows: Sequence[Row]) -> list[Row]:
         """The rows, those that were played as the event loop has them, and rows near the best that are new."""
-        made = {key_of(row): row for row in rows}
+        most = self.request.confirm or WAYS
         tried: dict[tuple[Any, ...], Row] = {}
-        for row in self._first(rows):
-            if len(tried) >= (self.request.confirm or WAYS) or self._beaten(row, tried):
-                break
-            tried[key_of(row)] = self._play(row, 0.0)
-        best = self._best(tried)
-        while best is not None and self.request.confirm is None:
-            for row in self._near(best, rows):
-                if key_of(row) not in tried and len(tried) < 2 * WAYS:
-                    tried[key_of(row)] = self._play(row, BETTER * best["requests_per_s"])
-            better = self._best(tried)
-            if better is best:
-                break
-            best = better
+        made = {key_of(row): row for row in rows}
+        while len(tried) < most and (row := self._next(made, tried)):
+            best = self._best(tried)
+            tried[key_of(row)] = self._play(row, BETTER * best["requests_per_s"] if best else 0.0)
+            if len(tried) == most or self._next(made, tried) is None:
+                made |= {key_of(near): near for near in self._near(self._best(tried)) if key_of(near) not in made}
         tried |= self._surer(tried)
-        made = self._corrected(made, tried)
-        return list((made | tried).values())
+        return list((self._corrected(made, tried) | tried).values())
+
+    def _next(self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
+        """The row to play next: the best that may be better than all that were played, None where no one may. A way of
+        which no batch or chunk was played may be by more than its closed form says."""
+        kinds = {kind_of(row) for row in tried.values()}
+        waiting = [row for key, row in self._corrected(made, tried).items() if key not in tried]
+        best = self._best(tried)
+        for row in ranked(self.request.good(waiting), self.request.objectives):
+            if best is None or self._may_beat(row, best, 1.0 if kind_of(row) in kinds else OPTIMISM):
+                return made[key_of(row)]
+        return None
+
+    def _may_beat(self, row: Row, best: Row, optimism: float) -> bool:
+        """Whether a row may be better than the best by so much more than is said of it."""
+        figure, sign = OF_SERVING[self.request.objectives[0]]
+        if figure in ("devices", "hourly_cost"):
+            return bool(row[figure] < best[figure])
+        return bool(sign * row[figure] * optimism**-sign < sign * best[figure])
+
+    def _best(self, tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
+        order = ranked(self.request.good(list(tried.values())), self.request.objectives)
+        return order[0] if order else None
+
+    def _near(self, best: Row | None) -> list[Row]:
+        """The best with other batches, where any may be."""
+        if best is None or self.request.space.batch or self.request.confirm is not None:
+            return []
+        near = (self.again(best, {"batch": max(round(best["batch"] * factor), 1)}, None) for factor in NEAR)
+        return [row for row in near if row]
 
     def _surer(self, tried: Mapping[tuple[Any, ...], Row]) -> dict[tuple[Any, ...], Row]:
         """Those as good as the best but for chance, with the mean rate of several runs of other requests."""
@@ -118,15 +139,6 @@ class Shortlist:
         if figure in ("devices", "hourly_cost"):
             return bool(row[figure] > best[figure] * OPTIMISM)
         return bool(sign * row[figure] * OPTIMISM**-sign > sign * best[figure])
-
-    def _near(self, best: Row, rows: Sequence[Row]) -> list[Row]:
-        """The best with another batch or another chunk."""
-        chunks = {row["max_tokens"] for row in rows} - {best["max_tokens"]}
-        changes: list[dict[str, Any]] = [{"max_tokens": chunk} for chunk in sorted(chunks)]
-        if not self.request.space.batch:
-            changes += [{"batch": max(round(best["batch"] * factor), 1)} for factor in NEAR]
-        near = [self.again(best, change, None) for change in changes]
-        return [row for row in near if row]
 
     def _play(self, row: Row, least: float) -> Row:
         """A row with the load that the event loop finds; ``least`` is the least that is of use."""

@@ -40,10 +40,7 @@ def waiting(servers: np.ndarray, busy: np.ndarray, share: float) -> tuple[np.nda
     along = np.interp(busy, BUSY, np.arange(len(BUSY)))
     cell = np.minimum(along.astype(int), len(BUSY) - 2)
     side = along - cell
-    made = []
-    for table in waits(share):
-        first, second = (
-            (1 - side) * table[above + more, cell] + side * table[above + more, cell + 1] for more in (0, 1)
-        )
-        made.append(np.where(busy < 1, (1 - down) * first + down * second, np.inf))
-    return made[0], made[1]
+    cells = ((above, cell), (above, cell + 1), (above + 1, cell), (above + 1, cell + 1))
+    shares = ((1 - down) * (1 - side), (1 - down) * side, down * (1 - side), down * side)
+    mean, most = (sum(part * table[place] for place, part in zip(cells, shares, strict=True)) for table in waits(share))
+    return np.where(busy < 1, mean, np.inf), np.where(busy < 1, most, np.inf)
