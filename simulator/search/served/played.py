@@ -27,6 +27,7 @@ from .request import LAYOUT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
 LOAD = 0.95  # of the rate in steady state where nothing is expected: at all of it a queue by chance never ends
 TURNOVERS = 4  # times that all requests under way have changed
 FEWEST_REQUESTS, MOST_REQUESTS = 2400, 6000
+LASTING = 20  # times as long as a request may wait: in a shorter run too much load is not seen
 WARM_UP = 0.1  # of the requests, as those of `opcast serving capacity`
 STEP, PRECISION = 1.1, 1.01  # up or down from where the closed form looks; between a rate that is kept and one not
 FARTHEST = 12  # steps
@@ -67,7 +68,8 @@ def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Repl
     alike = common(row["prefill_replicas"], row["replicas"])
     parts = min(n for n in range(1, alike + 1) if alike % n == 0 and (fits(row, n) or n == alike))
     clients = max(round(row["concurrency"] / parts), 1)
-    requests = min(max(TURNOVERS * clients, FEWEST_REQUESTS), MOST_REQUESTS)
+    waits = LASTING * row["requests_per_s"] / parts * (request.slo.ttft_ms or 0.0) / 1e3
+    requests = min(max(TURNOVERS * clients, FEWEST_REQUESTS, round(waits)), MOST_REQUESTS)
     regular = {"arrival": "poisson"} if parts == 1 else {"arrival": "gamma", "cv": 1 / math.sqrt(parts)}
     asked = ServingRequest(
         law=IterationLaw(base_us=1.0),

@@ -108,7 +108,10 @@ class ServedSearchRequest(SearchQuestion):
     rate: float | None = setting(
         None, "requests a second to serve: each way has the fewest GPUs that do; ranked by gpus, then by hourly_cost"
     )
-    prices: Mapping[str, float] = setting({}, "of a GPU and hour by cluster, such as {dgx_h100: 2.5, dgx_b200: 5}")
+    prices: Mapping[str, float] = setting(
+        {},
+        "of a GPU and hour by cluster: prices.dgx_h100=2.5; without, price_per_gpu_hour or the cluster's own",
+    )
 
     STEP = "step"
     OBJECTIVES = OF_SERVING
