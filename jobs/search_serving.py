@@ -7,7 +7,7 @@ from typing import Any
 from . import search
 
 FREE_CHOICE = search.FREE_CHOICE
-ADDED = (*search.ADDED, "precision.kv_dtype")
+ADDED = (*search.ADDED, "precision.kv_dtype", "prices.")
 WORDS = search.WORDS
 words = search.words
 

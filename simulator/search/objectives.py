@@ -21,6 +21,7 @@ OF_SERVING: dict[str, tuple[str, int]] = {
     "tpot": ("tpot_ms", 1),
     "e2e": ("e2e_ms", 1),
     "token_cost": ("cost_per_million_tokens", 1),
+    "hourly_cost": ("hourly_cost", 1),
     "gpus": ("devices", 1),
 }
 KNOWN = OBJECTIVES | OF_SERVING

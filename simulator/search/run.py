@@ -158,8 +158,7 @@ def simulate(
     rows: list[Row | None] = [folder.known.get(identity(point)) for point in asked_for]
     missing = [at for at, row in enumerate(rows) if row is None]
     advance(len(rows) - len(missing))
-    made = crew.rows([asked_for[at] for at in missing], advance)
-    folder.write(made)
+    made = crew.rows([asked_for[at] for at in missing], advance, folder.write)
     for at, row in zip(missing, made, strict=True):
         rows[at] = row
     return [row for row in rows if row is not None]

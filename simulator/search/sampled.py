@@ -62,8 +62,7 @@ def sample(made: Asked, crew: Workers, folder: Folder, advance: Any, name: str) 
         new = {
             identity(p): p for p, lost in zip(asked_for, unmet, strict=True) if not lost and identity(p) not in known
         }
-        rows = crew.rows(list(new.values()), lambda done: None)
-        folder.write(rows)
+        rows = crew.rows(list(new.values()), lambda done: None, folder.write)
         known |= dict(zip(new, rows, strict=True))
         for trial, point, lost in zip(trials, asked_for, unmet, strict=True):
             row = None if lost else known[identity(point)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from .question import SearchQuestion
 from .spread import Crew
 
 GROUP = 4  # points that a process takes at a time, so that they share what is alike in them
+KEPT_EVERY_S = 2.0  # rows, so that a search that is ended loses no more than these seconds
 COLLECTING = 50_000, 20, 100  # of a process that simulates: thresholds of Python's garbage collector
 
 
@@ -39,9 +41,15 @@ class Workers:
         self.evaluator = evaluator
         self.spread = partial(spread, evaluator, evaluator.made.request, crew, bench_of)
 
-    def rows(self, points: Sequence[Mapping[str, Any]], advance: Callable[[int], None]) -> list[Row]:
-        """The row of every point."""
-        return self._run("row", points, groups(points), advance)
+    def rows(
+        self,
+        points: Sequence[Mapping[str, Any]],
+        advance: Callable[[int], None],
+        keep: Callable[[Sequence[Row]], None] | None = None,
+    ) -> list[Row]:
+        """The row of every point. ``keep`` is given those that are new every :data:`KEPT_EVERY_S` seconds, and the
+        last."""
+        return self._run("row", points, groups(points), advance, keep)
 
     def probes(self, points: Sequence[Mapping[str, Any]], advance: Callable[[int], None]) -> list[Any]:
         """The probe (:meth:`.evaluate.Evaluator.probe`) of every family that a point stands for."""
@@ -53,13 +61,21 @@ class Workers:
         points: Sequence[Mapping[str, Any]],
         parts: Sequence[Sequence[int]],
         advance: Callable[[int], None],
+        keep: Callable[[Sequence[Any]], None] | None = None,
     ) -> list[Any]:
         found: list[Any] = [None] * len(points)
+        new, kept_s = [], time.monotonic()
         answers = self.spread(what, [[points[at] for at in part] for part in parts])
         for places, made in zip(parts, answers, strict=True):
             for at, each in zip(places, made, strict=True):
                 found[at] = each
             advance(len(places))
+            new += made
+            if keep is not None and time.monotonic() - kept_s >= KEPT_EVERY_S:
+                keep(new)
+                new, kept_s = [], time.monotonic()
+        if keep is not None:
+            keep(new)
         return found
 
 

@@ -61,21 +61,23 @@ def serve(
     keeping: Keeping | None = None,
     progress: Callable[[int], None] | None = None,
     clients: float | None = None,
+    of_tokens: float = 0.0,
 ) -> ServedTraffic:
     """The traffic of a request on replicas like ``replica``, and ``decoder`` where a pool only decodes.
 
     ``progress`` is told how many more requests came in. ``clients`` send to a replica at a time; None: its part of
-    those of the traffic, as each that prefills has a server of its own, none where requests come at a rate. Always
+    those of the traffic, as each that prefills has a server of its own, none where requests come at a rate. Where this
+    is one of many runs, they have ``of_tokens`` of answers together, for which compiling may pay. Always
     ends: overload is reported, not waited for. Raises RequestError and RequestTraceError.
     """
     keeping, source = keeping or Keeping(), stream(request.traffic)
     if request.scheduler.prefix_caching and not source.shares and alike_without(request):
         bare = replace(request, scheduler=replace(request.scheduler, prefix_caching=False))
-        served = serve_once(bare, source, replica, decoder, keeping, progress, clients)
+        served = serve_once(bare, source, replica, decoder, keeping, progress, clients, of_tokens)
         if not served.report.preemptions:
             return served
         source = stream(request.traffic)
-    return serve_once(request, source, replica, decoder, keeping, progress, clients)
+    return serve_once(request, source, replica, decoder, keeping, progress, clients, of_tokens)
 
 
 def alike_without(request: ServingRequest) -> bool:
@@ -94,6 +96,7 @@ def serve_once(
     keeping: Keeping,
     progress: Callable[[int], None] | None,
     clients: float | None,
+    of_tokens: float,
 ) -> ServedTraffic:
     """Serve the requests of a stream once."""
     began = time.perf_counter()
@@ -107,7 +110,7 @@ def serve_once(
     host_us = replica.first_token_us(sending, source.prompt)
     ledger = Tally(host_us, request.slo, keeping.requests, warmup)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
-    state, backlog = run_chunks(setup, state, source, ledger, runner(request, source.outputs), progress)
+    state, backlog = run_chunks(setup, state, source, ledger, runner(request, max(source.outputs, of_tokens)), progress)
     if unserved := int((state.totals["arrived"] - state.totals["completed"] - state.totals["rejected"])[0]):
         raise RequestError(
             f"scheduler.policy={request.scheduler.policy} left {unserved} requests unserved: it formed no batch of them"

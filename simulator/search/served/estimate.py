@@ -1,17 +1,18 @@
 """What users of a replica wait for, and how much it serves, in steady state: closed forms over its tables.
 
-Replicas that do both: as many requests as fit stay under way (:mod:`...serving.closed_form`), so that by Little's law a
-rank serves ``batch / (TTFT + TPOT x (output - 1))`` requests a second. Ranks of attention data parallelism wait for
+Replicas that do both: so many requests stay under way (:mod:`...serving.closed_form`), so that by Little's law a
+rank serves ``n / (TTFT + TPOT x (output - 1))`` requests a second. Ranks of attention data parallelism wait for
 each other: an iteration has a prompt where any of them has one.
 
-Pools apart: a prompt waits for its replica as in an M/D/1 queue (both pools
-are at most :data:`BUSIEST` of the time busy), moves its cache, and joins a batch that only decodes.
+Pools apart: a prompt waits for its replica in a queue (:mod:`.waiting`), moves its cache, and joins a batch that only
+decodes. Where users expect something, the load is the highest that keeps it (:mod:`.load`); else all that replicas
+have room for, with pools that prefill at most :data:`BUSIEST` of the time busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ import numpy as np
 from ...serving.closed_form import ClosedLoop, closed_form
 from ...serving.iteration import iteration_us
 from ...serving.policies import policy_of
+from .load import Expected, LoadCurve, PoolsApart, apart_load, beyond, curve, loads_up_to, together_load
 from .replicas import LayoutReplica
 from .request import ServedSearchRequest, ratio_of
+from .waiting import waiting
 
 BUSIEST = 0.9  # share of the time that a pool may be busy, so that queues of requests by chance end
 SECOND_US = 1e6
@@ -29,10 +32,40 @@ ROUNDS = 8  # until clients wait as long as they make each other wait
 
 @dataclass(frozen=True)
 class Prefilling:
-    """One iteration of a replica that only prefills: microseconds, and the requests in it."""
+    """One iteration of a replica that only prefills: microseconds, the requests in it, and those of a prompt alone."""
 
     us: float
     requests: float
+    alone_us: float
+
+
+@dataclass(frozen=True)
+class LoadCurves:
+    """The curves of replicas, each looked up once: at the loads up to the largest of ``batches``."""
+
+    request: ServedSearchRequest
+    batches: Sequence[int]
+    known: dict[tuple[Any, ...], LoadCurve] = field(default_factory=dict)
+
+    def both(self, own: LayoutReplica, policy: str, max_tokens: int) -> LoadCurve:
+        """What a rank of a replica does that prefills and decodes."""
+        key = own.layout, policy, max_tokens
+        if key not in self.known:
+            loads = loads_up_to(self.batches)
+            made = [together(self.request, own, policy, n, max_tokens, max(loads)) for n in loads]
+            rows = [(1e3 * each["tpot_ms"], 1e3 * each["ttft_ms"], each["busy_us"]) for each in made]
+            self.known[key] = curve(loads, rows, self.request.output_len, decodes=False)
+        return self.known[key]
+
+    def decoding(self, own: LayoutReplica) -> LoadCurve:
+        """What a rank of a replica does that only decodes."""
+        key = own.layout, own.engine.id
+        if key not in self.known:
+            loads = loads_up_to(self.batches)
+            steps = [decode_iteration_us(self.request, own, n, max(loads)) for n in loads]
+            rows = [(own.served.host.iteration_us(us, n), 0.0, 0.0) for us, n in zip(steps, loads, strict=True)]
+            self.known[key] = curve(loads, rows, self.request.output_len, decodes=True)
+        return self.known[key]
 
 
 def held_tokens(request: ServedSearchRequest, policy: str, prefilled: bool = False) -> float:
@@ -43,45 +76,97 @@ def held_tokens(request: ServedSearchRequest, policy: str, prefilled: bool = Fal
 
 
 def together(
-    request: ServedSearchRequest, own: LayoutReplica, policy: str, batch: int, max_tokens: int
+    request: ServedSearchRequest, own: LayoutReplica, policy: str, running: float, max_tokens: int, batch: int = 0
 ) -> dict[str, Any]:
-    """Figures of one replica that prefills and decodes; ``requests_per_s`` are those of a replica."""
+    """Figures of one replica that prefills and decodes where so many sequences run on each rank, of ``batch`` that may
+    (0: as many); ``requests_per_s`` are those of a replica."""
     layout, tables, outputs = own.layout, own.served.tables, request.output_len
-    graphs = own.engine.graphs.sizes(layout.tp, batch)
+    batch = batch or round(running)
     loop = ClosedLoop(
-        concurrency=batch,
+        concurrency=running,
         input_len=request.input_len,
         output_len=outputs,
         max_tokens=max_tokens,
         mixed=policy_of(policy).mixed,
         reserves=policy_of(policy).reserves,
-        graphs=graphs,
+        graphs=own.engine.graphs.sizes(layout.tp, batch),
         burst=0.0,
     )
     ttft_us, tpot_us = closed_form(tables, loop)
-    decode_us = decode_iteration_us(request, own, batch)
-    share = min(batch / outputs, 1.0)
-    waiting = (1 - (1 - share) ** layout.dp) / share  # for ranks beside it whose prompts are computed
-    prompt_us = (tpot_us - decode_us) * waiting
-    tpot_us = own.served.host.iteration_us(decode_us + prompt_us, batch)
-    ttft_us += own.served.first_token_us(batch * layout.dp * layout.pp, request.input_len)
+    prompt_us = ttft_us - tpot_us / 2
+    decode_us = decode_iteration_us(request, own, running, batch)
+    share = min(running / outputs, 1.0)
+    waits = (1 - (1 - share) ** layout.dp) / share  # for ranks beside it whose prompts are computed
+    beside_us = (tpot_us - decode_us) * waits
+    tpot_us = own.served.host.iteration_us(decode_us + beside_us, round(running))
+    ttft_us += own.served.first_token_us(running * layout.dp * layout.pp, request.input_len)
     e2e_us = ttft_us + tpot_us * (outputs - 1)
     return {
         "ttft_ms": ttft_us / 1e3,
         "tpot_ms": tpot_us / 1e3,
         "decode_ms": decode_us / 1e3,
-        "prompt_ms": prompt_us / 1e3,
+        "prompt_ms": beside_us / 1e3,
         "queue_ms": 0.0,
         "transfer_ms": 0.0,
-        "requests_per_s": batch * layout.dp * layout.pp * SECOND_US / e2e_us,
-        "kv_share": batch * held_tokens(request, policy) / own.served.kv.tokens,
+        "busy_us": prompt_us * min(request.input_len / max(max_tokens - running, 1.0), 1.0),
+        "requests_per_s": running * layout.dp * layout.pp * SECOND_US / e2e_us,
+        "kv_share": running * held_tokens(request, policy) / own.served.kv.tokens,
     }
 
 
-def decode_iteration_us(request: ServedSearchRequest, own: LayoutReplica, batch: int) -> float:
-    """Microseconds of an iteration in which ``batch`` sequences decode, padded to a CUDA graph."""
-    padded = next((size for size in own.engine.graphs.sizes(own.layout.tp, batch) if size >= batch), batch)
-    context = round(batch * (request.input_len + request.output_len / 2))
+def loads(
+    request: ServedSearchRequest,
+    own: LayoutReplica,
+    policy: str,
+    batches: Sequence[int],
+    max_tokens: int,
+    replicas: int,
+    curves: LoadCurves,
+) -> np.ndarray:
+    """How many sequences run on each rank of so many replicas that do both, at the highest load that keeps what users
+    expect [batches]: 0 where none does, all that have room where nothing is expected."""
+    most = np.array(batches, dtype=float)
+    if not request.slo.named:
+        return most
+    ranks = np.full(len(most), replicas * own.layout.dp * own.layout.pp)
+    return together_load(curves.both(own, policy, max_tokens), ranks, most, expected_of(request))
+
+
+def loaded(
+    request: ServedSearchRequest,
+    own: LayoutReplica,
+    policy: str,
+    batch: int,
+    max_tokens: int,
+    replicas: int,
+    curves: LoadCurves,
+    load: float,
+) -> dict[str, Any]:
+    """Figures of so many replicas that do both at a ``load`` of :func:`loads`; at all that they have room for where
+    that is 0. ``requests_per_s`` are those of all."""
+    layout, wait_us = own.layout, 0.0
+    running = max(load, 1.0) if load else float(batch)
+    if request.slo.named and running < batch:
+        known, ranks = curves.both(own, policy, max_tokens), np.array([replicas * layout.dp * layout.pp])
+        busy_us = known.at("prompt_us", running)
+        wait_us = float((waiting(ranks, known.at("rate", running) * busy_us, 0.5)[0] * busy_us)[0])
+    made = together(request, own, policy, running, max_tokens, batch)
+    made["ttft_ms"] += wait_us / 1e3
+    made |= {"queue_ms": wait_us / 1e3, "requests_per_s": made["requests_per_s"] * replicas, "meets_slo": load > 0}
+    del made["busy_us"]
+    return made
+
+
+def expected_of(request: ServedSearchRequest) -> Expected:
+    """What users expect."""
+    return Expected(request.slo, request.output_len)
+
+
+def decode_iteration_us(request: ServedSearchRequest, own: LayoutReplica, running: float, batch: int) -> float:
+    """Microseconds of an iteration in which ``running`` sequences decode, of ``batch`` that may, padded to a CUDA
+    graph."""
+    padded = next((size for size in own.engine.graphs.sizes(own.layout.tp, batch) if size >= running), round(running))
+    context = round(running * (request.input_len + request.output_len / 2))
     return iteration_us(own.served.tables, padded, context, 0, 0.0, 0, padded)
 
 
@@ -90,8 +175,10 @@ def prefilling(request: ServedSearchRequest, own: LayoutReplica, max_tokens: int
     length = request.input_len
     if length <= max_tokens:
         count = max(min(max_tokens // length, own.served.kv.tokens // length), 1)
-        pairs = count * length * (length + 1) / 2
-        return Prefilling(iteration_us(own.served.tables, 0, 0, count * length, pairs, 0, count), count)
+        whole, alone = (
+            iteration_us(own.served.tables, 0, 0, n * length, n * length * (length + 1) / 2, 0, n) for n in (count, 1)
+        )
+        return Prefilling(whole, count, alone)
     total, done = 0.0, 0
     while done < length:
         new = min(max_tokens, length - done)
@@ -99,7 +186,7 @@ def prefilling(request: ServedSearchRequest, own: LayoutReplica, max_tokens: int
             own.served.tables, 0, 0, new, new * (done + (new + 1) / 2), done, int(done + new == length)
         )
         done += new
-    return Prefilling(total, 1.0)
+    return Prefilling(total, 1.0, total)
 
 
 def transfer_us(request: ServedSearchRequest, prefill: LayoutReplica, decode: LayoutReplica) -> float:
@@ -115,48 +202,84 @@ def apart(
     prefill: LayoutReplica,
     decode: LayoutReplica,
     policy: str,
-    batch: int,
+    batches: Sequence[int],
     max_tokens: int,
     devices: int,
-) -> list[dict[str, Any]]:
-    """Figures of pools apart, for each ratio asked for, or the best one; ``requests_per_s`` are those of all replicas.
+    curves: LoadCurves,
+) -> list[list[dict[str, Any]]]:
+    """Figures of pools apart [batches], for each ratio asked for, or the best one; ``requests_per_s`` are those of all
+    replicas.
 
-    The best ratio serves most on all devices among those that give users what they expect, where any does. Empty where
+    The best ratio serves most on all devices; of those that serve ``request.rate`` it has the fewest. Empty where
     no ratio fits the devices.
     """
     own, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
-    decode_us = decode_iteration_us(request, decode, batch)
-    tpot_us = decode.served.host.iteration_us(decode_us, batch)
     first, second = ratios(request, prefill.layout.devices, decode.layout.devices, devices)
     if not len(first):
-        return []
-    prefills = first * prefill.layout.dp * prefill.layout.pp * own.requests / own.us
-    decodes = second * decode.layout.dp * decode.layout.pp * batch / (tpot_us * (request.output_len - 1))
-    rate = BUSIEST * np.minimum(prefills, decodes)
-    busy = rate / prefills
-    queue_us = busy / (2 * (1 - busy)) * own.us
-    before_us = queue_us + own.us + moved_us
-    ttft_us = before_us + host_us(request, prefill, rate / first, before_us + tpot_us * (request.output_len - 1))
+        return [[] for _ in batches]
+    count, first, second = len(first), np.tile(first, len(batches)), np.tile(second, len(batches))
+    known, outputs = curves.decoding(decode), request.output_len - 1
+
+    def hosts(rate: np.ndarray, before_us: np.ndarray) -> np.ndarray:
+        return host_us(request, prefill, rate / first, before_us)
+
+    pools = PoolsApart(
+        first * prefill.layout.dp * prefill.layout.pp,
+        second * decode.layout.dp * decode.layout.pp,
+        known,
+        np.repeat(np.array(batches, dtype=float), count),
+        own.alone_us,
+        own.us / own.requests,
+        own.us,
+        moved_us,
+        hosts,
+    )
+    full = BUSIEST * np.minimum(*pools.most)
+    kept = apart_load(pools, expected_of(request), BUSIEST) if request.slo.named else full
+    rate = np.where(kept > 0, kept, full)
+    queue_us, _, _, prompt_us = pools.times(rate, request.slo.share, beyond(request.slo))
+    running = np.minimum(known.running(rate / pools.second), pools.batch) if request.slo.named else pools.batch
+    tpot_us = known.at("tpot_us", running)
+    before_us = queue_us + prompt_us + moved_us
+    ttft_us = before_us + hosts(rate, before_us + tpot_us * outputs)
     used = first * prefill.layout.devices + second * decode.layout.devices
-    met = ttft_us <= (np.inf if request.slo.ttft_ms is None else 1e3 * request.slo.ttft_ms)
-    chosen = range(len(rate)) if request.space.ratio else [int(np.lexsort([used, -rate, ~met])[0])]
-    return [
-        {
-            "ratio": f"{first[at]}:{second[at]}",
-            "prefill_replicas": int(first[at]),
-            "replicas": int(second[at]),
-            "ttft_ms": float(ttft_us[at]) / 1e3,
-            "tpot_ms": tpot_us / 1e3,
-            "decode_ms": decode_us / 1e3,
-            "prompt_ms": 0.0,
-            "queue_ms": float(queue_us[at]) / 1e3,
-            "transfer_ms": moved_us / 1e3,
-            "requests_per_s": float(rate[at]) * SECOND_US,
-            "kv_share": batch * held_tokens(request, policy) / decode.served.kv.tokens,
-            "devices": int(used[at]),
-        }
-        for at in chosen
-    ]
+    enough = np.inf if request.rate is None else request.rate / SECOND_US
+    made = []
+    for place, batch in enumerate(batches):
+        own_places = slice(place * count, (place + 1) * count)
+        chosen: Sequence[int] = range(count)
+        if not request.space.ratio:
+            chosen = best_ratio(kept[own_places], rate[own_places], used[own_places], enough)
+        places = [place * count + at for at in chosen]
+        made.append(
+            [
+                {
+                    "ratio": f"{first[at]}:{second[at]}",
+                    "prefill_replicas": int(first[at]),
+                    "replicas": int(second[at]),
+                    "ttft_ms": float(ttft_us[at]) / 1e3,
+                    "tpot_ms": float(tpot_us[at]) / 1e3,
+                    "decode_ms": decode_iteration_us(request, decode, float(running[at]), batch) / 1e3,
+                    "prompt_ms": 0.0,
+                    "queue_ms": float(queue_us[at]) / 1e3,
+                    "transfer_ms": moved_us / 1e3,
+                    "requests_per_s": float(rate[at]) * SECOND_US,
+                    "kv_share": float(running[at]) * held_tokens(request, policy) / decode.served.kv.tokens,
+                    "devices": int(used[at]),
+                    "meets_slo": bool(kept[at] > 0),
+                }
+                for at in places
+            ]
+        )
+    return made
+
+
+def best_ratio(kept: np.ndarray, rate: np.ndarray, used: np.ndarray, enough: float) -> Sequence[int]:
+    """The place of the ratio that serves most, with the fewest GPUs among those that serve alike; where some serve
+    ``enough`` that of the fewest GPUs among them."""
+    if (kept >= enough).any():
+        return [int(np.lexsort([-kept, used, kept < enough])[0])]
+    return [int(np.lexsort([used, -rate, -kept])[0])]
 
 
 def host_us(request: ServedSearchRequest, prefill: LayoutReplica, rate: np.ndarray, stay_us: np.ndarray) -> np.ndarray:
@@ -180,13 +303,11 @@ def ratios(request: ServedSearchRequest, own: int, other: int, devices: int) -> 
     return made[:, 0], made[:, 1]
 
 
-def completed(request: ServedSearchRequest, found: Mapping[str, Any], price: float, devices: int) -> dict[str, Any]:
+def completed(request: ServedSearchRequest, found: Mapping[str, Any], price: float, devices: float) -> dict[str, Any]:
     """The figures that follow from the others: rates by user and by GPU (of all ``devices``, idle ones too), cost."""
-    slo, outputs = request.slo, request.output_len
+    outputs = request.output_len
     e2e_ms = found["ttft_ms"] + found["tpot_ms"] * (outputs - 1)
     tokens = found["requests_per_s"] * outputs
-    times = ((found["ttft_ms"], slo.ttft_ms), (found["tpot_ms"], slo.tpot_ms), (e2e_ms, slo.e2e_ms))
-    met = all(most is None or time_ms <= most for time_ms, most in times)
     return {
         **found,
         "e2e_ms": e2e_ms,
@@ -194,7 +315,15 @@ def completed(request: ServedSearchRequest, found: Mapping[str, Any], price: flo
         "tokens_per_s": tokens,
         "tokens_per_s_per_gpu": tokens / devices,
         "tokens_per_s_per_user": 1e3 / found["tpot_ms"],
-        "goodput": found["requests_per_s"] if met else 0.0,
-        "meets_slo": met,
+        "goodput": found["requests_per_s"] if found["meets_slo"] else 0.0,
+        "hourly_cost": price * found["devices"],
         "cost_per_million_tokens": price * found["devices"] / 3600.0 / tokens * 1e6,
     }
+
+
+def with_load(request: ServedSearchRequest, row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the load and the times that were ``found`` for it."""
+    devices = row["tokens_per_s"] / row["tokens_per_s_per_gpu"]
+    price = row["hourly_cost"] / row["devices"]
+    own = {**row, "requests_per_s": found["rate"], "ttft_ms": found["ttft_ms"], "tpot_ms": found["tpot_ms"]}
+    return completed(request, {**own, "meets_slo": True}, price, devices)

@@ -21,7 +21,8 @@ POOLS = ("together", "apart")
 FIGURES = (
     *("ttft_ms", "tpot_ms", "e2e_ms", "queue_ms", "transfer_ms", "decode_ms", "prompt_ms"),
     *("tokens_per_s_per_gpu", "tokens_per_s_per_user", "tokens_per_s", "requests_per_s", "goodput"),
-    *("kv_share", "concurrency", "cost_per_million_tokens", "devices", "replicas"),
+    *("kv_share", "concurrency", "cost_per_million_tokens", "hourly_cost", "devices"),
+    "replicas",
 )
 LAYOUT = ("tp", "pp", "dp", "ep")
 OF_PREFILL = ("prefill_tp", "prefill_pp", "prefill_dp", "prefill_ep")
@@ -74,6 +75,10 @@ NAMES = (*OF_POINT, "devices", "replicas", "prefill_replicas", "replica_devices"
 RULE_NAMES = (*(name for name in OF_POINT if name != "ratio"), "replica_devices")
 
 
+USUAL_OBJECTIVES = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
+SIZED_OBJECTIVES = ("gpus", "hourly_cost", "tokens_per_s_per_user")  # where a rate is to be served
+
+
 @dataclass(frozen=True)
 class ServedSearchRequest(SearchQuestion):
     """The best ways to serve a model to many users at a time.
@@ -89,13 +94,24 @@ class ServedSearchRequest(SearchQuestion):
     link_us: float = setting(20.0, "until a cache begins to move")
     space: ServedSpace = field(default_factory=ServedSpace)
     objectives: tuple[str, ...] = setting(
-        ("tokens_per_s_per_gpu", "tokens_per_s_per_user"),
-        "…, tokens_per_s | goodput | ttft | tpot | e2e | token_cost | gpus; the first ranks",
+        USUAL_OBJECTIVES,
+        "…, tokens_per_s | goodput | ttft | tpot | e2e | token_cost | hourly_cost | gpus; the first ranks",
     )
     constraints: tuple[str, ...] = setting((), 'what a point must meet, such as ["kv_share <= 0.8", "devices == 32"]')
     top: int = setting(10, "so many of the best are shown")
     noise_floor: float = setting(0.03, "points this close are a tie")
-    confirm: int = setting(0, "so many of the best are played through the event loop of `opcast serving`")
+    confirm: int | None = setting(
+        None,
+        "ways that the event loop of `opcast serving` plays, for the load at which they keep slo; null: those that may "
+        "be best, where slo says something",
+    )
+    rate: float | None = setting(
+        None, "requests a second to serve: each way has the fewest GPUs that do; ranked by gpus, then by hourly_cost"
+    )
+    prices: Mapping[str, float] = setting(
+        {},
+        "of a GPU and hour by cluster: prices.dgx_h100=2.5; without, price_per_gpu_hour or the cluster's own",
+    )
 
     STEP = "step"
     OBJECTIVES = OF_SERVING
@@ -106,7 +122,14 @@ class ServedSearchRequest(SearchQuestion):
     def check(self) -> None:
         """RequestError for a replica that cannot be searched, and for what both the step and the space say."""
         whole(RequestError, "output_len", self.output_len, 2)
-        whole(RequestError, "confirm", self.confirm)
+        if self.confirm is not None:
+            whole(RequestError, "confirm", self.confirm)
+        for name, price in self.prices.items():
+            number(RequestError, f"prices.{name}", price)
+        if self.rate is not None and number(RequestError, "rate", self.rate) == 0:
+            raise RequestError("rate=0 asks for nothing: leave rate out, or give requests a second")
+        if self.rate is not None and self.objectives == USUAL_OBJECTIVES:
+            object.__setattr__(self, "objectives", SIZED_OBJECTIVES)
         number(RequestError, "link_us", self.link_us)
         if number(RequestError, "link_gbps", self.link_gbps) == 0:
             raise RequestError("link_gbps=0 must be more than 0")
@@ -125,13 +148,15 @@ class ServedSearchRequest(SearchQuestion):
         return {name: value for name, value in most.items() if value is not None}
 
     def good(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that meet all constraints and give users what they expect."""
-        most = self.expected.items()
-        return [row for row in super().good(rows) if all(row[name] <= value for name, value in most)]
+        """The rows that meet all constraints, give users what they expect, and serve the rate asked for."""
+        least = self.rate or 0.0
+        return [row for row in super().good(rows) if row["meets_slo"] and row["requests_per_s"] >= least]
 
     def limits(self) -> tuple[str, ...]:
         """What :meth:`good` rows meet, as text."""
-        return (*self.constraints, *(f"{name} <= {most:g}" for name, most in self.expected.items()))
+        share = f" of {self.slo.share:.0%}"
+        asked = [f"{name}{share} <= {most:g}" for name, most in self.expected.items()]
+        return (*self.constraints, *asked, *([] if self.rate is None else [f"requests_per_s >= {self.rate:g}"]))
 
 
 @dataclass(frozen=True)

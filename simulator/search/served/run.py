@@ -6,11 +6,12 @@ over their tables. What has no KV memory for its batch is left out before it is 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, groupby, product
 from typing import Any, Self
 
 import numpy as np
@@ -29,11 +30,12 @@ from ..result import SearchReport
 from ..space import Facts, combinations, facts_of
 from ..spread import Crew
 from ..workers import spread
-from .confirm import confirmed, find
-from .estimate import apart, completed, held_tokens, together
+from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
 from .explain import around, changes, reason
+from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
+from .shortlist import Shortlist, kind_of, plays
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (2048, 8192)
@@ -141,13 +143,46 @@ def search_serving(
                 replicas[layout, engine] = own
             advance(1)
     points(made, replicas, found)
+    if request.slo.named:
+        once(found)
+    shown = Shortlist(request, replicas, partial(again, made, replicas)) if plays(request) else None
+    if shown is not None:
+        found.rows = shown.played(found.rows)
+        once(found)
     counted = Counted(made.combinations, len(found.rows) + found.count, made.left_out)
     report = answer(ways(made, replicas, bench), found, counted, started)
-    played = [
-        {**row, "confirmed": confirmed(request, row, replicas)} if at < request.confirm else row
-        for at, row in enumerate(report.best)
-    ]
-    return replace(report, best=tuple(played), wall_time_s=time.perf_counter() - started)
+    if shown is None and request.confirm:
+        best = [{**row, "confirmed": confirmed(request, row, replicas)} for row in report.best[: request.confirm]]
+        report = replace(report, best=(*best, *report.best[request.confirm :]))
+    return replace(report, wall_time_s=time.perf_counter() - started)
+
+
+def once(found: Found) -> None:
+    """Leave out ways that nobody can tell from others: those with room for more sequences than ever run."""
+    kept: dict[tuple[Any, ...], Row] = {}
+    rows = []
+    for row in sorted(found.rows, key=lambda row: row["batch"]):
+        figures = (row[name] for name in ("requests_per_s", "tpot_ms", "ttft_ms"))
+        alike = *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.4g}" for value in figures)
+        if kept.setdefault(alike, row) is row or not row["meets_slo"]:
+            rows.append(row)
+        else:
+            found.leave("alike", row, f"does the same with batch={kept[alike]['batch']}: no more run at a time")
+    ids = {id(row) for row in rows}
+    found.rows = [row for row in found.rows if id(row) in ids]
+
+
+def again(made: ServedAsked, replicas: Replicas, row: Row, changes: Mapping[str, Any], rate: float | None) -> Row:
+    """The row of the way to serve that another is with some ``changes``, sized for a ``rate`` where one is given; empty
+    where it cannot be."""
+    ratio = (row["ratio"],) if rate is None and row["ratio"] else ()
+    request = replace(made.request, rate=rate, space=replace(made.request.space, ratio=ratio))
+    own, moved = find(row, LAYOUT, replicas), {**row, **changes}
+    if held_tokens(request, moved["policy"]) * moved["batch"] > own.served.kv.tokens:
+        return {}
+    prefill = find(row, OF_PREFILL, replicas) if row["pools"] == "apart" else None
+    figures = figures_of(replace(made, request=request), moved, own, prefill)
+    return {**moved, **figures[0]} if figures else {}
 
 
 def ways(made: ServedAsked, replicas: Replicas, bench: ServingBench) -> Search:
@@ -242,6 +277,7 @@ def row_of(
 def points(made: ServedAsked, replicas: Replicas, found: Found) -> None:
     """Every point that meets the rules and has KV memory, with its figures."""
     request, axes = made.request, made.axes
+    curves = LoadCurves(request, axes["batch"])
     grid: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
     for policy in axes["policy"]:
         own = [each for (_, engine), each in replicas.items() if engine == policy_of(policy).framework]
@@ -250,9 +286,11 @@ def points(made: ServedAsked, replicas: Replicas, found: Found) -> None:
             if "apart" in axes["pools"]:
                 alike = (each.layout.cluster, each.layout.nodes, each.layout.precision)
                 others += [x for x in own if (x.layout.cluster, x.layout.nodes, x.layout.precision) == alike]
-            for other, batch, chunk in product(others, axes["batch"], axes["max_tokens"]):
+            for other, chunk in product(others, axes["max_tokens"]):
                 place = None if other is None else other.layout
-                grid.append((row_of(each.layout, policy, batch, chunk, place), each, other))
+                more = () if request.space.batch else limits(request, each, policy, chunk, other is None, curves)
+                batches = sorted({*axes["batch"], *more})
+                grid += [(row_of(each.layout, policy, batch, chunk, place), each, other) for batch in batches]
     if len(grid) > MOST_POINTS:
         raise RequestError(
             f"the space has {len(grid):,} points, more than {MOST_POINTS:,}: give fewer values of its axes"
@@ -260,18 +298,31 @@ def points(made: ServedAsked, replicas: Replicas, found: Found) -> None:
     rows = [row for row, _, _ in grid]
     rules, _ = request.expressions()
     kept = after_rules(rules, columns_of(rules, rows), rows.__getitem__, found) if rows else ()
+    fits: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
     for at in np.flatnonzero(kept).tolist():
-        row, decode, prefill = grid[at]
+        row, decode, _ = grid[at]
         held = held_tokens(request, row["policy"], prefilled=False) * row["batch"]
-        if held > decode.served.kv.tokens:
-            found.leave(
-                "memory",
-                row,
-                f"{held:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank",
-            )
-            continue
-        for figures in figures_of(made, row, decode, prefill):
-            found.rows.append({**row, "status": OK, "why": "", **figures})
+        if held <= decode.served.kv.tokens:
+            fits.append(grid[at])
+        else:
+            why = f"{held:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank"
+            found.leave("memory", row, why)
+    for _, group in groupby(fits, lambda each: (id(each[1]), id(each[2]), each[0]["policy"], each[0]["max_tokens"])):
+        alike = list(group)
+        for row, figures in zip((row for row, _, _ in alike), figures_of_alike(made, alike, curves), strict=True):
+            found.rows += [{**row, "status": OK, "why": "", **each} for each in figures]
+
+
+def limits(
+    request: ServedSearchRequest, own: LayoutReplica, policy: str, chunk: int, both: bool, curves: LoadCurves
+) -> list[int]:
+    """Batches between those of the axis at which something ends: the KV memory, or what users expect of TPOT."""
+    fits = int(own.served.kv.tokens / held_tokens(request, policy))
+    most = [fits]
+    if request.slo.tpot_ms is not None:
+        known = curves.both(own, policy, chunk) if both else curves.decoding(own)
+        most.append(int(np.interp(1e3 * request.slo.tpot_ms, known.tpot_us, known.n)))
+    return [each for each in most if 1 < each <= min(fits, max(curves.batches))]
 
 
 def columns_of(rules: Sequence[Expression], rows: Sequence[Row]) -> dict[str, np.ndarray]:
@@ -283,23 +334,64 @@ def columns_of(rules: Sequence[Expression], rows: Sequence[Row]) -> dict[str, np
     return columns
 
 
-def figures_of(made: ServedAsked, row: Row, own: LayoutReplica, prefill: LayoutReplica | None) -> list[dict[str, Any]]:
+def figures_of(
+    made: ServedAsked,
+    row: Row,
+    own: LayoutReplica,
+    prefill: LayoutReplica | None,
+    curves: LoadCurves | None = None,
+) -> list[dict[str, Any]]:
     """The figures of a point; of pools apart one for each ratio that is looked at."""
-    request, devices = made.request, made.devices(own.layout)
-    price = price_of(made, own.layout)
-    if prefill is None:
-        each = together(request, own, row["policy"], row["batch"], row["max_tokens"])
-        replicas = devices // own.layout.devices
+    curves = curves or LoadCurves(made.request, (*made.axes["batch"], row["batch"]))
+    return figures_of_alike(made, [(row, own, prefill)], curves)[0]
+
+
+def figures_of_alike(
+    made: ServedAsked, ways: Sequence[tuple[Row, LayoutReplica, LayoutReplica | None]], curves: LoadCurves
+) -> list[list[dict[str, Any]]]:
+    """The figures of points that differ in their batch alone."""
+    (row, own, prefill), request = ways[0], made.request
+    devices, price = made.devices(own.layout), price_of(made, own.layout)
+    policy, max_tokens, batches = row["policy"], row["max_tokens"], [each["batch"] for each, _, _ in ways]
+    if prefill is not None:
+        several = apart(request, prefill, own, policy, batches, max_tokens, devices, curves)
+        return [[completed(request, each, price, devices) for each in figures] for figures in several]
+    most = devices // own.layout.devices
+    made_of = []
+    for batch, load in zip(batches, loads(request, own, policy, batches, max_tokens, most, curves), strict=True):
+        replicas, each = sized(request, own, policy, batch, max_tokens, most, curves, float(load))
         each |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas, "devices": replicas * own.layout.devices}
-        each["requests_per_s"] *= replicas
-        return [completed(request, each, price, devices)]
-    several = apart(request, prefill, own, row["policy"], row["batch"], row["max_tokens"], devices)
-    return [completed(request, each, price, devices) for each in several]
+        made_of.append([completed(request, each, price, devices)])
+    return made_of
+
+
+def sized(
+    request: ServedSearchRequest,
+    own: LayoutReplica,
+    policy: str,
+    batch: int,
+    max_tokens: int,
+    most: int,
+    curves: LoadCurves,
+    load: float,
+) -> tuple[int, dict[str, Any]]:
+    """How many replicas that do both, and their figures: all that there are at their ``load``, or the fewest that serve
+    the rate asked for."""
+    every = loaded(request, own, policy, batch, max_tokens, most, curves, load)
+    rate = request.rate
+    if rate is None or every["requests_per_s"] < rate or not every["meets_slo"]:
+        return most, every
+    for count in range(max(math.floor(rate * most / every["requests_per_s"]), 1), most):
+        fewer = float(loads(request, own, policy, [batch], max_tokens, count, curves)[0])
+        made = loaded(request, own, policy, batch, max_tokens, count, curves, fewer)
+        if made["requests_per_s"] >= rate and made["meets_slo"]:
+            return count, made
+    return most, every
 
 
 def price_of(made: ServedAsked, layout: ReplicaLayout) -> float:
     """What a GPU costs an hour: as asked, or the cluster's own."""
-    said = made.request.step.price_per_gpu_hour
+    said = made.request.prices.get(layout.cluster, made.request.step.price_per_gpu_hour)
     return float(made.clusters[layout.cluster].price_per_device_hour if said is None else said)
 
 

@@ -34,7 +34,7 @@ WAYS = RowsView(
     looked="looked at",
     grid="layouts",
     name=settings,
-    place=settings,
+    place=lambda row: f"{settings(row)} on {row['cluster']}",
     subtitle=lambda row: f"{settings(row)}, on {units.count(row['devices'])} GPUs",
     columns={
         "devices": ViewColumn("GPUs"),
@@ -54,6 +54,7 @@ WAYS = RowsView(
         "tpot_ms": ("TPOT, ms", 1.0),
         "e2e_ms": ("end to end, ms", 1.0),
         "cost_per_million_tokens": ("cost of a million tokens", 1.0),
+        "hourly_cost": ("cost of an hour", 1.0),
         "devices": ("GPUs", 1.0),
     },
     kinds=(

@@ -96,7 +96,7 @@ def test_experts_are_shared_out_over_attention_ranks(serving: Asking, bench: Wor
 
 
 def test_what_users_expect_bounds_the_best(serving: Asking, bench: Workbench, whole: SearchReport) -> None:
-    limit = float(np.median([row["tpot_ms"] for row in whole.rows]))
+    limit = 1.02 * min(row["tpot_ms"] for row in whole.rows)
     found = bench.search_serving(serving({}, slo=ServingTargets(tpot_ms=limit), objectives=("goodput",)))
     assert all(row["tpot_ms"] <= limit for row in found.best)
     assert any(each["status"] == "not what is asked for" for each in found.sensitivity)
@@ -177,7 +177,7 @@ def test_what_makes_two_ways_differ_adds_up(serving: Asking, bench: Workbench) -
 
 
 def test_ways_are_ranks_of_points_that_were_kept(serving: Asking, bench: Workbench, tmp_path: Path) -> None:
-    request = serving({}, slo=ServingTargets(tpot_ms=20.0))
+    request = serving({}, slo=ServingTargets(tpot_ms=20.0), confirm=0)
     kept = bench.search_serving(request)
     write_points(kept, tmp_path / "ways.parquet")
     last = len([row for row in kept.rows if row["tpot_ms"] <= 20.0])

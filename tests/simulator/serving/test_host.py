@@ -18,8 +18,9 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
-from opcast.simulator.search.served import confirm, run
-from opcast.simulator.search.served.estimate import apart, together
+from opcast.simulator.search.served import played as event_loop
+from opcast.simulator.search.served import run
+from opcast.simulator.search.served.estimate import LoadCurves, apart, together
 from opcast.simulator.search.served.replicas import LayoutReplica
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
 from opcast.simulator.serving.connect import replicas_of
@@ -169,7 +170,7 @@ def test_a_search_and_its_confirmation_have_the_whole_host(asked: Asked) -> None
     ((place, own),) = replicas.items()
     estimate = [together(asked.search, each, "vllm", CLIENTS, 512)["ttft_ms"] for each in (own, bare(own))]
     assert estimate[0] - estimate[1] == pytest.approx(host_of(asked) * 1e-3)
-    confirmed = [confirm.confirmed(asked.search, row, {place: each})["ttft_ms"] for each in (own, bare(own))]
+    confirmed = [event_loop.confirmed(asked.search, row, {place: each})["ttft_ms"] for each in (own, bare(own))]
     assert confirmed[0] - confirmed[1] == pytest.approx(host_of(asked) * 1e-3)
 
 
@@ -190,7 +191,10 @@ def test_pools_apart_have_the_clients_under_way(asked: Asked) -> None:
     request = replace(asked.search, space=replace(asked.search.space, ratio=("1:1",)))
     host = HostTime(client_us=5.0, prompt_us=3.0)
     with_host = replace(own, served=replace(own.served, host=host))
-    (one,), (other,) = (apart(request, each, each, "vllm", CLIENTS, 512, 2) for each in (with_host, bare(own)))
+    ((one,),), ((other,),) = (
+        apart(request, each, each, "vllm", (CLIENTS,), 512, 2, LoadCurves(request, (CLIENTS,)))
+        for each in (with_host, bare(own))
+    )
     under_way = one["requests_per_s"] * 1e-3 * (one["ttft_ms"] + one["tpot_ms"] * (ANSWER - 1))
     assert under_way > 0.5
     assert one["ttft_ms"] - other["ttft_ms"] == pytest.approx(0.005 * under_way + 0.003 * PROMPT)

@@ -1,0 +1,174 @@
+"""Ways to serve played through the event loop of ``opcast serving``: the load at which each keeps what users expect.
+
+Closed forms say which ways may be best, and near which load to look. The event loop says which one is: all ways get
+the same requests, sent faster or slower. Of many alike replicas a part is played, whose requests come as regularly as
+those that are left for it where all parts take turns.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
+from ...question.traffic import Lengths, RequestTraffic
+from ...report.served import ServingReport
+from ...serving.confidence import met
+from ...serving.policies import policy_of
+from ...serving.replica import ServedReplica
+from ...serving.serve import rescale, serve
+from .load import common
+from .replicas import LayoutReplica, Replicas
+from .request import LAYOUT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
+
+LOAD = 0.95  # of the rate in steady state where nothing is expected: at all of it a queue by chance never ends
+TURNOVERS = 4  # times that all requests under way have changed
+FEWEST_REQUESTS, MOST_REQUESTS = 2400, 6000
+LASTING = 20  # times as long as a request may wait: in a shorter run too much load is not seen
+WARM_UP = 0.1  # of the requests, as those of `opcast serving capacity`
+STEP, PRECISION = 1.1, 1.01  # up or down from where the closed form looks; between a rate that is kept and one not
+FARTHEST = 12  # steps
+PREFILL_SEQS = 256  # that a replica which only prefills may hold: they end with their prompts
+ALL_RUNS = 100  # that a search makes, about: so many pay for compiling the loop
+
+
+@dataclass(frozen=True)
+class PlayedPart:
+    """The part of a way that is played: a request, replicas that prefill (or do both) and that decode, how many clients
+    send to one of them, and how many such parts the way has."""
+
+    request: ServingRequest
+    own: ServedReplica
+    decoder: ServedReplica | None
+    sending: float
+    parts: int
+    known: dict[float, ServingReport] = field(default_factory=dict, compare=False)
+
+    def at(self, rate: float) -> ServingReport:
+        """The report at a rate of requests a second of the whole way."""
+        if rate not in self.known:
+            asked = rescale(self.request, rate / self.parts)
+            tokens = ALL_RUNS * asked.traffic.requests * asked.traffic.output.average
+            served = serve(asked, self.own, self.decoder, clients=self.sending, of_tokens=tokens)
+            self.known[rate] = served.report
+        return self.known[rate]
+
+    def keeps(self, rate: float) -> bool:
+        """Whether enough requests have what users expect at a rate."""
+        return met(self.request, self.at(rate))
+
+
+def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0) -> PlayedPart:
+    """The part of a row's way to serve that is played."""
+    own, apart = find(row, LAYOUT, replicas), row["pools"] == "apart"
+    first = find(row, OF_PREFILL, replicas) if apart else own
+    alike = common(row["prefill_replicas"], row["replicas"])
+    parts = min(n for n in range(1, alike + 1) if alike % n == 0 and (fits(row, n) or n == alike))
+    clients = max(round(row["concurrency"] / parts), 1)
+    waits = LASTING * row["requests_per_s"] / parts * (request.slo.ttft_ms or 0.0) / 1e3
+    requests = min(max(TURNOVERS * clients, FEWEST_REQUESTS, round(waits)), MOST_REQUESTS)
+    regular = {"arrival": "poisson"} if parts == 1 else {"arrival": "gamma", "cv": 1 / math.sqrt(parts)}
+    asked = ServingRequest(
+        law=IterationLaw(base_us=1.0),
+        kv=KvMemory(blocks=first.served.kv.blocks),
+        traffic=RequestTraffic(
+            rate=row["requests_per_s"] / parts,
+            requests=requests,
+            warmup=int(WARM_UP * requests),
+            input=Lengths(mean=request.input_len),
+            output=Lengths(mean=request.output_len),
+            seed=seed,
+            **regular,
+        ),
+        scheduler=Scheduler(
+            policy=row["policy"],
+            max_tokens=row["max_tokens"],
+            max_seqs=max(row["batch"], PREFILL_SEQS) if apart else row["batch"],
+        ),
+        slo=request.slo,
+        replicas=(row["prefill_replicas"] if apart else row["replicas"]) // parts,
+        attention_dp=(first if apart else own).layout.dp,
+        decode_pool=DecodePool(
+            replicas=row["replicas"] // parts if apart else 0,
+            kv=KvMemory(blocks=own.served.kv.blocks),
+            max_seqs=row["batch"],
+            attention_dp=own.layout.dp,
+            link_gbps=request.link_gbps * min(each.layout.tp * each.layout.pp for each in (first, own)),
+            link_us=request.link_us,
+        ),
+    )
+    decoder = with_graphs(own, row["batch"]) if apart else None
+    sending = row["concurrency"] / (row["prefill_replicas"] if apart else row["replicas"])
+    return PlayedPart(asked, with_graphs(first, row["batch"]), decoder, sending, parts)
+
+
+def fits(row: Mapping[str, Any], parts: int) -> bool:
+    """Whether a part of a way is small enough to be played whole."""
+    return bool(TURNOVERS * row["concurrency"] <= MOST_REQUESTS * parts)
+
+
+def highest_rate(part: PlayedPart, start: float, least: float = 0.0, step: float = STEP) -> float:
+    """The highest requests a second of the whole way that keep what users expect, 0 where none near ``start`` do, or
+    none above ``least``. It is looked for by ``step`` up or down, then by halves."""
+    low = high = start
+    for _ in range(FARTHEST):
+        if part.keeps(low):
+            break
+        low, high = low / step, low
+        if low < least:
+            return 0.0
+    else:
+        return 0.0
+    if low == start:
+        high = low * step
+        for _ in range(FARTHEST):
+            if not part.keeps(high):
+                break
+            low, high = high, high * step
+    while high / low > PRECISION:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if part.keeps(middle) else (low, middle)
+    return low
+
+
+def figures_at(part: PlayedPart, rate: float) -> dict[str, Any]:
+    """What users have at a rate: times in ms (mean), whether queues stay short, requests a second that have all of
+    ``slo``, and their share."""
+    report = part.at(rate)
+    return {
+        "rate": rate,
+        "ttft_ms": report.ttft_ms.mean,
+        "tpot_ms": report.tpot_ms.mean,
+        "keeps_up": not report.overload,
+        "goodput": report.goodput * part.parts,
+        "slo_attainment": report.slo_attainment,
+    }
+
+
+def confirmed(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas) -> dict[str, Any]:
+    """What users of a way to serve have at nearly the rate that the closed form says."""
+    return figures_at(part_of(request, row, replicas), LOAD * row["requests_per_s"])
+
+
+def can_play() -> bool:
+    """Whether the event loop is fast enough for a search to ask it: numba is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def with_graphs(own: LayoutReplica, batch: int) -> ServedReplica:
+    """A replica with the CUDA graphs that its engine has for so many sequences."""
+    return replace(own.served, graphs=own.engine.graphs.sizes(own.layout.tp, batch))
+
+
+def find(
+    row: Mapping[str, Any],
+    names: tuple[str, ...],
+    replicas: Replicas,
+) -> LayoutReplica:
+    """The replica of a row's degrees, called ``names``."""
+    degrees = tuple(row[name] for name in names)
+    place = ReplicaLayout(row["cluster"], row["nodes"], row["precision"], *degrees)
+    return replicas[place, policy_of(row["policy"]).framework]

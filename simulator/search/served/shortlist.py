@@ -1,0 +1,177 @@
+"""Which ways to serve the event loop plays: those that may be best by their closed forms, then what lies near the best.
+
+Rows that were played have the event loop's load and times; what the closed form said of their rate stays beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from ...serving.capacity import between
+from ..found import Row
+from ..objectives import OF_SERVING
+from ..rank import ranked
+from .estimate import with_load
+from .played import PRECISION, can_play, figures_at, highest_rate, part_of
+from .replicas import Replicas
+from .request import OF_POINT, ServedSearchRequest
+
+OF_LOAD = ("tokens_per_s_per_gpu", "tokens_per_s", "goodput", "token_cost", "hourly_cost", "gpus")
+WAYS = 16  # that are played at most, unless more are asked for
+OPTIMISM = 1.03  # by how much the event loop may serve more than the closed form of a way that is not played
+NEAR = (0.8, 1.25)  # batches beside that of the best
+SIZINGS = 3  # of a way for the rate asked for
+SEEDS = (1, 2, 3, 4)  # of the requests of more runs, beside the first
+CHANCE, SURE, NEARBY = 1.04, 4, 1.03  # rows so near the best, at most so many, whose rates lie so near each other
+BETTER = 1 / PRECISION  # how near a row that is tried must come for its rate to be looked for
+Again = Callable[[Row, Mapping[str, Any], float | None], Row]
+
+
+def plays(request: ServedSearchRequest) -> bool:
+    """Whether the event loop says how much each of the best serves: users expect something, and the first objective
+    is about load."""
+    wanted = can_play() if request.confirm is None else request.confirm > 0
+    return wanted and request.slo.named and request.objectives[0] in OF_LOAD
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """The ways of one search that are played; ``again`` makes the row of a way with another batch, or sized anew."""
+
+    request: ServedSearchRequest
+    replicas: Replicas
+    again: Again
+
+    def played(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows, those that were played as the event loop has them, and rows near the best that are new."""
+        most = self.request.confirm or WAYS
+        tried: dict[tuple[Any, ...], Row] = {}
+        made = {key_of(row): row for row in rows}
+        while len(tried) < most and (row := self._next(made, tried)):
+            best = self._best(tried)
+            tried[key_of(row)] = self._play(row, BETTER * best["requests_per_s"] if best else 0.0)
+            if len(tried) == most or self._next(made, tried) is None:
+                made |= {key_of(near): near for near in self._near(self._best(tried)) if key_of(near) not in made}
+        tried |= self._surer(tried)
+        return list((self._corrected(made, tried) | tried).values())
+
+    def _next(self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
+        """The row to play next: the best that may be better than all that were played, None where no one may. A way of
+        which no batch or chunk was played may be by more than its closed form says."""
+        kinds = {kind_of(row) for row in tried.values()}
+        waiting = [row for key, row in self._corrected(made, tried).items() if key not in tried]
+        best = self._best(tried)
+        for row in ranked(self.request.good(waiting), self.request.objectives):
+            if best is None or self._may_beat(row, best, 1.0 if kind_of(row) in kinds else OPTIMISM):
+                return made[key_of(row)]
+        return None
+
+    def _may_beat(self, row: Row, best: Row, optimism: float) -> bool:
+        """Whether a row may be better than the best by so much more than is said of it."""
+        figure, sign = OF_SERVING[self.request.objectives[0]]
+        if figure in ("devices", "hourly_cost"):
+            return bool(row[figure] < best[figure])
+        return bool(sign * row[figure] * optimism**-sign < sign * best[figure])
+
+    def _best(self, tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
+        order = ranked(self.request.good(list(tried.values())), self.request.objectives)
+        return order[0] if order else None
+
+    def _near(self, best: Row | None) -> list[Row]:
+        """The best with other batches, where any may be."""
+        if best is None or self.request.space.batch or self.request.confirm is not None:
+            return []
+        near = (self.again(best, {"batch": max(round(best["batch"] * factor), 1)}, None) for factor in NEAR)
+        return [row for row in near if row]
+
+    def _surer(self, tried: Mapping[tuple[Any, ...], Row]) -> dict[tuple[Any, ...], Row]:
+        """Those as good as the best but for chance, with the mean rate of several runs of other requests."""
+        best = self._best(tried)
+        if best is None or self.request.rate is not None:
+            return {}
+        least = best["requests_per_s"] / CHANCE
+        near = [row for row in tried.values() if row["meets_slo"] and row["requests_per_s"] >= least]
+        found = {}
+        for row in ranked(near, self.request.objectives)[:SURE]:
+            own = row["requests_per_s"]
+            parts = [part_of(self.request, row, self.replicas, seed) for seed in SEEDS]
+            rates = (own, *(highest_rate(part, own, own / 2, NEARBY) for part in parts))
+            interval = between(rates)
+            times = {**row["confirmed"], "rate": fmean(rates), "interval": interval, "rates": rates}
+            found[key_of(row)] = with_load(self.request, row, times) | {"confirmed": times}
+        return found
+
+    def _corrected(self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> dict[Any, Row]:
+        """Rows that were not played, as much slower than their closed forms as those most like them were found to be:
+        of their way with another batch or chunk, else of all."""
+        kinds: dict[tuple[Any, ...], list[float]] = {}
+        for row in tried.values():
+            if row["meets_slo"]:
+                kinds.setdefault(kind_of(row), []).append(row["requests_per_s"] / row["closed_form_rate"])
+        usual = median([share for shares in kinds.values() for share in shares] or [1.0])
+        changed = {}
+        for key, row in made.items():
+            share = min(max(kinds.get(kind_of(row), [usual])), 1.0)
+            times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
+            changed[key] = with_load(self.request, row, times) if row["meets_slo"] else row
+        return changed
+
+    def _first(self, rows: Sequence[Row]) -> list[Row]:
+        """The best row of each way, whatever its batch and chunk, best first."""
+        kinds: dict[tuple[Any, ...], Row] = {}
+        for row in ranked(self.request.good(rows), self.request.objectives):
+            kinds.setdefault(kind_of(row), row)
+        return list(kinds.values())
+
+    def _best(self, tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
+        order = ranked(self.request.good(list(tried.values())), self.request.objectives)
+        return order[0] if order else None
+
+    def _beaten(self, row: Row, tried: Mapping[tuple[Any, ...], Row]) -> bool:
+        """Whether a row cannot be the best even if it serves more than its closed form says."""
+        best = self._best(tried)
+        if best is None:
+            return False
+        figure, sign = OF_SERVING[self.request.objectives[0]]
+        if figure in ("devices", "hourly_cost"):
+            return bool(row[figure] > best[figure] * OPTIMISM)
+        return bool(sign * row[figure] * OPTIMISM**-sign > sign * best[figure])
+
+    def _play(self, row: Row, least: float) -> Row:
+        """A row with the load that the event loop finds; ``least`` is the least that is of use."""
+        made = self._at_load(row, least)
+        for _ in range(SIZINGS):
+            rate = self.request.rate
+            if rate is None or not made["requests_per_s"] or self.request.space.ratio:
+                return made
+            other = self.again(row, {}, rate * made["closed_form_rate"] / made["requests_per_s"])
+            if not other or (key_of(other) == key_of(made) and other["devices"] == made["devices"]):
+                return made
+            enough = made["requests_per_s"] >= rate
+            sized = self._at_load(other, 0.0)
+            if enough and (sized["requests_per_s"] < rate or sized["devices"] >= made["devices"]):
+                return made
+            made = sized
+        return made
+
+    def _at_load(self, row: Row, least: float) -> Row:
+        part = part_of(self.request, row, self.replicas)
+        rate = highest_rate(part, row["requests_per_s"], least)
+        own = {**row, "closed_form_rate": row["requests_per_s"]}
+        if not rate:
+            return {**own, "meets_slo": False, "goodput": 0.0, "confirmed": figures_at(part, row["requests_per_s"])}
+        found = figures_at(part, rate)
+        return with_load(self.request, own, found) | {"confirmed": found}
+
+
+def kind_of(row: Row) -> tuple[Any, ...]:
+    """What tells a way from others, whatever its batch and chunk."""
+    return tuple(row[name] for name in OF_POINT if name not in ("batch", "max_tokens"))
+
+
+def key_of(row: Row) -> tuple[Any, ...]:
+    """What tells a way from others."""
+    return tuple(row[name] for name in OF_POINT)

@@ -1,0 +1,141 @@
+"""The load at which ways to serve keep what users expect: the queue agrees with known laws, and the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.question.serving import ServingTargets
+from opcast.simulator.search.result import SearchReport
+from opcast.simulator.search.served.load import Expected, curve, highest, together_load
+from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
+from opcast.simulator.search.served.waiting import waiting
+from opcast.simulator.workbench import Workbench
+
+WIDER = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
+SLO = ServingTargets(ttft_ms=4.0, tpot_ms=0.5)
+Asking = Callable[..., ServedSearchRequest]
+
+
+@pytest.fixture(scope="module")
+def serving(small_model: Callable[..., dict[str, Any]], bench: Workbench) -> Asking:
+    """A function: axes and other settings -> a request on one node of eight GPUs."""
+
+    def make(axes: dict[str, Any], **own: Any) -> ServedSearchRequest:
+        step = SimulateRequest(
+            model=small_model("llama", 3, **WIDER),
+            cluster=load_cluster("dgx_h100"),
+            stack=load_stack("vllm"),
+            sources=bench.sources,
+            price_per_gpu_hour=2.0,
+        )
+        space = ServedSpace(**{"tp": (1, 2), "max_tokens": (512,), "batch": (8, 32), **axes})
+        return ServedSearchRequest(**{"step": step, "input_len": 256, "output_len": 64, "space": space, **own})
+
+    return make
+
+
+@pytest.mark.parametrize("busy", [0.3, 0.6, 0.8])
+def test_one_server_waits_as_the_law_of_pollaczek_and_khinchine_has_it(busy: float) -> None:
+    mean, most = waiting(np.array([1]), np.array([busy]), 0.9)
+    assert mean[0] == pytest.approx(busy / (2 * (1 - busy)), rel=0.12)
+    assert most[0] > mean[0]
+
+
+@given(servers=st.integers(1, 64), busy=st.floats(0.05, 0.98))
+def test_waits_grow_with_load_and_fall_with_servers(servers: int, busy: float) -> None:
+    (here, busier, more), _ = waiting(
+        np.array([servers, servers, servers + 1]), np.array([busy, busy + 0.01, busy]), 0.9
+    )
+    assert busier >= here
+    assert more <= here * 1.1 + 0.02
+    assert np.isinf(waiting(np.array([servers]), np.array([1.0]), 0.9)[0][0])
+
+
+@given(st.floats(0.01, 0.99))
+def test_the_highest_load_is_where_it_ends_to_be_met(limit: float) -> None:
+    found = highest(np.array([1.0, 1.0, limit / 2]), lambda load: load <= limit)
+    assert found == pytest.approx([limit, limit, limit / 2], abs=1e-3)
+    assert highest(np.array([1.0]), lambda load: load < 0)[0] == 0
+
+
+def test_what_users_expect_more_strictly_has_less_load() -> None:
+    loads = list(range(1, 65))
+    own = curve(loads, [(10e3 + 200 * n, 50e3 + 200 * n, 5e3) for n in loads], 100, decodes=False)
+    ranks, batch = np.array([1, 1]), np.array([16.0, 64.0])
+    rates = []
+    for tpot_ms in (15, 18, 30):
+        expected = Expected(ServingTargets(ttft_ms=500, tpot_ms=tpot_ms), 100)
+        rates.append(together_load(own, ranks, batch, expected))
+    assert (np.diff(np.array(rates), axis=0) >= 0).all()
+    assert rates[0][1] < 64, "more run at a time than what is expected of TPOT allows"
+
+
+def without_times(report: SearchReport) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if name != "reason"} for row in report.best]
+
+
+def test_the_event_loop_says_what_the_best_serve(serving: Asking, bench: Workbench) -> None:
+    found = bench.search_serving(serving({}, slo=SLO, confirm=3))
+    assert found.best
+    assert all(row["meets_slo"] for row in found.best)
+    best = found.best[0]
+    assert best["confirmed"]["slo_attainment"] >= SLO.share
+    low, high = best["confirmed"]["interval"]
+    assert low <= best["requests_per_s"] <= high
+    assert best["requests_per_s"] == pytest.approx(best["closed_form_rate"], rel=0.2)
+    again = bench.search_serving(serving({}, slo=SLO, confirm=3))
+    assert without_times(again) == without_times(found)
+
+
+def test_a_way_too_slow_at_full_load_is_judged_at_less(serving: Asking, bench: Workbench) -> None:
+    fixed = {"pools": "together", "tp": (1,), "batch": (32,)}
+    full = bench.search_serving(serving(fixed)).best[0]
+    slo = ServingTargets(tpot_ms=0.97 * full["tpot_ms"])
+    (row,) = bench.search_serving(serving(fixed, slo=slo, confirm=0)).best
+    assert row["tpot_ms"] <= slo.tpot_ms
+    assert 0 < row["requests_per_s"] < full["requests_per_s"]
+
+
+def test_a_rate_has_the_fewest_gpus_that_serve_it(serving: Asking, bench: Workbench) -> None:
+    whole = bench.search_serving(serving({"pools": "together"}, slo=SLO, confirm=0)).best[0]
+    rate = 0.4 * whole["requests_per_s"]
+    asked = serving({"pools": "together"}, slo=SLO, confirm=0, rate=rate)
+    assert asked.objectives[:2] == ("gpus", "hourly_cost")
+    found = bench.search_serving(asked).best[0]
+    assert found["requests_per_s"] >= rate
+    assert found["devices"] < whole["devices"]
+    assert found["hourly_cost"] == pytest.approx(2.0 * found["devices"])
+    fewer = found["replicas"] - 1
+    assert fewer * found["requests_per_s"] / found["replicas"] < rate * 1.02
+    nothing = bench.search_serving(replace(asked, rate=1e3 * rate))
+    assert not nothing.best
+
+
+def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> None:
+    two = {"pools": "together", "cluster": ("dgx_h100", "dgx_h200"), "tp": (1,)}
+    usual = {"slo": SLO, "confirm": 0, "rate": 5.0, "objectives": ("hourly_cost",)}
+    for prices, cheap in (
+        ({"dgx_h100": 9.0, "dgx_h200": 1.0}, "dgx_h200"),
+        ({"dgx_h100": 1.0, "dgx_h200": 9.0}, "dgx_h100"),
+    ):
+        best = bench.search_serving(serving(two, **usual, prices=prices)).best[0]
+        assert best["cluster"] == cheap
+        assert best["hourly_cost"] == best["devices"] * 1.0
+
+
+def test_room_that_is_never_taken_is_shown_once(serving: Asking, bench: Workbench) -> None:
+    axes = {"pools": "apart", "tp": (1,), "batch": (256, 512)}
+    found = bench.search_serving(serving(axes, slo=ServingTargets(ttft_ms=80.0), confirm=0))
+    assert found.pruned_by["alike"].count == 1
+    assert "does the same with batch=256" in found.pruned_by["alike"].why
+    assert found.evaluated + found.pruned == found.points
