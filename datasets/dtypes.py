@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar, overload
+from typing import Any, Final, TypeVar
 
 from .near import meant
 
@@ -53,13 +53,7 @@ class ByFormat(dict[str, T]):
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or (isinstance(name, str) and self._rule(name) is not None)
 
-    @overload
-    def get(self, name: str, default: None = None, /) -> T | None: ...
-
-    @overload
-    def get(self, name: str, default: T, /) -> T: ...
-
-    def get(self, name: str, default: T | None = None, /) -> T | None:  # type: ignore[misc]
+    def get(self, name: str, default: Any = None, /) -> Any:
         """The value of a name, or the default."""
         try:
             return self[name]
