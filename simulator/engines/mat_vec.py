@@ -56,8 +56,8 @@ class MatVecEngine:
 
     def kernel(self, bits: float) -> MatVec | None:
         """The kernel for weights of so many bits: of this vendor's before any's, of those the nearest in bits."""
-        known = [each for each in self.kernels if each.vendor in ("", self.device.vendor)]
-        return min(known, key=lambda each: (each.vendor == "", abs(each.bits - bits)), default=None)
+        candidates = [kernel for kernel in self.kernels if kernel.vendor in ("", self.device.vendor)]
+        return min(candidates, key=lambda kernel: (kernel.vendor == "", abs(kernel.bits - bits)), default=None)
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class FewBitsEngine:
         at = np.flatnonzero(columns["m"] <= MOST_ROWS)
         if not len(at):
             return answers
-        few = {name: values[at] for name, values in columns.items()}
+        few_columns = {name: values[at] for name, values in columns.items()}
         share = weight_itemsize(dtype) / 2.0
-        fewer = {**few, "n": np.maximum(np.ceil(few["n"] * share), 1).astype(np.int64)}
-        told = in_turn(self.others, kind, few, dtype, out_dtype, cache)
-        bytes_alike = in_turn(self.others, kind, fewer, WEIGHTS_ONLY[0], out_dtype, cache)
+        fewer_columns = {**few_columns, "n": np.maximum(np.ceil(few_columns["n"] * share), 1).astype(np.int64)}
+        table_answers = in_turn(self.others, kind, few_columns, dtype, out_dtype, cache)
+        bytes_alike = in_turn(self.others, kind, fewer_columns, WEIGHTS_ONLY[0], out_dtype, cache)
         with np.errstate(invalid="ignore"):
-            wrong = told.latency_us > CONTRADICTION * bytes_alike.latency_us
-        wrong &= (told.engine != "measured") & (told.engine != "mat_vec")
+            wrong = table_answers.latency_us > CONTRADICTION * bytes_alike.latency_us
+        wrong &= (table_answers.engine != "measured") & (table_answers.engine != "mat_vec")
         if wrong.any():
             bytes_alike.high_us[:] = np.fmin(
-                bytes_alike.high_us * CONTRADICTION, np.fmax(told.high_us, bytes_alike.high_us)
+                bytes_alike.high_us * CONTRADICTION, np.fmax(table_answers.high_us, bytes_alike.high_us)
             )
             bytes_alike.by(FEWER_BYTES, "")
             answers.put(at[wrong], bytes_alike.take(np.flatnonzero(wrong)))

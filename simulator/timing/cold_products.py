@@ -45,20 +45,20 @@ def bound_cold_products(
     """
     if device.synchronous or not ops:
         return warm, cold
-    products = np.array([op.kind == "gemm" for op in ops], dtype=bool)
+    is_product = np.array([op.kind == "gemm" for op in ops], dtype=bool)
     few_rows = np.array([op.kind == "gemm" and op.m <= FEW_ROWS for op in ops], dtype=bool)
     by_kin = few_rows & (warm.engine == TRANSFER)
-    doubtful = products & ~cold.in_envelope & (cold.latency_us > SLOWER * warm.latency_us)
+    doubtful = is_product & ~cold.in_envelope & (cold.latency_us > SLOWER * warm.latency_us)
     at = np.flatnonzero(by_kin | doubtful)
     if not len(at):
         return warm, cold
-    some = [ops[place] for place in at.tolist()]
-    times = np.array([np.ceil(BEYOND * device.l2_mib * 2**20 / weight_bytes(op)) for op in some])
-    wide = [op.replace(n=int(op.n * count)) for op, count in zip(some, times, strict=True)]
+    products = [ops[index] for index in at.tolist()]
+    times = np.array([np.ceil(BEYOND * device.l2_mib * 2**20 / weight_bytes(op)) for op in products])
+    wide = [op.replace(n=int(op.n * count)) for op, count in zip(products, times, strict=True)]
     share = ask(engine, wide).latency_us / times
     narrow = np.full(len(ops), np.inf)
     if by_kin.any():
-        kin_ops = [op.replace(n=min(op.n, NARROW)) for op in (ops[place] for place in np.flatnonzero(by_kin).tolist())]
+        kin_ops = [op.replace(n=min(op.n, NARROW)) for op in (ops[index] for index in np.flatnonzero(by_kin).tolist())]
         narrow[by_kin] = ask(engine, kin_ops).latency_us
     warm = at_most(warm, at, narrow[at] + share)
     unmeasured = ~cold.in_envelope[at]
