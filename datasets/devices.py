@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .device_names import shipped_device_id
+from .dtypes import ByFormat, family_format
 from .loading import finite, load
 from .near import did_you_mean
 from .reading import read_json, read_yaml
@@ -25,7 +26,7 @@ AT_HAND = ("cpu", "local")  # the processor, and what was measured last, of the 
 ALIASES = DEVICE_DIRECTORY.parent / "aliases.yaml"
 
 # Formats that run on another format's units at that format's rate when the device lists no rate of their own.
-RATE_OF = {
+_NAMED_RATES = {
     "tf32": ("tf32", "fp32"),
     "fp32": ("fp32", "tf32"),
     "fp8_e5m2": ("fp8",),
@@ -40,7 +41,10 @@ RATE_OF = {
     "w4a8": ("fp8",),
     "mxfp4a8": ("mxfp8", "fp8"),
 }
-UNITS_OF = RATE_OF | {"mxfp8": ("mxfp8",), "mxfp4a8": ("mxfp8",)}  # scales of 32 need units that multiply them in
+# scales of 32 need units that multiply them in
+_NAMED_UNITS = _NAMED_RATES | {"mxfp8": ("mxfp8",), "mxfp4a8": ("mxfp8",)}
+RATE_OF = ByFormat(_NAMED_RATES, lambda name: _NAMED_RATES.get(family_format(name)))
+UNITS_OF = ByFormat(_NAMED_UNITS, lambda name: _NAMED_UNITS.get(family_format(name)))
 
 
 class DeviceError(ValueError):

@@ -5,11 +5,63 @@ A dtype is a plain string everywhere (``"bf16"``); this module is the one place 
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 from .near import meant
 
-BITS: Final[dict[str, int]] = {
+T = TypeVar("T")
+MIN_WEIGHT_BITS, MAX_WEIGHT_BITS = 1.0, 12.0  # of formats that store weights alone in fewer bits
+_BITS_IN_NAME = re.compile(r"(?P<of>w|int)(?P<bits>\d{1,2}(\.\d{1,4})?)(?P<activations>(a16)?)")
+
+
+def weight_bits(name: str) -> float:
+    """Bits of a weight of a format that says them in its name, scales included: 4.84 of ``w4.84a16``; 0 of any other.
+
+    ``int4.84`` is what such weights are stored as.
+    """
+    match = _BITS_IN_NAME.fullmatch(name)
+    if not match or (match["of"] == "w") != bool(match["activations"]):
+        return 0.0
+    bits = float(match["bits"])
+    return bits if MIN_WEIGHT_BITS <= bits <= MAX_WEIGHT_BITS else 0.0
+
+
+def family_format(name: str) -> str:
+    """The format with a row in :data:`BITS` that stands for one that says its bits in its name; itself of any other."""
+    bits = 0.0 if name in _NAMED_BITS else weight_bits(name)
+    if not bits:
+        return name
+    size = 4 if bits <= 6 else 8
+    return f"w{size}a16" if name.startswith("w") else f"int{size}"
+
+
+class ByFormat(dict[str, T]):
+    """What is known of formats by name; of those that say their bits (``w4.84a16``) by ``rule``, where there is one."""
+
+    def __init__(self, named: dict[str, T], rule: Callable[[str], T | None]) -> None:
+        super().__init__(named)
+        self._rule = rule
+
+    def __missing__(self, name: str) -> T:
+        value = self._rule(name) if isinstance(name, str) else None
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (isinstance(name, str) and self._rule(name) is not None)
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """The value of a name, or the default."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+
+_NAMED_BITS: Final[dict[str, float]] = {
     "fp64": 64,
     "fp32": 32,
     "tf32": 32,  # stored as fp32, multiplied on tensor cores with a 10-bit mantissa
@@ -36,7 +88,15 @@ BITS: Final[dict[str, int]] = {
     "nf4": 4,  # of bitsandbytes: stored in blocks of 64, never multiplied
 }
 
-WEIGHT_BITS: Final[dict[str, int]] = {"w8a16": 8, "w4a16": 4, "mxfp4a16": 4, "w4a8": 4, "mxfp4a8": 4}
+BITS: Final[ByFormat[float]] = ByFormat(
+    _NAMED_BITS, lambda name: (16.0 if name.startswith("w") and weight_bits(name) else weight_bits(name)) or None
+)
+"""Bits of an element that is stored or computed with: of ``w4.84a16`` 16, its activations'; of ``int4.84`` 4.84."""
+
+WEIGHT_BITS: Final[ByFormat[float]] = ByFormat(
+    {"w8a16": 8.0, "w4a16": 4.0, "mxfp4a16": 4.0, "w4a8": 4.0, "mxfp4a8": 4.0},
+    lambda name: (weight_bits(name) or None) if name.startswith("w") else None,
+)
 """Of formats whose weights weigh less than what ``BITS`` says of activations."""
 
 ALIASES: Final[dict[str, str]] = {
@@ -70,7 +130,7 @@ def itemsize(dtype: str) -> float:
 
 def weight_itemsize(dtype: str) -> float:
     """Bytes of one weight of a matrix product in this dtype."""
-    return WEIGHT_BITS.get(dtype, BITS[dtype]) / 8
+    return (WEIGHT_BITS if dtype in WEIGHT_BITS else BITS)[dtype] / 8
 
 
 def product_dtype(dtype: str) -> str:

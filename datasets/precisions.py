@@ -1,6 +1,7 @@
 """The precisions of a step by name: ``conf/precision``, the one list for every verb, face, table and checkpoint.
 
-A precision is the dtype of weights and activations, and the format of linear layers where that is another.
+A precision is the dtype of weights and activations, and the format of linear layers where that is another. Weights of
+any number of bits go by it: ``w4.84a16`` (:func:`.dtypes.weight_bits`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
+from .dtypes import weight_bits
 from .loading import nearest
 from .reading import read_yaml
 
@@ -28,6 +30,8 @@ def known_precisions() -> tuple[str, ...]:
 def precision_of(name: str) -> tuple[str, str]:
     """The dtype and the format of linear layers (empty: the dtype) that a name stands for."""
     known = known_precisions()
+    if name not in known and name.startswith("w") and weight_bits(name):
+        return "fp16", name
     if name not in known:
         raise PrecisionError(
             f"precision={name!r} does not exist; {nearest(name, known).replace('it has', 'choose from')}"

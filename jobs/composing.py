@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import is_file_name
+from ..datasets.dtypes import weight_bits
 from . import complaints, settings
 from .show import CONFIG_DIRECTORY, BadInputError
 
@@ -21,6 +22,9 @@ def as_override(module: ModuleType, text: str) -> str:
     """A bare word is the verb's subject (``opcast list devices``); ``ADDED`` settings need no ``+`` to be new."""
     subject = getattr(module, "SUBJECT", None)
     text = settings.by_alias(text)
+    of_bits = text.removeprefix("precision=")
+    if of_bits != text and of_bits.startswith("w") and not precision_exists(of_bits) and weight_bits(of_bits):
+        return f"++precision.quantization={of_bits}"
     if text.startswith(getattr(module, "ADDED", ())):
         return f"++{text}"
     if subject and text and "=" not in text and text[0] not in "~+":
@@ -39,6 +43,11 @@ def as_override(module: ModuleType, text: str) -> str:
         if not (CONFIG_DIRECTORY / group / f"{choice}.yaml").is_file():
             return f"{free}={quoted(choice)}"
     return text
+
+
+def precision_exists(name: str) -> bool:
+    """Whether a precision has a file of its own."""
+    return (CONFIG_DIRECTORY / "precision" / f"{name}.yaml").is_file()
 
 
 def shipped_choice(name: str) -> str:

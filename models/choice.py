@@ -35,6 +35,8 @@ ROW = "a row of another lab"
 ALIKE = "another kind of op that is alike"
 KIN = "tables of other devices"
 NETWORK = "the network's formula"
+MAT_VEC = "weights over the bandwidth that the engine's own kernel reaches"
+FEWER_BYTES = "a 16-bit product of as many bytes: a table takes so much longer that it timed its launches"
 LAW = "physics"
 """Clauses of the rule, as answers name them."""
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.dtypes import BITS
+from ...datasets.dtypes import BITS, family_format
 from ...datasets.vocabulary import KINDS, kind
 from ..analytical import terms
 from ..analytical.setting import Dims, Setting, Terms
@@ -83,7 +83,7 @@ def feature_names(kind_name: str) -> tuple[str, ...]:
 
 def alike(dtype: str) -> str:
     """The format whose code a format has on a GPU: bf16 and fp16 run on the same units at the same rate."""
-    return "bf16" if dtype == "fp16" else dtype
+    return "bf16" if dtype == "fp16" else family_format(dtype)
 
 
 def _columns(
@@ -114,7 +114,7 @@ def _sizes(kind_name: str, dims: Dims) -> Columns:
 
 
 def _code(setting: Setting, dtype: str) -> float:
-    return float(DTYPES[dtype if setting.cpu else alike(dtype)])
+    return float(DTYPES[family_format(dtype) if setting.cpu else alike(dtype)])
 
 
 def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting) -> Columns:

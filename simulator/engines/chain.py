@@ -2,6 +2,8 @@
 
 Where measured rows and predictors are asked in turn:
 
+0. products with few rows: kernels of the stack's own, and few bits where a table contradicts their bytes
+   (:mod:`.mat_vec`),
 1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own_rows`); sums
    that an engine leaves to NCCL by rows of that, and sums with the norm in them by rows of kernels that have it
    (:mod:`.large_sums`),
@@ -27,6 +29,7 @@ from .kernels import KernelsEngine
 from .large_sums import LargeSumsEngine, NormSumsEngine
 from .learned import LearnedEngine
 from .library import LibraryEngine
+from .mat_vec import FewBitsEngine, MatVecEngine
 from .measured import MeasuredEngine
 from .own_rows import OwnEngine
 from .transfer import TransferEngine
@@ -78,9 +81,20 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
             chain += [*(replace(engine, backend=name) for name in framework_names(stack)), engine]
         else:
             chain.append(engine)
+    few_rows = few_row_engines(engines, chain, stack)
+    chain = [*few_rows, *chain]
     own = list(norm_sums(engines, stack))
     device = next((engine.device for engine in (*own, *engines) if hasattr(engine, "device")), None)
     return chain if device is None else [NormSumsEngine(device, own, chain), *chain]
+
+
+def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: Stack | None) -> list[Engine]:
+    """Who answers for products with few rows before a table: a stack's own kernels, and the bytes of their weights."""
+    device = next((engine.device for engine in engines if isinstance(engine, (LearnedEngine, TransferEngine))), None)
+    if device is None or any(getattr(engine, "backend", None) for engine in engines):
+        return []
+    kernels = [MatVecEngine(device, stack.mat_vecs)] if stack is not None and stack.mat_vecs else []
+    return [*kernels, *([] if device.synchronous else [FewBitsEngine(chain)])]
 
 
 def norm_sums(engines: Sequence[Engine], stack: Stack | None) -> Iterator[MeasuredEngine | LearnedEngine]:

@@ -9,6 +9,7 @@ from ..question.plan import Plan
 from ..trace.stored_formats import ModuleRule, WeightFormat, modules_of
 
 SKIP = re.compile(r"lm_head|embed_out|(^|\.)(output|score|gate|router|lora_[ab])$")
+HEAD = re.compile(r"lm_head|embed_out|(^|\.)output$")  # of the language model
 
 
 @lru_cache(maxsize=32)
@@ -24,6 +25,7 @@ class ProductFormats:
         self.rules, self.usual = plan.weight_rules, WeightFormat(plan.quantization)
         self.own = re.compile(plan.settings.quantize_skip or "(?!)")
         self.by_layer = bool(self.rules or plan.settings.quantize_skip)
+        self.packs_head = plan.stack.packs_head
         self._known = _by_module(self.rules) if self.rules and not plan.settings.quantize_skip else {}
 
     def of(self, path: str, source: str) -> WeightFormat | None:
@@ -36,7 +38,7 @@ class ProductFormats:
     def _find_format(self, path: str, source: str) -> WeightFormat | None:
         if self.own.search(path):
             return None
-        left_out = SKIP.search(path) is not None
+        left_out = SKIP.search(path) is not None and not (self.packs_head and not self.rules and HEAD.search(path))
         if not self.rules:
             return None if left_out else self.usual
         names = modules_of(path, source)

@@ -18,6 +18,8 @@ tensor above those of its blocks, whose maximum is always found first, and what 
 before (a Hadamard transform), by a kernel of its own (Transformer Engine, ``NVFP4Quantizer::quantize_impl``; torchao's
 nvfp4_training does the same).
 
+``w4.84a16`` says the bits of a weight, its scales included: weights as llama.cpp, ExLlama and others store them.
+
 ``tf32`` is no recipe of this kind: fp32 products run on matrix units as they are.
 
 In inference weights are stored in the recipe's format with their scales. ``plan.kv_dtype`` (fp8 or int8)
@@ -34,7 +36,7 @@ from math import ceil
 
 import numpy as np
 
-from ...datasets.dtypes import itemsize
+from ...datasets.dtypes import itemsize, weight_bits
 from ...datasets.loading import nearest
 from ...datasets.ops import KINDS, LAYOUT, Op, make_op
 from ..graph import Block, Graph, Node, shift_path
@@ -202,6 +204,9 @@ def _tf32(graph: Graph) -> Graph:
 
 
 def _recipe(name: str) -> Recipe:
+    bits = 0.0 if name in RECIPES else weight_bits(name)
+    if bits:
+        return Recipe("", f"int{bits:g}", scale_bytes=0.0)  # its scales are in its bits
     if name not in RECIPES:
         raise PlanError(f"quantization={name!r} has no recipe; {nearest(name, RECIPES, 'known:')}")
     return RECIPES[name]

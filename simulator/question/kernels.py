@@ -43,6 +43,30 @@ class KernelChoice:
 
 
 @dataclass(frozen=True)
+class MatVec:
+    """A kernel of an engine's own for products with few rows, which waits for its weights.
+
+    It reaches ``share`` of the memory's bandwidth for weights of ``bits``, scales included, on chips of ``vendor``
+    (empty: any), up to ``most_rows`` rows; of several the nearest in bits answers. A product is ``launches`` kernels:
+    2 where another one rounds what comes in.
+    """
+
+    bits: float
+    share: float
+    source: str
+    vendor: str = ""
+    most_rows: int = 1
+    launches: int = 1
+
+    def __post_init__(self) -> None:
+        number(PlanError, "stack.mat_vecs.bits", self.bits, 1)
+        if not 0 < number(PlanError, "stack.mat_vecs.share", self.share) <= 1:
+            raise PlanError(f"stack.mat_vecs.share={self.share} must be a share of the bandwidth, at most 1")
+        for name in ("most_rows", "launches"):
+            whole(PlanError, f"stack.mat_vecs.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
 class ReducedNorm:
     """All-reduces of tensor ranks in an inference engine that add the residual and normalise in the same kernel.
 

@@ -17,7 +17,7 @@ from typing import Any
 from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.reading import read_yaml
 from .errors import PlanError
-from .kernels import KernelChoice, ReducedNorm
+from .kernels import KernelChoice, MatVec, ReducedNorm
 from .options import EP_MODES, WHOLE, loss_wrong
 
 STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
@@ -171,6 +171,8 @@ class Stack:
     backend: str = setting("", "whose predictors answer, of an inference engine; empty: any")
     collectives: str = setting("", "whose predictors answer for communication; empty: any")
     kernels: tuple[KernelChoice, ...] = setting((), "kernels that another engine's table timed, each with its source")
+    mat_vecs: tuple[MatVec, ...] = setting((), "kernels of its own for products with few rows, each with its source")
+    packs_head: bool = setting(False, "the head of the language model is stored in few bits as other linear layers are")
     reduced_norms: tuple[ReducedNorm, ...] = setting((), "all-reduces that normalise, too, each with its source")
     kv_dtype: Mapping[str, str] = setting({}, "format of the cache by that of the products")
     windows: str = setting("own", "alike: layers that see a window have blocks for all tokens; own: for it alone")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.dtypes import weight_itemsize
 from ...datasets.ops import Op, make_op
 from ...models.intervals import UNCALIBRATED_FACTOR
 from ..engines import Answers, Engine, Witness, ask
 from ..graph import REST_SUFFIX, Node
+from .cold_products import bound_cold_products, weight_bytes
 from .coldness import Coldness
 
 BY_BYTES = Witness("bytes", "bytes", "bytes")
@@ -51,7 +51,9 @@ def node_latencies(
     distinct: dict[Op, int] = {}
     where = np.array([-1 if n.op is None else distinct.setdefault(n.op, len(distinct)) for n in nodes], dtype=np.int64)
     ops = list(distinct)
-    warm, chilled = ask(engine, ops, "warm"), streamed(ask(engine, ops, "cold"), ops, device)
+    warm = ask(engine, ops, "warm")
+    warm, chilled = bound_cold_products(engine, ops, warm, ask(engine, ops, "cold"), device)
+    chilled = streamed(chilled, ops, device)
     linked = np.array([op.cost.unit == "network" for op in ops], dtype=bool)
     by_bytes = np.array([device.launch_us + n.bytes_moved / device.memory_gbps * 1e-3 for n in nodes])
 
@@ -91,11 +93,6 @@ def streamed(answers: Answers, ops: Sequence[Op], device: Device) -> Answers:
     slower = np.where(np.isfinite(answers.latency_us), np.maximum(least / answers.latency_us, 1.0), 1.0)
     times = {name: getattr(answers, name) * slower for name in ("latency_us", "low_us", "high_us")}
     return replace(answers, **times)
-
-
-def weight_bytes(op: Op) -> float:
-    """Bytes of the second operand of a product; 0 of another op."""
-    return float(op.batch * op.n * op.k * weight_itemsize(op.dtype)) if op.kind == "gemm" else 0.0
 
 
 def _each(witness: Witness, count: int) -> np.ndarray:

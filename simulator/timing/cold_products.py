@@ -1,0 +1,73 @@
+"""Cold products that nobody timed: a row that was timed warm says more of them than physics makes of it.
+
+A correction learned on warm rows counts for cold ones as a factor, as far as physics is right about the cache. A row
+may have been timed on several copies of its weights in turn (aiconfigurator's collectors take up to six, so that no
+cache holds them), or be slow for another reason than memory: then the factor is as many times too large as the cache
+is faster than memory. Weights that lie in memory take as long as their share of a product with so many that no cache
+holds them, which a warm row tells as well; a kernel loads them while it waits for what else made the warm row slow.
+
+Kin carry the same over to devices whose caches are faster than their memory by another factor. There the sum of a
+narrow product and of the share of a wide one bounds what a product with few rows takes: both could run in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...datasets.devices import Device
+from ...datasets.dtypes import weight_itemsize
+from ...datasets.ops import Op
+from ..engines import Answers, Engine, ask
+
+BEYOND = 4.0  # times the last-level cache: weights that no part of stays in it from call to call (5/3 in the cache law)
+SLOWER = 1.02  # a cold answer that is worth another question
+FEW_ROWS = 16  # products that wait for their weights
+NARROW = 128  # columns of the product that takes the shortest time for its depth
+TRANSFER = "transfer"  # the engine that asks kin
+
+
+def weight_bytes(op: Op) -> float:
+    """Bytes of the second operand of a product; 0 of another op."""
+    return float(op.batch * op.n * op.k * weight_itemsize(op.dtype)) if op.kind == "gemm" else 0.0
+
+
+def bound_cold_products(
+    engine: Engine, ops: Sequence[Op], warm: Answers, cold: Answers, device: Device
+) -> tuple[Answers, Answers]:
+    """``warm`` and ``cold`` [n]: products that nobody timed cold take at most as long as warm, or as from memory.
+
+    On a GPU. From memory they take their share of the time that ``engine`` gives a product with :data:`BEYOND` times
+    the cache of weights, and a kernel's shortest time. Those with few rows that kin answer take at most that share and
+    the time of a narrow product as deep.
+    """
+    if device.synchronous or not ops:
+        return warm, cold
+    is_product = np.array([op.kind == "gemm" for op in ops], dtype=bool)
+    few_rows = np.array([op.kind == "gemm" and op.m <= FEW_ROWS for op in ops], dtype=bool)
+    by_kin = few_rows & (warm.engine == TRANSFER)
+    doubtful = is_product & ~cold.in_envelope & (cold.latency_us > SLOWER * warm.latency_us)
+    at = np.flatnonzero(by_kin | doubtful)
+    if not len(at):
+        return warm, cold
+    products = [ops[index] for index in at.tolist()]
+    times = np.array([np.ceil(BEYOND * device.l2_mib * 2**20 / weight_bytes(op)) for op in products])
+    wide = [op.replace(n=int(op.n * count)) for op, count in zip(products, times, strict=True)]
+    share = ask(engine, wide).latency_us / times
+    narrow = np.full(len(ops), np.inf)
+    if by_kin.any():
+        kin_ops = [op.replace(n=min(op.n, NARROW)) for op in (ops[index] for index in np.flatnonzero(by_kin).tolist())]
+        narrow[by_kin] = ask(engine, kin_ops).latency_us
+    warm = at_most(warm, at, narrow[at] + share)
+    unmeasured = ~cold.in_envelope[at]
+    most_us = np.where(unmeasured, np.maximum(warm.latency_us[at], device.launch_us + share), np.inf)
+    return warm, at_most(cold, at, most_us)
+
+
+def at_most(answers: Answers, at: np.ndarray, most_us: np.ndarray) -> Answers:
+    """The answers, those ``at`` some places no longer than ``most_us``, with their bounds."""
+    shorter = np.ones(len(answers.latency_us))
+    shorter[at] = np.minimum(most_us / answers.latency_us[at], 1.0)
+    return replace(answers, **{name: getattr(answers, name) * shorter for name in ("latency_us", "low_us", "high_us")})

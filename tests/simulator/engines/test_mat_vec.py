@@ -1,0 +1,100 @@
+"""Products with few rows: kernels of a stack's own, and tables of few bits that contradict bytes over bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opcast.datasets.devices import load_device
+from opcast.datasets.ops import KINDS, make_op
+from opcast.models.choice import FEWER_BYTES, MAT_VEC
+from opcast.simulator.engines.answers import Answers, ask
+from opcast.simulator.engines.fused import build_engine
+from opcast.simulator.engines.mat_vec import CONTRADICTION, MOST_ROWS, FewBitsEngine, MatVecEngine
+from opcast.simulator.question.errors import PlanError
+from opcast.simulator.question.kernels import MatVec
+from opcast.simulator.question.stack import known_stacks, load_stack
+
+A100 = load_device("a100_sxm_80gb")
+SHIPPED = Path(__file__).parents[3] / "models" / "shipped"
+RATE = 1e6  # bytes a microsecond of the table of 16 bits below
+
+
+class Tables:
+    """16 bits over a rate and 3 us; few bits over the same and a floor."""
+
+    name = "learned"
+
+    def __init__(self, floor_us: float) -> None:
+        self.floor_us = floor_us
+
+    def answer(self, kind, columns, dtype, out_dtype, cache):
+        answers = Answers.declined(len(columns["m"]))
+        size = {"fp16": 2.0, "w4a16": 0.5}[dtype] * columns["n"] * columns["k"]
+        answers.latency_us[:] = size / RATE + (3.0 if dtype == "fp16" else self.floor_us)
+        answers.low_us[:], answers.high_us[:] = answers.latency_us / 2, answers.latency_us * 2
+        answers.engine[:] = self.name
+        return answers
+
+
+def asked(engine, dtype: str = "w4a16", m: int = 1, n: int = 1024, k: int = 8192, kind: str = "gemm") -> Answers:
+    op = make_op(kind, dtype, m=m, n=n, k=k)
+    columns = {name: np.array([value]) for name, value in zip(KINDS[kind].names, op.dims, strict=True)}
+    return engine.answer(kind, columns, dtype, "bf16", "warm")
+
+
+def test_table_that_timed_its_launches_loses_to_bytes() -> None:
+    found = asked(FewBitsEngine([Tables(floor_us=25.0)]))
+    assert found.latency_us[0] == pytest.approx(0.5 * 1024 * 8192 / RATE + 3.0)
+    assert found.clause[0] == FEWER_BYTES
+    assert found.high_us[0] > found.latency_us[0] > found.low_us[0]
+
+
+@pytest.mark.parametrize("change", [{"m": MOST_ROWS + 1}, {"dtype": "fp16"}, {"n": 2**20}])
+def test_others_are_asked_where_nothing_is_wrong(change: dict[str, int | str]) -> None:
+    """Many rows compute, 16 bits are no few, and a floor of 25 us means nothing beside weights of 4 GB."""
+    assert np.isnan(asked(FewBitsEngine([Tables(floor_us=25.0)]), **change).latency_us[0])
+    assert np.isnan(asked(FewBitsEngine([Tables(floor_us=3.0 * CONTRADICTION)])).latency_us[0])
+
+
+KERNELS = (
+    MatVec(16, 0.9, "sixteen", most_rows=8),
+    MatVec(4.8, 0.8, "four", launches=2),
+    MatVec(4.8, 0.5, "apple", vendor="apple"),
+)
+
+
+def test_kernels_of_a_stack_take_weights_over_the_bandwidth_that_they_reach() -> None:
+    engine = MatVecEngine(A100, KERNELS)
+    large, half = (asked(engine, "w4.84a16", n=n, k=2**16).latency_us[0] for n in (2**16, 2**15))
+    assert 2**31 * 4.84 / 8 / (large - half) == pytest.approx(0.8 * A100.memory_gbps * 1e3, rel=1e-6)
+    assert asked(engine, "w4.84a16").clause[0] == MAT_VEC
+    assert asked(engine, "bf16", m=8).predictor[0].startswith("90%")
+    assert np.isnan(asked(engine, "w4.84a16", m=2).latency_us[0])  # of more rows a table tells
+    assert np.isnan(asked(engine, "fp8").latency_us[0])
+    assert asked(MatVecEngine(load_device("apple_m2_max"), KERNELS), "bf16").predictor[0].startswith("50%")
+
+
+def test_impossible_kernels_are_refused() -> None:
+    with pytest.raises(PlanError, match="at most 1"):
+        MatVec(16, 1.2, "x")
+    with pytest.raises(PlanError, match="launches"):
+        MatVec(16, 0.9, "x", launches=0)
+
+
+@pytest.mark.parametrize("name", [name for name in known_stacks() if load_stack(name).mat_vecs])
+def test_every_kernel_of_a_stack_says_what_it_is_from(name: str) -> None:
+    assert all(len(kernel.source) > 6 for kernel in load_stack(name).mat_vecs)
+
+
+def test_weights_of_few_bits_are_no_slower_under_the_engine_whose_table_timed_launches() -> None:
+    """The table of TensorRT-LLM's weight-only plug-in on A100 takes 28 us for 4 MB, as long as for 16 times that."""
+    engine = replace(build_engine(A100, [], [SHIPPED]), stack=load_stack("trtllm"))
+    ops = [make_op("gemm", dtype, m=1, n=1024, k=8192) for dtype in ("w4a16", "w8a16", "bf16")]
+    answers = ask(engine, ops)
+    assert answers.latency_us[0] < answers.latency_us[1] < answers.latency_us[2]
+    assert answers.latency_us[0] < 12.0
+    assert answers.clause[0] == FEWER_BYTES

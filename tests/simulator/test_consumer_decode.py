@@ -1,0 +1,33 @@
+"""Whole decode steps on consumer cards: one that has no less of anything is never slower."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+import opcast
+from opcast.datasets.devices import known_devices, load_device
+from opcast.models.kinship import no_less
+
+CARDS = [name for name in known_devices() if name.startswith("rtx_") and load_device(name).memory_gib > 11]
+
+
+@pytest.mark.parametrize(("stack", "precision"), [("vllm", "fp16"), ("llama_cpp", "q4_k_m")])
+def test_card_that_has_no_less_of_anything_is_no_slower(stack: str, precision: str) -> None:
+    times = {
+        card: opcast.simulate(
+            model="llama3_2_3b",
+            workload="decode",
+            device=card,
+            stack=stack,
+            precision=precision,
+            batch=1,
+            input_len=512,
+        ).tpot_ms
+        for card in CARDS
+    }
+    pairs = [pair for pair in permutations(CARDS, 2) if no_less(*map(load_device, pair))]
+    assert ("rtx_4090", "rtx_3090") in pairs
+    slower = {pair: [times[card] for card in pair] for pair in pairs if times[pair[0]] > 1.01 * times[pair[1]]}
+    assert slower == {}

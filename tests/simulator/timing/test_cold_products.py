@@ -1,0 +1,69 @@
+"""Cold products of which only warm rows are known: by the row, or by what weights take from memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from opcast.datasets.devices import load_device
+from opcast.datasets.ops import Op, make_op
+from opcast.simulator.engines import Answers
+from opcast.simulator.timing.cold_products import bound_cold_products, weight_bytes
+
+L40S = load_device("l40s")
+
+
+class Streaming:
+    """Products take their weights over a rate."""
+
+    name = "streaming"
+
+    def answer(self, kind, columns, dtype, out_dtype, cache):
+        answers = Answers.declined(len(columns["m"]))
+        answers.latency_us[:] = columns["n"] * columns["k"] * 2.0 / (0.8 * L40S.memory_gbps * 1e3)
+        return answers
+
+
+def answers(latency_us: float, inside: bool) -> Answers:
+    one = Answers.declined(1)
+    made = replace(one, low_us=np.array([0.5 * latency_us]), high_us=np.array([2.0 * latency_us]))
+    return replace(made, latency_us=np.array([latency_us]), in_envelope=np.array([inside]))
+
+
+def bounded(op: Op, warm_us: float, cold_us: float, inside: bool = False, device=L40S) -> Answers:
+    return bound_cold_products(Streaming(), [op], answers(warm_us, True), answers(cold_us, inside), device)[1]
+
+
+OP = make_op("gemm", m=1, n=4096, k=4096)  # 34 MB: the cache of an L40S has room for them
+STREAM_US = weight_bytes(OP) / (0.8 * L40S.memory_gbps * 1e3)
+
+
+def test_row_that_was_already_cold_stays_as_it_was_timed() -> None:
+    found = bounded(OP, 55.0, 118.0)
+    assert found.latency_us[0] == pytest.approx(55.0)
+    assert found.high_us[0] == pytest.approx(110.0)  # bounds go along
+
+
+def test_warm_row_takes_what_its_weights_take_from_memory() -> None:
+    assert bounded(OP, 8.0, 118.0).latency_us[0] == pytest.approx(STREAM_US + L40S.launch_us, rel=0.01)
+
+
+def test_kin_take_at_most_a_narrow_product_and_a_share_of_a_wide_one() -> None:
+    told = answers(118.0, False)
+    told.engine[:] = "transfer"
+    warm, cold = bound_cold_products(Streaming(), [OP], told, told, L40S)
+    narrow_us = STREAM_US * 128 / 4096
+    assert warm.latency_us[0] == pytest.approx(STREAM_US + narrow_us, rel=0.01)
+    assert cold.latency_us[0] == warm.latency_us[0]
+    many = OP.replace(m=1024)
+    assert bound_cold_products(Streaming(), [many], told, told, L40S)[0].latency_us[0] == 118.0
+
+
+@pytest.mark.parametrize("change", ["inside", "shorter", "other kind", "host"])
+def test_what_was_measured_or_is_no_product_of_a_gpu_stays(change: str) -> None:
+    cold_us = 20.0 if change == "shorter" else 118.0
+    op = make_op("elementwise", numel=2**24) if change == "other kind" else OP
+    device = replace(L40S, vendor="cpu") if change == "host" else L40S
+    assert bounded(op, 8.0, cold_us, change == "inside", device).latency_us[0] == cold_us
