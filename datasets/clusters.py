@@ -32,7 +32,7 @@ CORE_GBPS = 10.0
 """Of one core: it waits for 16 cache lines of 64 bytes at a time (line fill buffers), some 100 ns each."""
 NCCL_ALGORITHMS = ("ring", "tree", "nvls", "collnet")
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
-NCCL_SETTINGS = {"algorithm": NCCL_ALGORITHMS, "protocol": NCCL_PROTOCOLS}
+NCCL_SETTINGS = {"algorithm": NCCL_ALGORITHMS, "protocol": NCCL_PROTOCOLS, "nvls": (True, False)}
 
 
 class ClusterError(ValueError):
@@ -47,7 +47,9 @@ class Cluster:
     nodes over ``fabric`` through ``nics_per_node`` NICs of ``nic_gbps`` each (GB/s, one direction). A domain of NVLink
     larger than a chassis (NVL72) is one node here. ``topology`` describes the fabric beyond the NICs for the network
     simulator (empty: a full-bisection switch). ``nccl`` tells NCCL what to take: an ``algorithm``, a ``protocol``, at
-    most so many ``channels`` (as NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS do); empty: its own choice. With
+    most so many ``channels`` (as NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS do), or to leave out ``nvls`` (as
+    NCCL_NVLS_ENABLE=0 does); empty: its own choice. ``mesh_links`` are the links of a device where each of them goes
+    to one other device and there is no switch (xGMI), so that few devices of a node have few of them; 0: a switch. With
     ``peers`` cards on PCIe reach each other's memory, whatever the host did that their tables are of. ``host_gbps`` is
     the bandwidth of a node's host memory by its data sheet, ``host_cores`` its processor cores: what is offloaded is
     computed with them (usual: two processors of 64 cores with eight channels of DDR4-3200 each).
@@ -65,6 +67,7 @@ class Cluster:
     nic_latency_us: float = 2.0
     topology: Mapping[str, Any] = field(default_factory=dict)
     nccl: Mapping[str, Any] = field(default_factory=dict)
+    mesh_links: int = 0
     peers: bool = False
     host_gbps: float = 409.6
     host_cores: int = 128
@@ -101,6 +104,7 @@ class Cluster:
                 f"cluster.nodes={self.nodes} of {self.devices_per_node} devices are more than the {MOST_DEVICES:,} "
                 "devices that are simulated"
             )
+        whole(ClusterError, "cluster.mesh_links", self.mesh_links, 0)
         for name in (*POSITIVE, "nic_latency_us", "price_per_device_hour"):
             value = getattr(self, name)
             if not finite(value) or value < 0 or (name in POSITIVE and value == 0):

@@ -77,6 +77,8 @@ def collective_row(cells: Cells, folder: Path) -> OperatorRow:
     hardware = hardware_of(cells, ranks)
     per_node = ranks // cells.count("nodes")
     figures = {**hardware.cluster_figures, "devices_per_node": per_node, "nodes": cells.count("nodes")}
+    if cells.text("nvls") == "off":
+        figures["nccl"] = {"nvls": False}
     op = make_op(
         name,
         size_bytes=round(payload),

@@ -216,7 +216,7 @@ class OperatorRow(Row):
     @property
     def configuration(self) -> tuple[Any, ...]:
         """What two runs share that are repeats of each other."""
-        return (self.op, self.hardware.gpu, self.clock_mhz, *sorted(self.hardware.cluster_figures.items()))
+        return (self.op, self.hardware.gpu, self.clock_mhz, repr(sorted(self.hardware.cluster_figures.items())))
 
 
 @dataclass(frozen=True, kw_only=True)

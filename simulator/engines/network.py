@@ -31,6 +31,11 @@ MIN_CALIBRATION_ROWS = 20  # rows from which constants are fitted
 FACTOR_NVLINK, FACTOR_PCIE = widen_factor(1.13, 0.8), widen_factor(1.3, 0.8)
 FACTOR_OTHER, FACTOR_SMALL = widen_factor(1.6, 0.8), widen_factor(2.3, 0.8)
 SMALL_BYTES = 2**20
+LOW_LATENCY_US = 35.0
+"""Of a low-latency exchange between nodes beside its bytes. Read off the table of DeepEP's README, the rows of 16, 32
+and 64 ranks of H800: 128 tokens of 7168 take 118, 155 and 173 us (FP8) and 195, 273 and 314 us (16 bits), bytes at the
+rates here 80, 120 and 140 us and twice that. Its rows of 128 and 256 ranks (192, 194; 369, 360 us) then come out as
+185, 190; 334, 344."""
 MAX_FITS = 256
 _FITS: dict[str, Tuning] = {}  # constants by what they were fitted to
 
@@ -104,6 +109,7 @@ class NetworkEngine:
             cluster.nic_latency_us,
             device.architecture,
             bool(cluster.topology.get("reduces", False)),
+            mesh_links=cluster.mesh_links if nvlink else 0,
             **cluster.nccl,
         )
 
@@ -116,7 +122,8 @@ class NetworkEngine:
     def _experts(self, kind: str, columns: Columns, dtype: str, out_dtype: str, groups: GroupShapes) -> np.ndarray:
         """Tokens cross the fabric once a node they are wanted in, then NVLink (DeepEP; arXiv 2412.19437, sec. 3.2).
 
-        In low-latency mode each goes straight to every expert.
+        In low-latency mode each goes straight to every expert: GPUs write to the NIC by themselves (IBGDA), to all
+        peers at once, so that no peer costs more time (DeepEP, csrc/kernels/internode_ll.cu).
         """
         settings = self.tuning
         ranks, nodes = groups.ranks, groups.nodes
@@ -125,8 +132,9 @@ class NetworkEngine:
         far_nodes = np.where(direct, topk * (ranks - groups.per_node) / ranks, _remote_places(nodes, topk))
         near = np.where(direct, topk * (groups.per_node - 1.0) / ranks, _remote_places(ranks, topk))
         outside = token_bytes * far_nodes / (groups.outside_gbps * settings.network)
-        inside = token_bytes * near / (groups.inside_gbps * settings.exchange)
+        inside = token_bytes * near / (groups.near_gbps * settings.exchange)
         start = collective_us("all_to_all", np.zeros_like(ranks), groups, settings)
+        start = np.where(direct & (nodes > 1), LOW_LATENCY_US, start)
         return np.where(ranks > 1, start + np.maximum(inside, outside) / 1e3, 0.0)
 
 

@@ -79,7 +79,9 @@ class GroupShapes(NamedTuple):
 
     ``inside`` names the hops inside a node, ``nic_us`` is the latency of the fabric, ``generation`` that of the GPUs;
     ``in_network`` says whether switches of the fabric reduce. ``algorithm``, ``protocol`` and ``channels`` are what
-    NCCL is told to take, as by NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS; empty or 0: its own choice.
+    NCCL is told to take, as by NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS; empty or 0: its own choice. Without
+    ``nvls`` it may not reduce in NVSwitches (NCCL_NVLS_ENABLE=0). ``mesh_links`` are the links of a rank where each
+    goes to one other device of its node; 0: a switch joins them.
     """
 
     ranks: Array
@@ -93,6 +95,19 @@ class GroupShapes(NamedTuple):
     algorithm: str = ""
     protocol: str = ""
     channels: int = 0
+    nvls: bool = True
+    mesh_links: int = 0
+
+    @property
+    def near_gbps(self) -> Array:
+        """GB/s of a rank to all others of its group inside its node: without a switch only their links count."""
+        share = np.minimum((np.maximum(self.per_node, 2.0) - 1.0) / max(self.mesh_links, 1), 1.0)
+        return self.inside_gbps * (share if self.mesh_links else np.ones_like(self.per_node))
+
+    @property
+    def pair_gbps(self) -> float:
+        """GB/s between two ranks of a node."""
+        return self.inside_gbps / max(self.mesh_links, 1)
 
     @property
     def nodes(self) -> Array:
@@ -117,7 +132,7 @@ def algorithm_names(kind: str, groups: GroupShapes) -> list[str]:
     names = [f"ring/{protocol}" for protocol in protocols]
     if kind == "all_reduce":
         names += [f"tree/{protocol}" for protocol in protocols]
-        if groups.inside == "nvlink" and groups.figures.nvls > 0.0:
+        if groups.nvls and groups.inside == "nvlink" and groups.figures.nvls > 0.0:
             names.append("nvls/Simple")
         if groups.in_network:
             names.append("collnet/Simple")
@@ -180,7 +195,7 @@ def _is_requested(name: str, algorithm: str, protocol: str) -> bool:
 
 def links_gbps(groups: GroupShapes) -> Array:
     """GB/s that NCCL counts on round a ring: of links inside nodes or of NICs, whichever is less."""
-    inside = groups.inside_gbps * (LINK_SHARE if groups.inside == "nvlink" else 1.0)
+    inside = groups.near_gbps * (LINK_SHARE if groups.inside == "nvlink" else 1.0)
     outside = np.where(groups.nodes > 1, groups.outside_gbps * groups.per_node, np.inf)
     return np.minimum(np.where(groups.per_node > 1, inside, np.inf), outside)
 

@@ -148,7 +148,7 @@ def choice_us(
 def _ring(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """Through all ranks once (twice to reduce and gather): Thakur, Rabenseifner and Gropp, 2005."""
     near, far = ring_hops(kind, g)
-    copy_us = size / g.ranks / (_intra_node_gbps(g, t) * t.copy * 1e3)
+    copy_us = size / g.ranks / (_own_gbps(g, t) * t.copy * 1e3)
     bytes_us = size * bus_factor(kind, g.ranks) / (_ring_gbps(g, t, protocol, _channels(size / g.ranks, g)) * 1e3)
     if protocol == LL:
         bytes_us = bytes_us * (1.0 + (t.gather - 1.0) * GATHER_SHARE.get(kind, 0.0))
@@ -197,7 +197,7 @@ def _exchange(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) 
     near_gbps = _intra_node_gbps(g, t) * t.exchange * _channel_share(g, g.figures.channels)
     far_gbps = g.outside_gbps * np.where(g.nodes > 2, t.far_exchange, t.network)
     first = t.fill * np.minimum(1.0, g.figures.channels * EXCHANGE_CHUNK_BYTES / np.maximum(size, 1.0))
-    inside = near / near_gbps + 1.0 / (_intra_node_gbps(g, t) * t.copy)
+    inside = near / near_gbps + 1.0 / (_own_gbps(g, t) * t.copy)
     pay = np.where(far > 0, 1.0, 1.0 + first)
     simple_us = _simple_start_us(g, t) + size / g.ranks * np.maximum(inside * pay, far / far_gbps) / 1e3
     words = np.maximum(near / near_gbps, far / far_gbps) / PROTOCOL_SHARE[LL]
@@ -207,7 +207,8 @@ def _exchange(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) 
 
 def _send_recv(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
     """Each rank sends to the next: one hop over the slowest link between neighbours, and few channels for it."""
-    rate = np.where(g.nodes > 1, g.outside_gbps * t.far_exchange, _intra_node_gbps(g, t) * t.exchange)
+    near = g.pair_gbps * (t.alone(g.per_node) if g.inside == "pcie" else np.ones_like(g.per_node))
+    rate = np.where(g.nodes > 1, g.outside_gbps * t.far_exchange, near * t.exchange)
     simple_us = _simple_start_us(g, t) + size / (rate * _channel_share(g, g.figures.channels)) / 1e3
     ll_us = _ll_start_us(g, t) + size / np.minimum(rate * PROTOCOL_SHARE[LL], LL_PEER_GBPS) / 1e3
     return _faster_protocol_us(ll_us, simple_us, protocol, g)
@@ -253,7 +254,12 @@ def _overlapped_us(waits_us: Array, moves_us: Array, g: GroupShapes, t: Tuning, 
 
 
 def _intra_node_gbps(g: GroupShapes, t: Tuning) -> Array:
-    """GB/s of a rank inside its node."""
+    """GB/s of a rank to the others of its group inside its node."""
+    return g.near_gbps * (t.alone(g.per_node) if g.inside == "pcie" else np.ones_like(g.per_node))
+
+
+def _own_gbps(g: GroupShapes, t: Tuning) -> Array:
+    """GB/s that a rank's copy of its own part is counted against: of all its links, whoever is in the group."""
     return g.inside_gbps * (t.alone(g.per_node) if g.inside == "pcie" else np.ones_like(g.per_node))
 
 

@@ -216,7 +216,7 @@ def floor_us(op: Op, formula: NetworkEngine) -> float:
         inside = min(inside, 1.0) if formula.tuning.nvls > 0 else inside
         out = min(out, 1.0) if groups.in_network else out
     far_us = out * op.size_bytes / (groups.outside_gbps * near * 1e3)
-    return max(far_us, inside * op.size_bytes / (groups.inside_gbps * 1e3))
+    return max(far_us, inside * op.size_bytes / (float(groups.near_gbps[0]) * 1e3))
 
 
 def predict_transfers(

@@ -39,7 +39,16 @@ OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
 INLINE: tuple[Callable[..., Any], ...] = (
     *(loop.next_arrival, loop.finish, loop.give_tokens, loop.note_gap, loop.kick, loop.form_batches, loop.form),
-    *(loop.start, loop.batch_us, loop.count_size, loop.note, histogram.bin_of, lanes.set_end, lanes.next_end),
+    *(
+        loop.start,
+        loop.batch_us,
+        loop.streamed_us,
+        loop.count_size,
+        loop.note,
+        histogram.bin_of,
+        lanes.set_end,
+        lanes.next_end,
+    ),
     *(iteration.iteration_us, iteration.at_point, iteration.at_points, iteration.piece_of),
     *(rules.rules_of, rules.ranks_of, rules.first_rank, rules.first_decode_rank),
     *(repeating.repeat, repeating.look_ahead, repeating.begin, repeating.catch_up),

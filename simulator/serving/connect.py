@@ -11,7 +11,7 @@ from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
 from .bench import ServingBench
 from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
-from .host import fitted_hosts, host_name
+from .host import host_name, host_time
 from .kv_memory import Overheads
 from .link import cache_link
 from .policies import policy_of
@@ -85,7 +85,7 @@ def replica_of(
     memory = replace(memory, block_tokens=block, blocks=kv.blocks or max(1, memory.tokens // block))
     longest, shortened = longest_served(engine, scheduler, memory, context) if policy.engine else (context, "")
     tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
-    host = fitted_hosts().of(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling))
+    host = host_time(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling), engine.host)
     served = replica(steps, engine, host, tables, memory, ranks)
     return replace(
         served,

@@ -76,9 +76,14 @@ class UsualLimits:
 
 @dataclass(frozen=True)
 class HostRule:
-    """From which version on an engine schedules a step ahead; its times are fitted (:mod:`.host`)."""
+    """From which version on an engine schedules a step ahead; its times are fitted (:mod:`.host`). ``stream_us`` is what
+    its server to clients takes for each token that it streams, in a process of its own."""
 
     overlapped_from: str = ""
+    stream_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        number(ServingEngineError, "host.stream_us", self.stream_us)
 
 
 @dataclass(frozen=True)

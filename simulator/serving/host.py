@@ -3,7 +3,8 @@
 Figures are fitted on runs that were measured (``conf/serving_host.json``, by ``tests/evidence/hosts.py``), one set for
 each engine and way to schedule: ``vllm`` works a step ahead, ``vllm serial`` did not. An iteration takes what the GPU
 takes, then ``step_us`` and ``seq_us`` for each sequence in it: what no step ahead hides (sampling, input preparation,
-detokenisation). A first token waits for HTTP, the tokeniser and launches of a pass that no CUDA graph holds
+detokenisation). The server that streams tokens to clients works in a process of its own, beside the GPU: an iteration
+takes at least ``stream_us`` for each token that it yields (``conf/serving_engine``). A first token waits for HTTP, the tokeniser and launches of a pass that no CUDA graph holds
 (:meth:`HostTime.first_token_parts`).
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class HostTime:
     """Microseconds of an iteration and of each sequence in it; of a first token, of each client, of a prompt token, of
     each layer and each layer with experts.
 
-    ``overlapped``: the engine schedules a step ahead, so that who arrives waits for one more. ``most_clients`` are
+    ``stream_us`` is what the server to clients takes for each token, beside all that. ``overlapped``: the engine schedules a step ahead, so that who arrives waits for one more. ``most_clients`` are
     those of the largest run that the figures are fitted on.
     """
 
@@ -56,12 +57,13 @@ class HostTime:
     prompt_us: float = 0.0
     layer_us: float = 0.0
     experts_us: float = 0.0
+    stream_us: float = 0.0
     overlapped: bool = True
     most_clients: float = math.inf
 
     def iteration_us(self, gpu_us: float, sequences: int) -> float:
         """Microseconds of an iteration that takes ``gpu_us`` on the GPU."""
-        return gpu_us + self.step_us + self.seq_us * sequences
+        return max(gpu_us + self.step_us + self.seq_us * sequences, self.stream_us * sequences)
 
     def first_token_us(self, first: FirstToken) -> float:
         """Microseconds that a first token waits for the host, beside queue and GPU: the sum of its parts."""
@@ -137,6 +139,12 @@ def fitted_hosts(path: Path = SHIPPED) -> FittedHosts:
         for name, fit in values.get("engines", {}).items()
     }
     return FittedHosts(engines, values.get("widths", {}), values.get("made_by", ""))
+
+
+def host_time(name: str, rule: HostRule, hosts: FittedHosts | None = None) -> HostTime:
+    """The host that :func:`host_name` names, by the fitted ones that ship unless others are given, with what the
+    engine's rule says of its server."""
+    return replace((hosts or fitted_hosts()).of(name), stream_us=rule.stream_us)
 
 
 def host_name(engine: str, rule: HostRule, version: str = "", overlapped: bool | None = None) -> str:

@@ -36,6 +36,7 @@ from .rules import (
 from .state import NONE, SIZES, LoopState
 
 CHANCES = 1 << 20  # steps in which a chance is drawn
+MOST_BEHIND_US = 100e3  # judged: longer than iterations with prompts are apart, far shorter than a request
 WAKES = 2  # of a lane that is idle and will look for work
 
 
@@ -235,6 +236,8 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
     for stage in range(replica * width, replica * width + stages):
         end_us = max(end_us, state.lanes[stage].stage_us) + took_us / stages
         state.lanes[stage].stage_us = end_us
+    if timing.host_stream_us > 0.0:
+        end_us = streamed_us(state, timing, first, batch, per, end_us)
     state.lanes[lane].start_us = now_us
     state.lanes[lane].busy = 1
     set_end(state.tree, lane, end_us)
@@ -277,6 +280,18 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
         gpu_us += timing.drafts * drafting_us(timing.tables, decodes, sums.decode_context, timing.draft_share)
     host_us = timing.host_us + timing.host_seq_us * sums.size
     return gpu_us + host_us
+
+
+def streamed_us(state: LoopState, timing: IterationTiming, first: int, batch: int, per: int, end_us: float) -> float:
+    """When an iteration ends that would end at ``end_us``: each rank's server sends tokens to clients behind those that
+    it has not sent yet, and never has more of them than it sends in :data:`MOST_BEHIND_US`."""
+    for local in range(per):
+        end_us = max(end_us, state.ranks[first + local].sent_us - MOST_BEHIND_US)
+    for local in range(per):
+        scheduler = state.ranks[first + local]
+        token_us = timing.host_stream_us
+        scheduler.sent_us = max(scheduler.sent_us, end_us) + token_us * state.batches[batch + local].samples
+    return end_us
 
 
 def note(state: LoopState, setup: ServingSetup, rank: int, lane: int, batch: int, end_us: float) -> None:

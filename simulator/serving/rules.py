@@ -54,6 +54,7 @@ class IterationTiming(NamedTuple):
     graphs: np.ndarray  # batch sizes of CUDA graphs, ascending: decodes are padded up to the next
     host_us: float  # after what the GPU takes
     host_seq_us: float  # for each sequence of the batch
+    host_stream_us: float  # for each token that goes to a client, in a process beside the GPU's
     drafts: int  # tokens that are guessed ahead in each iteration
     draft_share: float  # of the model's layers that guessing one takes
 

@@ -84,6 +84,7 @@ def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) 
         np.array(sorted(graphs), np.int64),
         float(host.step_us),
         float(host.seq_us),
+        float(host.stream_us),
         guessing.tokens,
         float(share),
     )

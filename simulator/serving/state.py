@@ -52,7 +52,8 @@ RANK = _kind(
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
-    "ratio extra_us visible_us polled_us link_us in_us busy_us given_us",
+    # sent_us: when its server will have sent all tokens so far to clients
+    "ratio extra_us visible_us polled_us link_us in_us busy_us given_us sent_us",
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples")

@@ -103,7 +103,7 @@ def simulated(rows: Sequence[Row], setting: ValidationSettings, progress: Progre
             answered(answers, each, lambda each=each: _spread(each, served(each, replicas)))  # type: ignore[misc]
             progress(1)
     ops = [row for row in rows if isinstance(row, OperatorRow)]
-    for alike in grouped(ops, lambda row: (row.hardware.device, row.hardware.devices, row.clock_mhz)).values():
+    for alike in grouped(ops, lambda row: (repr(row.hardware), row.clock_mhz)).values():
         operator_quantities(answers, alike, setting, engines)
         progress(len(alike))
     return answers
@@ -217,7 +217,7 @@ def network_quantities(row: NetworkRow) -> Quantities:
 def operator_quantities(
     answers: Predictions, rows: Sequence[OperatorRow], setting: ValidationSettings, engines: Engines
 ) -> None:
-    """Latencies of ops that share device, group and clock, asked together; those it cannot run one by one."""
+    """Latencies of ops that share machine and clock, asked together; those it cannot run one by one."""
     first = rows[0]
     try:
         device = device_of(first.hardware, setting)

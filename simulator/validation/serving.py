@@ -20,7 +20,7 @@ from ..question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, Se
 from ..question.traffic import Lengths, RequestTraffic
 from ..question.work import Work
 from ..serving.engines import load_serving_engine
-from ..serving.host import SERIAL, FittedHosts, HostTime, fitted_hosts, host_name
+from ..serving.host import SERIAL, FittedHosts, HostTime, host_name, host_time
 from ..serving.kv import KvBudget
 from ..serving.link import between_two
 from ..serving.policies import policy_of
@@ -192,7 +192,7 @@ def host_of(row: ServingRow) -> str:
 
 def played(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> ServingReport:
     """A row's clients served, under the hosts that ship unless others are given. The errors of simulating."""
-    host = (hosts or fitted_hosts()).of(host_of(row))
+    host = host_time(host_of(row), load_serving_engine(row.framework).host, hosts)
     own = replace(replicas.of(row), host=host, graphs=graphs_of(row, row.layout.tp))
     if row.decoding is None:
         return serve(asked(row, own.kv), own).report

@@ -17,7 +17,7 @@ from ...question.requests import SimulateRequest
 from ...question.serving import IterationLaw, Scheduler
 from ...serving.bench import ServingBench
 from ...serving.engines import ServingEngine, load_serving_engine
-from ...serving.host import fitted_hosts, host_name
+from ...serving.host import host_name, host_time
 from ...serving.replica import ServedReplica, by_hand, replica
 from ...serving.setup import rules
 from ...serving.steps import steps_of
@@ -73,7 +73,7 @@ def replica_of(
     points = table_points(request, batches, chunks)
     path = None if callable(step.model) else path_of(step, bench, extent, points)
     known = load_or_make(path, lambda: Surrogate(tabulate(steps.simulate, steps.kernels, extent, points)))
-    host = fitted_hosts().of(host_name(own.id, own.host))
+    host = host_time(host_name(own.id, own.host), own.host)
     return LayoutReplica(layout, own, step, replica(steps, own, host, known, kv, layout.dp))
 
 

@@ -115,13 +115,52 @@ def test_what_nccl_is_told_to_take_counts_before_what_was_measured(root: Path) -
     assert us(few, engine=NetworkEngine(H100, told))[0] > 2 * us(few)[0]  # Simple, where LL would serve
 
 
+def test_without_nvls_large_sums_of_a_node_go_round_rings() -> None:
+    b200, size = load_device("b200_sxm"), 8 * 2**30
+    node = load_cluster("dgx_b200")
+    plain, off, ring = (
+        us(op(size=size, ranks=8), engine=NetworkEngine(b200, dataclasses.replace(node, nccl=nccl)))[0]
+        for nccl in ({}, {"nvls": False}, {"algorithm": "ring"})
+    )
+    assert off == ring
+    # nccl-tests on 8 B200, 8 GiB (ml-engineering, network/README): 838 GB/s of bus bandwidth with NVLS, 682 without
+    assert off / plain == pytest.approx(838.0 / 682.2, rel=0.05)
+
+
+def test_two_of_eight_joined_without_a_switch_have_one_link() -> None:
+    node = load_cluster("mi300x_8")
+    mesh = NetworkEngine(load_device("mi300x"), node)
+    switch = NetworkEngine(load_device("mi300x"), dataclasses.replace(node, mesh_links=0))
+    for kind in ("all_reduce", "all_to_all"):
+        for ranks, links in ((2, 1), (4, 3), (8, 7)):
+            one, other = (us(op(kind, size=1024 * MIB, ranks=ranks), engine=each)[0] for each in (mesh, switch))
+            assert 0.65 * 7 / links < one / other <= 7 / links * 1.001  # a rank's copy of its own part uses no link
+    assert us(op(size=1024 * MIB, ranks=2), engine=mesh)[0] > 1024 * MIB / 64e3  # 64 GB/s one way
+    pair = op("send_recv", size=1024 * MIB, ranks=2)
+    assert us(pair, engine=mesh)[0] / us(pair, engine=switch)[0] == pytest.approx(7.0, rel=0.05)
+
+
+def test_a_low_latency_exchange_grows_with_the_share_of_tokens_that_leave_not_with_peers() -> None:
+    # DeepEP's README, low-latency kernels on H800: us by ranks, dispatch in FP8 and combine in 16 bits
+    published = {16: (118, 195), 64: (173, 314), 128: (192, 369), 256: (194, 360)}
+    h800 = NetworkEngine(load_device("h800_sxm"), dataclasses.replace(load_cluster("hgx_h800"), nodes=32))
+    for ranks, times in published.items():
+        dims = {"tokens": 128, "hidden": 7168, "topk": 8, "experts": 256, "ranks": ranks, "ranks_per_node": 8}
+        ops = [
+            make_op("ep_dispatch", mode="low_latency", dtype="fp8", out_dtype="fp8", **dims),
+            make_op("ep_combine", mode="low_latency", dtype="bf16", **dims),
+        ]
+        assert us(*ops, engine=h800) == pytest.approx(times, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("nccl", "message"),
     [
         ({"algorithm": "rings"}, "cluster.nccl.algorithm='rings' is not one of ring, tree, nvls, collnet"),
         ({"protocol": "simple"}, "cluster.nccl.protocol='simple' is not one of LL, LL128, Simple"),
+        ({"nvls": "off"}, "cluster.nccl.nvls='off' is not one of True, False"),
         ({"channels": 0}, "cluster.nccl.channels=0 must be a whole number of at least 1"),
-        ({"proto": "LL"}, "cluster.nccl has no setting 'proto'; it has algorithm, protocol, channels"),
+        ({"proto": "LL"}, "cluster.nccl has no setting 'proto'; it has algorithm, protocol, nvls, channels"),
         ("ring", "cluster.nccl='ring' must be a mapping"),
     ],
 )

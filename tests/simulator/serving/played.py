@@ -55,7 +55,7 @@ def played(requests: list[list[int]], caching: bool, policy: str, **given: Any) 
     microsecond, so that its number is its time.
     """
     rules = PLAIN._replace(policy=POLICIES.index(policy), **given)
-    timing = IterationTiming(linear_tables(1.0), np.zeros(0, np.int64), 0.0, 0.0, 0, 0.0)
+    timing = IterationTiming(linear_tables(1.0), np.zeros(0, np.int64), 0.0, 0.0, 0.0, 0, 0.0)
     made = ServingSetup(rules, timing, rules, timing, 0, 1, 1, 1, 1, 1, 1, 0, np.zeros(0), 0.0, 0.0, 1.0)
     shape = StateSizes(
         1, 1, 1, rules.max_seqs, rules.blocks, caching, rules.blocks + 1, bins=BINS, block_tokens=rules.block_tokens

@@ -107,7 +107,7 @@ def test_whole_commands_of_recipes_are_read(tmp_path):
     assert vllm.limits == {"max_model_len": 10_000, "max_seqs": 512, "prefix_caching": False}
     assert vllm.kv == {"fraction": 0.9, "bytes": 20 * 2**30}
     assert vllm.graphs == {"sizes": [1, 2, 4]}
-    assert vllm.not_simulated == ("--compilation-config.cudagraph_mode", "-O3", "--moe-backend")
+    assert vllm.not_simulated == ("--compilation-config.cudagraph_mode", "-O3", "--stream-interval", "--moe-backend")
     sglang = read_arguments(SGLANG, SGLANG_COMMAND)
     assert (sglang.parallel, sglang.replicas, sglang.speculation) == ({"tp": 1, "dp": 8, "ep": 8}, 1, 3)
     assert sglang.graphs == {"sizes": [1, 2, 4, 8, 16]}

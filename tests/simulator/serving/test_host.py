@@ -15,7 +15,7 @@ from opcast.datasets.truth import ServingRow
 from opcast.datasets.truth.rows import Hardware, PublishedLayout
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
-from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
+from opcast.simulator.question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.search.served import played as event_loop
@@ -65,6 +65,9 @@ def test_the_parts_of_a_first_token_add_up() -> None:
     host = HostTime(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
     assert host.first_token_us(FIRST) == sum(host.first_token_parts(FIRST).values()) == 3 + 16 + 500 + 192 + 210
     assert host.iteration_us(100.0, 8) == 100 + 1 + 2 * 8
+    streaming = replace(host, stream_us=20.0)
+    assert streaming.iteration_us(100.0, 5) == 100 + 1 + 2 * 5  # beside the GPU
+    assert streaming.iteration_us(100.0, 8) == 20 * 8
 
 
 def test_no_more_clients_count_than_the_largest_known_run_had() -> None:
@@ -98,6 +101,26 @@ def test_replicas_share_the_clients_out_and_requests_at_a_rate_have_none() -> No
     coming = replace(request, traffic=RequestTraffic(rate=100.0, **lengths))
     assert serve(coming, replica).host_us == 0
     assert serve(coming, replica, clients=5).host_us == 50
+
+
+def test_a_server_to_clients_bounds_the_rate_and_no_single_iteration() -> None:
+    law = IterationLaw(base_us=8000.0, prefill_token_us=50.0)
+    replica = by_hand(law, 90_000, 16, 0.0)
+    lengths = {"input": Lengths(mean=64), "output": Lengths(mean=2000), "requests": 256}
+    traffic = RequestTraffic(arrival="closed", concurrency=256, **lengths)
+    request = ServingRequest(law=law, kv=KvMemory(90_000), traffic=traffic, scheduler=Scheduler(max_seqs=256))
+
+    def tpot_ms(stream_us: float) -> float:
+        return serve(request, replace(replica, host=HostTime(stream_us=stream_us))).report.tpot_ms.mean
+
+    assert tpot_ms(30.0) == tpot_ms(0.0)  # 7.7 ms, while the next iteration runs
+    assert tpot_ms(50.0) == pytest.approx(256 * 50e-3, rel=0.02)
+    # prompts that come now and then leave the server time to send what it is behind with
+    lengths |= {"input": Lengths(mean=512), "output": Lengths("uniform", low=100, high=400), "requests": 1024}
+    mixed = replace(request, traffic=RequestTraffic(arrival="closed", concurrency=256, **lengths))
+    free, bound = (serve(mixed, replace(replica, host=HostTime(stream_us=us))).report for us in (0.0, 50.0))
+    assert free.tpot_ms.mean > 256 * 50e-3
+    assert bound.tpot_ms.mean < 1.1 * free.tpot_ms.mean
 
 
 class Asked:

@@ -10,13 +10,20 @@ import pytest
 from opcast.datasets.devices import load_device
 from opcast.datasets.truth import InferenceRow, OperatorRow, read_table
 from opcast.simulator.engines.analytical import AnalyticalEngine
+from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.question.plan import Plan
 from opcast.simulator.report.answer import InferenceReport
 from opcast.simulator.simulate import simulate
 from opcast.simulator.trace import Workload
 from opcast.simulator.trace.entry import describe_overlong
 from opcast.simulator.trace.models import resolve
-from opcast.simulator.validation.answers import Engines, Predictions, inference_quantities, operator_quantities
+from opcast.simulator.validation.answers import (
+    Engines,
+    Predictions,
+    inference_quantities,
+    operator_quantities,
+    simulated,
+)
 from opcast.simulator.validation.cases import ValidationSettings, inference_case
 
 TABLE = """source,model_canon,gpu_canon,num_gpus,precision,batch_size,input_len_tokens,output_len_tokens,latency_ms
@@ -87,3 +94,23 @@ def test_a_timer_that_sees_the_host_is_answered_with_the_host(tmp_path: Path) ->
     assert told - kernel == pytest.approx((21.0 - launch_us) * 1e-3)  # tests/evidence/published/llmcompass.yaml
     bounds = [answers.intervals[row.id]["latency"] for row in rows]
     assert bounds[1][1] - bounds[0][1] == pytest.approx(call - kernel)
+
+
+COLLECTIVES = """row_id,fabric,gpu_canon,num_gpus,nodes,collective,payload_bytes,busbw_GBps
+plain,InfiniBand,h100,32,4,all_reduce,8192,1
+efa,EFA,h100,32,4,all_reduce,8192,1
+efa_b200,EFA,b200,32,4,all_reduce,8192,1
+nvls,NVLink NVLS on,h100,8,1,all_reduce,8589934592,1
+no_nvls,NVLink NVLS off,h100,8,1,all_reduce,8589934592,1
+"""
+
+
+def test_each_collective_is_answered_on_its_own_machine_whoever_stands_before_it(tmp_path: Path) -> None:
+    (tmp_path / "collectives.csv").write_text(COLLECTIVES)
+    table = read_table(tmp_path / "collectives.csv")
+    assert [row.hardware.cluster for row in table.rows] == ["dgx_h100", "aws_p5", "aws_p6_b200", "dgx_h100", "dgx_h100"]
+    setting = ValidationSettings(lambda device, cluster: NetworkEngine(device, cluster))
+    answers = simulated(table.rows, setting, lambda done: None)
+    plain, efa, _, nvls, without = (answers.predicted[row.id]["latency"] for row in table.rows)
+    assert efa > 1.5 * plain  # each hop waits for the fabric
+    assert without > 1.2 * nvls  # tests/evidence/published/machines.yaml
