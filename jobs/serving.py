@@ -131,6 +131,8 @@ def show_capacity(best: Capacity, unit: str) -> None:
     table("rates tried", (unit, "had all of slo", "enough"), tried)
     sure = f", {best.interval[0]:.4g} to {best.interval[1]:.4g} over {len(best.rates)} seeds" if best.rates[1:] else ""
     print(f"capacity: {best.rate:.4g} {unit}{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
+    if best.attained[1:]:
+        print(f"at this rate {best.seeds_met} of {len(best.attained)} seeds have the share of slo; the first of them:")
     if best.rates_of_errors is not None:
         slow, fast = best.rates_of_errors
         print(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} {unit}")
@@ -277,8 +279,10 @@ def show(report: ServingReport) -> None:
     if report.completed:
         heads = ("", "mean", "p50", "p90", "p99")
         table("milliseconds", heads, [(name, *figures(spread)) for name, spread in spreads.items()])
+    why = ", ".join(f"{limit['requests']:,} by {name.replace('_', ' ')}" for name, limit in report.rejections.items())
+    rejected = f"{report.rejected:,} rejected" + (f" ({why})" if why else "")
     rows: list[tuple[str, str]] = [
-        ("requests", f"{report.completed:,} served, {report.rejected:,} rejected, in {report.duration_s:,.1f} s"),
+        ("requests", f"{report.completed:,} served, {rejected}, in {report.duration_s:,.1f} s"),
         (
             "throughput",
             f"{number_text(report.requests_per_s)} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s",
