@@ -14,6 +14,7 @@ from ..datasets.loading import choice, number, whole
 from ..simulator.report.served import ServingReport, TimeSpread
 from ..simulator.search.spread import Crew
 from . import resolve
+from .serving_observed import observed_beside, show_observed
 from .serving_unread import check_read, check_words
 from .show import BadInputError, listed, print_json, say, table, wants_json
 from .validate import progress_bar
@@ -55,6 +56,8 @@ def run(config: dict[str, Any]) -> int:
     for name in FILES:
         if config[name]:
             check_place(name, Path(str(config[name])))
+    if config["observed"]:
+        config = with_observed_traffic(config)
     request = resolve.request_of("serving", config)
     check_read(config, request)
     if config["what"] == "run":
@@ -65,6 +68,16 @@ def run(config: dict[str, Any]) -> int:
                 f"{name}={config[name]} is of one run: leave it out of `opcast serving {config['what']}`"
             )
     return run_many(config, request, as_json)
+
+
+def with_observed_traffic(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the requests that were seen as its trace, where it names no trace."""
+    if config["what"] != "run":
+        raise BadInputError(
+            f"observed={config['observed']} is of one run: leave it out of `opcast serving {config['what']}`"
+        )
+    traffic = dict(config["traffic"] or {})
+    return {**config, "traffic": {**traffic, "trace": traffic.get("trace") or str(config["observed"])}}
 
 
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
@@ -184,10 +197,13 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     if folder is not None:
         write_traces(served, folder)
     write_page(config, request, served.report)
+    beside = observed_beside(Path(str(config["observed"])).expanduser(), served.report) if config["observed"] else None
     if as_json:
-        print_json(served.report.to_dict())
-    else:
-        show(served.report)
+        print_json(served.report.to_dict() | ({"observed": beside} if beside else {}))
+        return 0
+    show(served.report)
+    if beside:
+        show_observed(beside)
     return 0
 
 

@@ -188,7 +188,7 @@ class RequestTraffic:
 
 def check_own_arrivals(traffic: RequestTraffic) -> None:
     """RequestError for settings that say how requests come, beside a trace that says it."""
-    usual = {each.name: each.default for each in fields(traffic)}
+    usual = {field.name: field.default for field in fields(traffic)}
     for name in NOT_OF_TIMES:
         if getattr(traffic, name) != usual[name]:
             raise RequestError(f"traffic.{name} makes requests: a trace has its own, leave it out")

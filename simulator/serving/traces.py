@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..question.traffic import RequestTraffic, check_own_arrivals
+from .arrivals import ArrivalClock, generators
 from .streams import SECOND_US, RequestStream, chunk
 from .trace_formats.flat_tables import block_contents
 from .trace_formats.reading import read_requests
@@ -74,8 +75,6 @@ def first_rows(rows: RequestRows, count: int) -> RequestRows:
 def arrival_times(rows: RequestRows, traffic: RequestTraffic) -> np.ndarray:
     """Arrivals in microseconds from 0 on, float64 [n]; drawn where the file has none."""
     if rows.arrival is None:
-        from .requests import ArrivalClock, generators
-
         return ArrivalClock(traffic, generators(traffic.seed)[0]).take(len(rows.table)) / traffic.speed
     times = arrivals(rows) * rows.unit_s
     return (times - times.min()) / traffic.speed * SECOND_US

@@ -78,8 +78,8 @@ def read_aiperf(path: Path, records: list[Any]) -> RequestRows:
     warm_up = np.asarray(table["phase"] == "warmup") & ~np.asarray(failed)
     notes: tuple[str, ...] = ()
     for left_out, why in ((np.asarray(failed, bool), FAILED), (warm_up, WARM_UP)):
-        rows, said = without(table, left_out[table.index], why, path)
-        table, notes = rows, (*notes, *said)
+        rows, note = without(table, left_out[table.index], why, path)
+        table, notes = rows, (*notes, *note)
     return RequestRows(path, table, *list(columns)[:3], unit_s=1e-9, ordered=False, notes=notes)
 
 

@@ -36,6 +36,8 @@ def read_flat(path: Path, table: pd.DataFrame, kind: str) -> RequestRows:
             f"{int((images > 0).sum()):,} of {len(table):,} requests have images ({int(images.sum()):,} in all): their "
             "encoder is not simulated, prompts are as long as ContextTokens says",
         )
+    if kind == "columns" and "error" in table.columns:
+        table, notes = without(table, table["error"].fillna("").astype(str).ne("").to_numpy(), "they failed", path)
     if kind == "burstgpt":
         failed = (numbers(rows, prompt) == 0) | (numbers(rows, ANSWER) == 0)
         table, notes = without(table, failed, f"no {ANSWER}, which is how BurstGPT marks failures", path)
@@ -51,7 +53,7 @@ def block_contents(rows: RequestRows) -> list[np.ndarray]:
     """The contents of each request's blocks, int64. RequestTraceError for what is no list of whole numbers."""
     from .rows import MOST_TOKENS, RequestTraceError
 
-    found = []
+    contents = []
     for row, hash_ids in zip(rows.table.index, rows.table["hash_ids"], strict=True):
         if not isinstance(hash_ids, list) or not all(
             type(hash_id) is int and abs(hash_id) < MOST_TOKENS**2 for hash_id in hash_ids
@@ -59,5 +61,5 @@ def block_contents(rows: RequestRows) -> list[np.ndarray]:
             raise RequestTraceError(
                 f"{rows.path} row {row + 1}: hash_ids={str(hash_ids)[:60]} must be a list of whole numbers"
             )
-        found.append(np.array(hash_ids, np.int64))
-    return found
+        contents.append(np.array(hash_ids, np.int64))
+    return contents

@@ -89,8 +89,8 @@ def load(path: Path) -> list[Any] | pd.DataFrame:
     except RequestTraceError:
         raise
     except (ValueError, OSError) as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise RequestTraceError(f"{path} cannot be read: {said}") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RequestTraceError(f"{path} cannot be read: {reason}") from None
     if not records:
         raise RequestTraceError(f"{path} has no requests")
     for row, record in enumerate(records, 1):
@@ -105,8 +105,8 @@ def json_records(path: Path) -> list[Any]:
 
     content = path.read_bytes()
     try:
-        whole = msgspec.json.decode(content)
-        return whole if isinstance(whole, list) else [whole]
+        document = msgspec.json.decode(content)
+        return document if isinstance(document, list) else [document]
     except (msgspec.DecodeError, RecursionError):
         pass
     records = []

@@ -39,10 +39,10 @@ class RequestRows:
 
 def field_at(record: Any, path: str) -> Any:
     """What stands at ``a.b`` of a record; None where nothing does. A metric's ``{value: …}`` is its value."""
-    place = record
+    value = record
     for name in path.split("."):
-        place = place.get(name) if isinstance(place, dict) else None
-    return place.get("value") if isinstance(place, dict) else place
+        value = value.get(name) if isinstance(value, dict) else None
+    return value.get("value") if isinstance(value, dict) else value
 
 
 def table_of(records: list[Any], columns: dict[str, tuple[str, ...]]) -> pd.DataFrame:
@@ -50,7 +50,7 @@ def table_of(records: list[Any], columns: dict[str, tuple[str, ...]]) -> pd.Data
     import pandas as pd
 
     def value(record: Any, paths: tuple[str, ...]) -> Any:
-        return next((found for path in paths if (found := field_at(record, path)) is not None), None)
+        return next((field for path in paths if (field := field_at(record, path)) is not None), None)
 
     return pd.DataFrame({name: [value(record, paths) for record in records] for name, paths in columns.items()})
 
