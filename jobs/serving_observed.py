@@ -26,9 +26,7 @@ def observed_beside(path: Path, report: ServingReport) -> dict[str, dict[str, di
     except (OSError, ValueError) as error:
         raise BadInputError(f"observed={path} cannot be read: {str(error).splitlines()[0]}") from None
     if missing := [name for name in (*TIMES, "error") if name not in rows]:
-        raise BadInputError(
-            f"observed={path} lacks the column {missing[0]}: `opcast serving observe` writes such files"
-        )
+        raise BadInputError(f"observed={path} lacks the column {missing[0]}: `opcast serving observe` writes it")
     answered = rows[rows["error"] == ""]
     beside: dict[str, dict[str, dict[str, float]]] = {}
     for name in TIMES:
