@@ -53,6 +53,7 @@ VERBS: dict[str, tuple[str, str]] = {
 # a verb and the word after it -> the module and configuration of their own that they have
 PAIRS: dict[tuple[str, ...], str] = {
     ("search", "serving"): "search_serving",
+    ("serving", "observe"): "serving_observe",
     ("profile", "coverage"): "profile_coverage",
 }
 # Hydra's flags -> the words that may follow it ("*": any); a flag with words that is no INFO needs one
@@ -66,7 +67,13 @@ INFO = ("--info", "-i")
 HELP = {"--help", "-h"}
 INTERRUPTED = 130
 AGAIN_S = 0.02  # after which a Ctrl-C that was lost comes again
-EXTRAS = {"torch": "hf", "transformers": "hf", "mlflow": "mlflow", "numba": "fast"}  # package -> what brings it
+EXTRAS = {
+    "torch": "hf",
+    "transformers": "hf",
+    "mlflow": "mlflow",
+    "numba": "fast",
+    "httpx": "observe",
+}  # package -> what brings it
 OF_STDOUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
 LONGEST = 500  # characters of an unforeseen exception's own words
 DEBUG = "OPCAST_DEBUG"

@@ -14,6 +14,7 @@ from ..datasets.loading import choice, number, whole
 from ..simulator.report.served import ServingReport, TimeSpread
 from ..simulator.search.spread import Crew
 from . import resolve
+from .serving_observed import observed_beside, show_observed
 from .serving_unread import check_read, check_words
 from .show import BadInputError, listed, print_json, say, table, wants_json
 from .validate import progress_bar
@@ -55,6 +56,8 @@ def run(config: dict[str, Any]) -> int:
     for name in FILES:
         if config[name]:
             check_place(name, Path(str(config[name])))
+    if config["observed"]:
+        config = with_observed_traffic(config)
     request = resolve.request_of("serving", config)
     check_read(config, request)
     if config["what"] == "run":
@@ -65,6 +68,16 @@ def run(config: dict[str, Any]) -> int:
                 f"{name}={config[name]} is of one run: leave it out of `opcast serving {config['what']}`"
             )
     return run_many(config, request, as_json)
+
+
+def with_observed_traffic(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the requests that were seen as its trace, where it names no trace."""
+    if config["what"] != "run":
+        raise BadInputError(
+            f"observed={config['observed']} is of one run: leave it out of `opcast serving {config['what']}`"
+        )
+    traffic = dict(config["traffic"] or {})
+    return {**config, "traffic": {**traffic, "trace": traffic.get("trace") or str(config["observed"])}}
 
 
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
@@ -131,6 +144,8 @@ def show_capacity(best: Capacity, unit: str) -> None:
     table("rates tried", (unit, "had all of slo", "enough"), tried)
     sure = f", {best.interval[0]:.4g} to {best.interval[1]:.4g} over {len(best.rates)} seeds" if best.rates[1:] else ""
     print(f"capacity: {best.rate:.4g} {unit}{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
+    if best.attained[1:]:
+        print(f"at this rate {best.seeds_met} of {len(best.attained)} seeds have the share of slo; the first of them:")
     if best.rates_of_errors is not None:
         slow, fast = best.rates_of_errors
         print(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} {unit}")
@@ -182,10 +197,13 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     if folder is not None:
         write_traces(served, folder)
     write_page(config, request, served.report)
+    beside = observed_beside(Path(str(config["observed"])).expanduser(), served.report) if config["observed"] else None
     if as_json:
-        print_json(served.report.to_dict())
-    else:
-        show(served.report)
+        print_json(served.report.to_dict() | ({"observed": beside} if beside else {}))
+        return 0
+    show(served.report)
+    if beside:
+        show_observed(beside)
     return 0
 
 
@@ -277,8 +295,10 @@ def show(report: ServingReport) -> None:
     if report.completed:
         heads = ("", "mean", "p50", "p90", "p99")
         table("milliseconds", heads, [(name, *figures(spread)) for name, spread in spreads.items()])
+    why = ", ".join(f"{limit['requests']:,} by {name.replace('_', ' ')}" for name, limit in report.rejections.items())
+    rejected = f"{report.rejected:,} rejected" + (f" ({why})" if why else "")
     rows: list[tuple[str, str]] = [
-        ("requests", f"{report.completed:,} served, {report.rejected:,} rejected, in {report.duration_s:,.1f} s"),
+        ("requests", f"{report.completed:,} served, {rejected}, in {report.duration_s:,.1f} s"),
         (
             "throughput",
             f"{number_text(report.requests_per_s)} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s",

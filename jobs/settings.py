@@ -34,6 +34,7 @@ FILES = (
     "tracking",
     "points",
     "launch",
+    *("observed", "output", "row", "key_file"),
 )
 FLAGS = ("all_groups", "detail", "details", "promote", "power", "watch", "set_aside", "rollback")
 GROUPS = (

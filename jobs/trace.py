@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -53,12 +52,15 @@ def check(config: dict[str, Any]) -> int:
 
     path = given(config, "path", "the trace, or a folder of NAME.RANK.et")
     found = find_problems(path)
-    for line in found:
-        say(f"opcast: {line}")
     if wants_json(config):
+        for line in found:
+            say(f"opcast: {line}")
         print_json({"path": str(path), "problems": found, **({"error": found[0]} if found else {})})
-    elif not found:
-        say(f"{path}: nothing to complain about")
+        return 2 if found else 0
+    for line in found:
+        print(line)
+    problems = f"{len(found):,} problem{'s' if found[1:] else ''}" if found else "nothing to complain about"
+    print(f"{path}: {problems}")
     return 2 if found else 0
 
 
@@ -68,7 +70,7 @@ def check(config: dict[str, Any]) -> int:
 def link(config: dict[str, Any]) -> int:
     """Profiles, with host traces where there are any, as execution traces in a folder."""
     from ..datasets.traces import protobuf
-    from ..datasets.traces.groups import GROUPS_FILE
+    from ..datasets.traces.groups import GROUPS_FILE, groups_text
     from ..datasets.traces.linking import link_files
 
     path = given(config, "path", "the profiler's trace, or a folder with one of each rank")
@@ -80,7 +82,7 @@ def link(config: dict[str, Any]) -> int:
     for rank, trace in traces.items():
         protobuf.write(output / f"linked.{rank}.et", trace)
     known = {name: ranks for name, ranks in groups.items() if set(ranks) <= set(traces)}
-    (output / GROUPS_FILE).write_text(json.dumps({name: list(ranks) for name, ranks in known.items()}) + "\n")
+    (output / GROUPS_FILE).write_text(groups_text(known))
     if wants_json(config):
         print_json({"output": str(output), "ranks": {rank: asdict(each) for rank, each in reports.items()}})
         return 0

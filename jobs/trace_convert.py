@@ -72,9 +72,10 @@ def convert_run(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, in
 def write(run_traces: RankedTraces, path: Path, output: Path) -> None:
     """Write one trace to a file, or a run to a folder."""
     from ..datasets.traces import json_forms, protobuf
+    from ..datasets.traces.group_names import with_numbered_groups
 
     if path.is_dir():
-        trace_make.write_run(run_traces, trace_make.folder("output", output), path.name or "run")
+        trace_make.write_run(with_numbered_groups(run_traces), trace_make.folder("output", output), path.name or "run")
         return
     trace = next(iter(run_traces.traces.values()))
     if output.name.endswith(".json"):

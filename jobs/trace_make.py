@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..datasets.traces import protobuf
-from ..datasets.traces.groups import GROUPS_FILE, RankedTraces
+from ..datasets.traces.groups import GROUPS_FILE, RankedTraces, groups_text
 from .show import BadInputError, print_json, say, wants_json
 from .writing import write_text
 
@@ -28,8 +26,7 @@ def write_run(run: RankedTraces, target: Path, name: str) -> int:
     """Write the traces of a run as ``NAME.RANK.et`` beside ``comm_group.json``; how many nodes."""
     for rank, trace in run.traces.items():
         protobuf.write(target / f"{name}.{rank}.et", trace)
-    groups: Mapping[str, list[int]] = {name: list(ranks) for name, ranks in sorted(run.members.items())}
-    (target / GROUPS_FILE).write_text(json.dumps(groups) + "\n")
+    (target / GROUPS_FILE).write_text(groups_text(run.members))
     return sum(map(len, run.traces.values()))
 
 

@@ -5,18 +5,22 @@ Each finding is one line with node and file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from .dependencies import Edges, dependency_edges, find_cycle, topological_order
-from .groups import RankedTraces, group_members, join_calls, join_ranks
+from .groups import GROUPS_FILE, RankedTraces, group_members, is_number, join_calls, join_ranks
 from .reading import rank_files, read_trace
 from .schema import ARMS, FEEDER_ARMS, CollectiveKind, NodeKind, TraceFileError, arm_name
 from .table import ExecutionTrace
 
 FINDING_LIMIT = 20  # findings of one kind in one file; the rest is counted
+NO_NUMBER = (
+    "ASTRA-sim reads group names as whole numbers (std::stoi) and stops there; "
+    "`opcast trace convert` of the folder numbers them"
+)
 TIMESTAMP_ROUNDING_US = 1.0  # what a start and a duration in whole microseconds may be off by
 
 
@@ -34,6 +38,7 @@ def find_problems(path: Path) -> list[str]:
         members = group_members(path)
     except TraceFileError as error:
         return [*problems, str(error)]
+    problems += check_group_names(members, path)
     if not problems:
         problems = check_ranks(RankedTraces(traces, members, files))
     return problems
@@ -49,6 +54,16 @@ def check_ranks(run: RankedTraces) -> list[str]:
         except TraceFileError as error:
             problems.append(str(error))
     return problems
+
+
+def check_group_names(members: Mapping[str, Sequence[int]], path: Path) -> list[str]:
+    """Groups of ``comm_group.json`` whose names are no numbers: ASTRA-sim stops there."""
+    names = [name for name in members if not is_number(name)]
+    if not names:
+        return []
+    file = path / GROUPS_FILE if path.is_dir() else path.parent / GROUPS_FILE
+    more = f" and {len(names) - 1:,} more groups" if names[1:] else ""
+    return [f"{file}: group {names[0]!r}{more}: {NO_NUMBER}"]
 
 
 def check_trace(trace: ExecutionTrace, name: str) -> list[str]:
@@ -123,6 +138,13 @@ def _check_communication(trace: ExecutionTrace, name: str) -> Iterator[str]:
         fault = f"has comm_type {kinds[row]}, which is no collective" if kinds[row] != -1 else "has no comm_type"
         yield f"{name}: node {trace.ids[row]} ({trace.name_of(row)!r}) {fault}; known are 0 to {max(CollectiveKind)}"
     yield from _count_rest(len(bad), name, "collectives of no known kind")
+    groups = trace.text("pg_name")
+    no_number = {number for number in np.unique(groups[groups >= 0]).tolist() if not is_number(trace.words[number])}
+    unread = np.flatnonzero(np.isin(groups, list(no_number)))
+    if len(unread):
+        more_nodes = f" and {len(unread) - 1:,} more nodes" if unread[1:].size else ""
+        label = trace.words[groups[unread[0]]]
+        yield f"{name}: node {trace.ids[unread[0]]}{more_nodes}: pg_name {label!r}: {NO_NUMBER}"
     sizes = trace.column("comm_size", -1, "int64")
     messages = np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV))
     sized = (collective & (kinds != CollectiveKind.BARRIER)) | messages

@@ -18,6 +18,8 @@ from .schema import CollectiveKind, NodeKind, TraceFileError
 from .table import ExecutionTrace
 
 GROUPS_FILE = "comm_group.json"
+GROUP_LABEL = "group_name"
+"""Our own attribute (string): what a process group is called, where ``pg_name`` is a number."""
 UNKNOWN_KIND = -(1 << 62)  # in the place of a collective's kind
 COLLECTIVE_NUMBERS = frozenset(kind.value for kind in CollectiveKind)
 
@@ -37,6 +39,37 @@ class RankedTraces:
     def group(self, name: str) -> tuple[int, ...]:
         """The ranks of a group."""
         return self.members.get(name, tuple(self.traces))
+
+
+@dataclass(frozen=True)
+class GroupNumbers:
+    """Numbers of process groups, as ASTRA-sim needs for names: it reads ``pg_name`` and the keys of
+    ``comm_group.json`` by C++'s ``std::stoi`` (``Workload::initialize_comm_groups`` in its Workload.cc). From 1 on,
+    because PyTorch's group 0 is that of all ranks."""
+
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+
+    def number(self, label: str, ranks: Sequence[int]) -> str:
+        """The number of a group by what it is called; a new one where it has none yet."""
+        number = self.numbers.setdefault(label, str(len(self.numbers) + 1))
+        self.members[number] = tuple(ranks)
+        return number
+
+    def written(self) -> str:
+        """The text of ``comm_group.json``."""
+        return groups_text(self.members)
+
+
+def groups_text(members: Mapping[str, Sequence[int]]) -> str:
+    """The text of ``comm_group.json``: numbers in their order, then names."""
+    ordered = sorted(members.items(), key=lambda item: (not is_number(item[0]), len(item[0]), item[0]))
+    return json.dumps({name: list(ranks) for name, ranks in ordered}) + "\n"
+
+
+def is_number(name: str) -> bool:
+    """Whether ``std::stoi`` reads a whole name, and readers in Python, too: digits of an int of 32 bits."""
+    return name.isascii() and name.isdigit() and int(name) < 1 << 31
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ simulation, so that they take as long again when they are simulated as recorded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ...datasets.traces.builder import TraceBuilder
 from ...datasets.traces.classes import GAP, OP
 from ...datasets.traces.gaps import FLOAT_ROUNDING_US, fill_gaps
 from ...datasets.traces.gathering import take_rows, with_numbers, with_values, with_words
-from ...datasets.traces.groups import GROUPS_FILE
+from ...datasets.traces.groups import GROUP_LABEL, GROUPS_FILE, GroupNumbers
 from ...datasets.traces.schema import EXACT_DURATION, EXACT_START, VERSION, CollectiveKind, NodeKind
 from ...datasets.traces.table import ExecutionTrace, SparseRows
 from ...datasets.version import __version__
@@ -28,7 +27,7 @@ from ..question.orders import FORWARD, WEIGHT
 from ..step.state import State, Step
 from ..timing.phases import FIRST, LAST, MIDDLE, ONLY
 from ..timing.schedule.pipeline import sources
-from .programs import NodeTemplate, TaskProgram, group_key, key_parts, streams_of, task_program
+from .programs import NodeTemplate, TaskProgram, group_key, key_parts, label_key, streams_of, task_program
 
 ALL_DEVICES = "all"
 FIRST_MESSAGE_STREAM = 1 << 10  # streams of messages are numbered from here on
@@ -99,16 +98,17 @@ def emit(state: State, folder: Path) -> list[Path]:
 
 def emit_step(step: Step, folder: Path) -> list[Path]:
     """Write the traces of one kind of step."""
-    groups: dict[str, tuple[int, ...]] = {}
+    groups = GroupNumbers()
     written = []
     for device, trace in traces(step, groups):
         written.append(protobuf.write(folder / f"opcast.{device}.et", trace))
-    (folder / GROUPS_FILE).write_text(json.dumps({name: list(ranks) for name, ranks in sorted(groups.items())}) + "\n")
+    (folder / GROUPS_FILE).write_text(groups.written())
     return sorted(written)
 
 
-def traces(step: Step, groups: dict[str, tuple[int, ...]]) -> Iterator[tuple[int, ExecutionTrace]]:
-    """The trace of each device; ``groups`` is filled with the ranks of each process group."""
+def traces(step: Step, groups: GroupNumbers) -> Iterator[tuple[int, ExecutionTrace]]:
+    """The trace of each device; ``groups`` is filled with the process groups. A group's name is its number; what it is
+    called is the attribute ``group_name``."""
     plan = step.plan
     for stage in range(step.orders.stages):
         stage_trace = _stage_trace(step, stage)
@@ -117,8 +117,7 @@ def traces(step: Step, groups: dict[str, tuple[int, ...]]) -> Iterator[tuple[int
             names = {}
             for key in keys:
                 name, ranks = _group(step, key, device)
-                names[key] = name
-                groups[name] = ranks
+                names[key], names[label_key(key)] = groups.number(name, ranks), f"group {name}"
             device_trace = with_words(stage_trace, names)
             peers = np.array([plan.stage_devices(other_stage)[index] for other_stage in range(step.orders.stages)])
             for end in ("comm_src", "comm_dst"):
@@ -317,9 +316,10 @@ def _add_optimizer(step: Step, stage: int, nodes: _StageNodes, last: dict[int, i
     streams = streams_of(costs for times in step.times_of for costs in times.costs.values())
     now_us = step.pipeline.makespan_us
     if step.orders.stages > 1:
+        everybody = group_key(ALL_DEVICES, step.plan.cluster.devices)
         norm_exchange = NodeTemplate("all_reduce gradient norm", NodeKind.COMM_COLL, (
             ("is_cpu_op", "bool", False), ("comm_type", "int64", CollectiveKind.ALL_REDUCE), ("comm_size", "int64", 4),
-            ("pg_name", "string", group_key(ALL_DEVICES, step.plan.cluster.devices)),
+            ("pg_name", "string", everybody), (GROUP_LABEL, "string", label_key(everybody)),
         ))  # fmt: skip
         node = nodes.add_one(norm_exchange, 0, now_us, now_us)
         _wait_for_streams(nodes, node, last)

@@ -20,6 +20,7 @@ from ...datasets.traces.builder import Attribute
 from ...datasets.traces.calls import TENSOR_TYPES
 from ...datasets.traces.classes import OP
 from ...datasets.traces.gaps import FLOAT_ROUNDING_US
+from ...datasets.traces.groups import GROUP_LABEL
 from ...datasets.traces.schema import CollectiveKind, NodeKind
 from ..graph import Node, Tensor
 from ..report.timeline import node_executions
@@ -135,8 +136,10 @@ def node_template(node: Node, engine: str) -> NodeTemplate:
         return NodeTemplate(name, NodeKind.COMP, (*attributes, ("tensor_size", "uint64", node.bytes_moved), *details))
     details.append((OP, "string", json.dumps(op.to_dict())))
     if op.kind in COLLECTIVES:
+        key = group_key(node.group, op.ranks)
         attributes += [("comm_type", "int64", COLLECTIVES[op.kind]), ("comm_size", "int64", comm_size(op)),
-                  ("pg_name", "string", group_key(node.group, op.ranks))]  # fmt: skip
+                  ("pg_name", "string", key)]  # fmt: skip
+        details.append((GROUP_LABEL, "string", label_key(key)))
         if KINDS[op.kind].family == "expert_parallel":
             details += [("moe_experts", "int64", op.experts), ("moe_topk", "int64", op.topk),
                      ("moe_tokens", "int64", op.tokens), ("moe_bins", "int64_list", expert_tokens(op))]  # fmt: skip
@@ -169,6 +172,11 @@ def comm_size(op: Op) -> int:
 def group_key(name: str, ranks: int) -> str:
     """A process group of a plan until it is known which rank's it is."""
     return f"@{name}/{ranks}"
+
+
+def label_key(key: str) -> str:
+    """What stands where the group of a key is called by its name, until that is known."""
+    return f"={key}"
 
 
 def key_parts(key: str) -> tuple[str, int]:

@@ -17,7 +17,7 @@ import numpy as np
 from ...datasets.traces.builder import Attribute, TraceBuilder
 from ...datasets.traces.classes import class_codes, is_device_work
 from ...datasets.traces.dependencies import sorted_dependencies
-from ...datasets.traces.groups import RankedTraces, start_order
+from ...datasets.traces.groups import GROUP_LABEL, GroupNumbers, RankedTraces, start_order
 from ...datasets.traces.schema import COMMUNICATION, CollectiveKind, NodeKind
 from ...datasets.traces.table import ExecutionTrace
 from ..formats.simai import PHASES, LayerPhase, SimaiWorkload, WorkloadLayer, group_ranks
@@ -41,9 +41,9 @@ def traces_of(workload: SimaiWorkload) -> RankedTraces:
     gpus = workload.degrees["gpus"]
     if gpus > MAX_RANKS:
         raise FormatError(f"all_gpus: {gpus} are more than the {MAX_RANKS} ranks that traces are written of")
-    groups: dict[str, tuple[int, ...]] = {}
+    groups = GroupNumbers()
     traces = {rank: _rank(workload, rank, groups) for rank in range(gpus)}
-    return RankedTraces(traces, groups)
+    return RankedTraces(traces, groups.members)
 
 
 def group_of(workload: SimaiWorkload, phase: str, work: LayerPhase, rank: int) -> range:
@@ -56,7 +56,7 @@ def group_of(workload: SimaiWorkload, phase: str, work: LayerPhase, rank: int) -
     return range(begin, begin + group_span, first.step)
 
 
-def _rank(workload: SimaiWorkload, rank: int, groups: dict[str, tuple[int, ...]]) -> ExecutionTrace:
+def _rank(workload: SimaiWorkload, rank: int, groups: GroupNumbers) -> ExecutionTrace:
     header = {"degrees": dict(workload.degrees), "pp_bytes": workload.pp_bytes, "extra": dict(workload.extra),
               "lists": {name: list(layers) for name, layers in workload.lists.items()}, "kind": workload.kind,
               "layers": [asdict_layer(layer) for layer in workload.layers]}  # fmt: skip
@@ -93,11 +93,11 @@ def _rank(workload: SimaiWorkload, rank: int, groups: dict[str, tuple[int, ...]]
         ranks = group_of(workload, phase, work, rank) if work.collective else range(0)
         if len(ranks) > 1 and work.size_bytes:
             name = f"{ranks[0]}-{ranks[-1]}x{ranks.step}"
-            groups[name] = tuple(ranks)
             size = work.size_bytes // len(ranks) if work.collective == "all_gather" else work.size_bytes
             add(layer.name, NodeKind.COMM_COLL,
                 [("stream", "int64", NETWORK_STREAM), ("comm_type", "int64", KINDS[work.collective]),
-                 ("comm_size", "int64", size), ("pg_name", "string", name), line_part])  # fmt: skip
+                 ("comm_size", "int64", size), ("pg_name", "string", groups.number(name, ranks)),
+                 (GROUP_LABEL, "string", name), line_part])  # fmt: skip
 
     sends = workload.pp_bytes > 0
     if sends and stage_index > 0:

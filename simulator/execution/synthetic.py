@@ -17,7 +17,7 @@ from ...datasets.loading import choice, load, whole
 from ...datasets.ops import Op, OpError, make_op
 from ...datasets.traces.builder import Attribute, TraceBuilder
 from ...datasets.traces.classes import COLLECTIVES, OP
-from ...datasets.traces.groups import RankedTraces
+from ...datasets.traces.groups import GROUP_LABEL, GroupNumbers, RankedTraces
 from ...datasets.traces.schema import CollectiveKind, NodeKind, TraceFileError
 
 MESSAGE = "send_recv"
@@ -136,14 +136,16 @@ def generate(settings: Synthetic) -> RankedTraces:
     rng = np.random.default_rng(settings.seed)
     script = list(_draw_script(settings, rng))
     paces = np.exp(settings.imbalance * rng.standard_normal((settings.ranks, len(script))))
-    members = dict(_groups(settings))
+    groups = GroupNumbers()
+    for name, ranks in _groups(settings):
+        groups.number(name, ranks)
     traces = {}
     for rank in range(settings.ranks):
         builder = TraceBuilder([("schema", "string", "opcast synthetic"), ("rank", "int32", rank),
                                 ("seed", "int64", settings.seed)])  # fmt: skip
-        _add_rank_nodes(settings, rank, script, paces[rank], builder)
+        _add_rank_nodes(settings, rank, script, paces[rank], builder, groups)
         traces[rank] = builder.trace()
-    return RankedTraces(traces, members)
+    return RankedTraces(traces, groups.members)
 
 
 ScriptedStep = tuple[ComputeMix | CommunicationMix, int, bool]
@@ -178,7 +180,12 @@ def _groups(settings: Synthetic) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _add_rank_nodes(
-    settings: Synthetic, rank: int, script: Sequence[ScriptedStep], pace: np.ndarray, builder: TraceBuilder
+    settings: Synthetic,
+    rank: int,
+    script: Sequence[ScriptedStep],
+    pace: np.ndarray,
+    builder: TraceBuilder,
+    groups: GroupNumbers,
 ) -> None:
     work, network, waits = 0, 0, 0  # the last of each, and the communication that compute waits for
     for index, (mix, size, beside) in enumerate(script):
@@ -205,6 +212,7 @@ def _add_rank_nodes(
         else:
             attributes = [("is_cpu_op", "bool", False), ("stream", "int64", NETWORK_STREAM),
                     ("comm_type", "int64", CollectiveKind[mix.kind.upper()]), ("comm_size", "int64", size),
-                    ("pg_name", "string", group)]  # fmt: skip
+                    ("pg_name", "string", groups.number(group, group_ranks)),
+                    (GROUP_LABEL, "string", group)]  # fmt: skip
             network = builder.add(id, mix.kind, NodeKind.COMM_COLL, data=parents, attributes=attributes)
         waits = waits if beside else network

@@ -11,7 +11,11 @@ from .declaration import FILES, setting
 ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
 LENGTHS = ("fixed", "uniform", "zipf", "normal", "empirical")
 MOST_RANKED = 1 << 24  # lengths that zipf has weights of
-TRACES = ("auto", "columns", "azure", "splitwise", "mooncake", "vidur")
+TRACES = (
+    *("auto", "columns", "azure", "splitwise", "mooncake", "vidur", "burstgpt", "sharegpt"),
+    *("bench", "guidellm", "aiperf", "inference_perf", "log"),
+)
+MAY_LACK_TIMES = (".json", ".jsonl", ".ndjson")  # files that may have lengths alone: how requests come is said beside
 OF_KIND = {  # kind of lengths -> the settings that it reads
     "fixed": ("mean",),
     "uniform": ("low", "high"),
@@ -20,7 +24,8 @@ OF_KIND = {  # kind of lengths -> the settings that it reads
     "empirical": ("values",),
 }
 OF_ARRIVAL = {"cv": "gamma", "burst": "bursty", "rate_end": "ramp"}  # settings that one kind of arrivals alone reads
-NOT_OF_TRACE = ("rate", "cv", "burst", "rate_end", "requests", "think_s", "input", "output")  # a trace has its own
+NOT_OF_TRACE = ("think_s", "input", "output")  # a trace has its own,
+NOT_OF_TIMES = ("rate", "cv", "burst", "rate_end", "requests")  # and of these where it says when requests come
 
 
 @dataclass(frozen=True)
@@ -110,10 +115,17 @@ class RequestTraffic:
     think_s: float = setting(0.0, "between an answer and the next turn")
     trace: str | None = setting(
         None,
-        "CSV or JSON lines: arrival_s, input_tokens, output_tokens[, prefix_id]; or Azure's, Splitwise's, Mooncake's",
+        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below",
         http=FILES,
     )
-    trace_format: str = setting("auto", "auto | columns | azure | splitwise | mooncake | vidur")
+    trace_format: str = setting(
+        "auto",
+        "auto | columns | azure | splitwise | mooncake | vidur | burstgpt | sharegpt | bench | guidellm | aiperf | "
+        "inference_perf | log",
+    )
+    tokenizer: str | None = setting(
+        None, "tokenizer.json that counts ShareGPT's texts; null: a quarter of their characters", http=FILES
+    )
     speed: float = setting(1.0, "of a trace")
     seed: int = setting(0, "of arrivals, lengths and routers")
 
@@ -152,12 +164,12 @@ class RequestTraffic:
         usual = {each.name: each.default for each in fields(self)}
         given = {name for name, value in usual.items() if getattr(self, name) != value}
         if self.trace is not None:
-            for name in NOT_OF_TRACE:
-                if name in given:
-                    raise RequestError(f"traffic.{name} makes requests: a trace has its own, leave it out")
-            if self.arrival not in (usual["arrival"], "closed"):
-                raise RequestError(f"traffic.arrival={self.arrival} is not read: a trace says when requests come")
-            return
+            _check_lengths(given)
+            if not self.trace.endswith(MAY_LACK_TIMES):
+                check_own_arrivals(self)
+                return
+        elif self.tokenizer is not None:
+            raise RequestError(f"traffic.tokenizer={self.tokenizer} is of a file: name it as traffic.trace=FILE")
         for name, kind in OF_ARRIVAL.items():
             if name in given and self.arrival != kind:
                 raise RequestError(f"traffic.{name}={getattr(self, name)} is of traffic.arrival={kind}: leave it out")
@@ -166,7 +178,25 @@ class RequestTraffic:
                 f"traffic.rate={self.rate} is not read with traffic.arrival=closed: its clients send when they have an "
                 "answer; leave it out, or take poisson"
             )
+        if self.trace is not None:
+            return
         if "trace_format" in given:
             raise RequestError(f"traffic.trace_format={self.trace_format} is of a file: name it as traffic.trace=FILE")
         if "think_s" in given and self.turns == 1:
             raise RequestError(f"traffic.think_s={self.think_s} is between turns: traffic.turns says how many")
+
+
+def check_own_arrivals(traffic: RequestTraffic) -> None:
+    """RequestError for settings that say how requests come, beside a trace that says it."""
+    usual = {field.name: field.default for field in fields(traffic)}
+    for name in NOT_OF_TIMES:
+        if getattr(traffic, name) != usual[name]:
+            raise RequestError(f"traffic.{name} makes requests: a trace has its own, leave it out")
+    if traffic.arrival not in (usual["arrival"], "closed"):
+        raise RequestError(f"traffic.arrival={traffic.arrival} is not read: a trace says when requests come")
+
+
+def _check_lengths(given: set[str]) -> None:
+    for name in NOT_OF_TRACE:
+        if name in given:
+            raise RequestError(f"traffic.{name} makes requests: a trace has its own, leave it out")

@@ -38,7 +38,8 @@ class ServingReport:
     ``tokens_per_decode`` is what a decoding sequence gets in an iteration, with what was guessed ahead.
     ``intervals`` are those of figures by name (``ttft_ms.p50``), from those of the steps' times: ``coverage`` of their
     errors are within. ``p_slo_met`` is how likely, by the same errors, enough requests meet all targets. ``sources`` is
-    the share of kernel time by whose measurements, over some of the steps that its tables were made of.
+    the share of kernel time by whose measurements, over some of the steps that its tables were made of. ``rejections``
+    are how many ``requests`` each limit rejected, by its name, and the ``most_tokens`` that it allows.
     """
 
     requests: int
@@ -86,6 +87,7 @@ class ServingReport:
     kv_transfer_ms: TimeSpread | None = None
     decode_e2e_ms: TimeSpread | None = None
     kv_transfer_bytes: float = 0.0
+    rejections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sources: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0

@@ -64,8 +64,9 @@ class Capacity:
     """The largest ``rate`` (requests a second; of a trace its speed) that meets the targets, as sure as 19 in 20.
 
     ``rates`` are those of several seeds, ``interval`` has their mean in nine of ten cases; ``rate`` is its lower end.
-    ``attained`` are the shares of requests that met all targets at this rate, seed by seed. ``rates_of_errors`` are the
-    rates if steps take as long as 90 % of the errors of known runs let them, slow and fast; None where none are known.
+    ``attained`` are the shares of requests that met all targets at this rate, seed by seed; ``seeds_met`` of them are
+    enough, and ``at_rate`` is the first of these runs. ``rates_of_errors`` are the rates if steps take as long as 90 %
+    of the errors of known runs let them, slow and fast; None where none are known.
     """
 
     rate: float
@@ -74,6 +75,7 @@ class Capacity:
     rates_of_errors: tuple[float, float] | None
     requests_per_s_per_gpu: float
     attained: tuple[float, ...]
+    seeds_met: int
     at_rate: ServingReport
     tried: tuple[tuple[float, float, bool], ...]
 
@@ -150,15 +152,20 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
     limits = list(apply(largest, parts))
     rates = (first.rate, *(limit.rate for limit in limits[: len(candidates) - 1]))
     interval = between(rates)
-    reports = list(apply(side, [(rescale(candidate, interval[0]),) for candidate in candidates]))
+    for rate in (interval[0], *sorted((rate for rate in rates if rate < interval[0]), reverse=True)):
+        reports = list(apply(side, [(rescale(candidate, rate),) for candidate in candidates]))
+        enough = [index for index, report in enumerate(reports) if met(request, report)]
+        if enough:  # at the least of the rates its own seed has them, so that this comes true
+            break
     return Capacity(
-        rate=interval[0],
+        rate=rate,
         interval=interval,
         rates=rates,
         rates_of_errors=(limits[-2].rate, limits[-1].rate) if has_figures else None,
-        requests_per_s_per_gpu=interval[0] / reports[0].devices,
+        requests_per_s_per_gpu=rate / reports[0].devices,
         attained=tuple(report.slo_attainment for report in reports),
-        at_rate=with_note(reports[0], interval[0], request.traffic.trace is not None),
+        seeds_met=len(enough),
+        at_rate=with_note(reports[enough[0] if enough else 0], rate, request.traffic.trace is not None),
         tried=first.tried,
     )
 

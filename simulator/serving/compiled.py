@@ -22,6 +22,7 @@ from . import (
     histogram,
     iteration,
     lanes,
+    limits,
     loop,
     moving,
     policies,
@@ -32,9 +33,14 @@ from . import (
     state,
 )
 
-PARTS = (iteration, histogram, rules, lanes, due, blocks, queues, *policies.MODULES, repeating, routing, moving, state)
+PARTS = (
+    *(iteration, histogram, rules, lanes, due, blocks, limits, queues),
+    *policies.MODULES,
+    *(repeating, routing, moving, state),
+)
 CHAINS = (policies.FORMS, policies.AGAIN, routing.ROUTES)
-PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of"}  # numpy of their own, never called by the loop
+PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "most_tokens", "rejections", "rejection_note"}
+"""With numpy or texts of their own, never called by the loop."""
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
 INLINE: tuple[Callable[..., Any], ...] = (

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .blocks import blocks_for, caches_prefixes, give_back, remember
+from .blocks import caches_prefixes, give_back, remember
 from .due import pop_due, push_due
 from .histogram import bin_of
 from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
+from .limits import CONTEXT, ITERATION, MEMORY, WITHIN, limit_of
 from .moving import land, move, start_moves
 from .policies import form_batch
 from .policies.trtllm import wait_for_ranks
@@ -112,24 +113,18 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.waits, request.preempted, request.stalled = 0, 0, 0
     request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
     request.landed, request.back = 0, 0
-    fits = can_run(setup.rules, request.input, request.output)
-    if not fits or not can_run(setup.decode_rules, request.input, request.output):
+    request.limit = limit_of(setup.rules, request.input, request.output)
+    if request.limit == WITHIN:
+        request.limit = limit_of(setup.decode_rules, request.input, request.output)
+    if request.limit != WITHIN:
         totals.rejected += 1
+        totals.over_context += 1 if request.limit == CONTEXT else 0
+        totals.over_memory += 1 if request.limit == MEMORY else 0
+        totals.over_iteration += 1 if request.limit == ITERATION else 0
         leave(state, setup, chunk, slot)
         return
     totals.input_tokens += request.input
     send(state, setup, slot, 0, first_decode_rank(setup))
-
-
-def can_run(rules: SchedulerRules, prompt: int, output: int) -> bool:
-    """Whether a request of these lengths can be served at all: within the context, the memory, and, where prompts are
-    not cut, one iteration."""
-    if prompt + output > rules.max_model_len:
-        return False
-    if rules.uncut and prompt > rules.max_tokens:
-        return False
-    spare = max(rules.watermark, rules.spare if output > 1 else 0)
-    return blocks_for(prompt + output, rules.block_tokens) + spare <= rules.blocks
 
 
 def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> None:
@@ -457,7 +452,7 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
         request.preempted,
         request.hit,
     )
-    row.prefill_rank = request.first_rank
+    row.prefill_rank, row.limit = request.first_rank, request.limit
     row.input_tokens, row.output_tokens = request.input, request.output
     row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
     row.first_token_us, row.finish_us, row.moved_us = request.first_us, request.last_us, request.moved_us

@@ -12,6 +12,7 @@ from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
 from ..report.served import ServingReport, TimeSpread
 from .histogram import Histogram
+from .limits import CONTEXT, ITERATION, MEMORY, rejection_note, rejections
 from .rules import SchedulerRules, ServingSetup, first_decode_rank
 from .state import SIZES, LoopState
 
@@ -52,6 +53,8 @@ def report_of(
     totals = {name: state.totals[name][0].item() for name in state.totals.dtype.names}
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
+    over = {CONTEXT: totals["over_context"], MEMORY: totals["over_memory"], ITERATION: totals["over_iteration"]}
+    rejected = rejections(over, setup.rules, setup.decode_rules)
     done, pool, times = totals["completed"], request.decode_pool, tally.times
     counted = max(totals["arrived"] - tally.warmup, 0)
     attained = tally.good / counted if counted else 0.0
@@ -102,7 +105,8 @@ def report_of(
         pools=pools(state, setup, counts, (request.attention_dp, request.decode_dp)) if pool.replicas else {},
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
-        notes=notes(request, totals, replicas),
+        rejections=rejected,
+        notes=notes(request, rejection_note(rejected, totals["arrived"]), replicas),
         sources=sources_of(replicas),
         wall_time_s=wall_s,
     )
@@ -234,9 +238,7 @@ def sources_of(replicas: tuple[ServedReplica, ServedReplica]) -> dict[str, float
     return shares_of_total({name: sum(replica.sources.get(name, 0.0) for replica in replicas) for name in names})
 
 
-def notes(
-    request: ServingRequest, totals: Mapping[str, Any], replicas: tuple[ServedReplica, ServedReplica]
-) -> tuple[str, ...]:
+def notes(request: ServingRequest, rejected: str, replicas: tuple[ServedReplica, ServedReplica]) -> tuple[str, ...]:
     """What a reader should know."""
     candidates = (note for replica in replicas for note in (*replica.notes, replica.shortened) if note)
     texts = list(dict.fromkeys(candidates))
@@ -244,9 +246,4 @@ def notes(
         texts.append(
             "prompts begin alike, and each is computed whole: scheduler.prefix_caching=true finds what was before"
         )
-    if totals["rejected"]:
-        texts.append(
-            f"{totals['rejected']:,} of {totals['arrived']:,} requests were rejected: longer than the context "
-            "(scheduler.max_model_len), the KV memory, or an iteration (scheduler.max_tokens) allows"
-        )
-    return tuple(texts)
+    return (*texts, rejected) if rejected else tuple(texts)

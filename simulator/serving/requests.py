@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..question.traffic import Lengths, RequestTraffic
+from .arrivals import ArrivalClock, generators
 from .loop import RequestChunk
 from .state import NONE
 from .streams import SECOND_US, RequestStream, chunk
@@ -52,57 +53,6 @@ def draw_requests(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:
             prefix = (prefixes.random(count) * traffic.prefixes).astype(np.int64)
             shared = np.minimum(traffic.prefix_tokens, prompt)
         yield chunk(times.take(count), prompt, lengths(traffic.output, outputs, count), prefix, shared)
-
-
-def generators(seed: int) -> list[np.random.Generator]:
-    """Random numbers for each column."""
-    return [np.random.Generator(np.random.PCG64(child_seed)) for child_seed in np.random.SeedSequence(seed).spawn(4)]
-
-
-class ArrivalClock:
-    """Times of arrival in microseconds, ascending from 0 on."""
-
-    def __init__(self, traffic: RequestTraffic, random: np.random.Generator) -> None:
-        self.traffic, self.random = traffic, random
-        self.sum, self.done = 0.0, 0
-
-    def take(self, count: int) -> np.ndarray:
-        """The next so many times."""
-        kind, rate = self.traffic.arrival, self.traffic.rate
-        places = self.done + np.arange(1, count + 1)
-        self.done += count
-        if kind == "closed":
-            return np.zeros(count)
-        if kind == "constant":
-            return (places - 1) * (SECOND_US / rate)
-        if kind == "bursty":
-            return self._bursts(places)
-        if kind == "gamma":
-            shape = self.traffic.cv**-2.0
-            sums = self._sums(self.random.gamma(shape, 1 / shape, count))
-        else:
-            sums = self._sums(self.random.exponential(1.0, count))
-        if kind != "ramp":
-            return sums * (SECOND_US / rate)
-        slope = (self.traffic.rate_end**2 - rate**2) / (2 * self.traffic.requests)
-        root = np.sqrt(np.maximum(rate**2 + 2 * slope * sums, min(rate, self.traffic.rate_end) ** 2))
-        return 2 * sums / (rate + root) * SECOND_US
-
-    def _sums(self, gaps: np.ndarray) -> np.ndarray:
-        gaps[0] += self.sum
-        sums = np.cumsum(gaps)
-        self.sum = float(sums[-1])
-        return sums
-
-    def _bursts(self, places: np.ndarray) -> np.ndarray:
-        """Bursts by chance, ``burst`` requests in each."""
-        burst = (places - 1) // self.traffic.burst
-        first = burst[0] * self.traffic.burst == places[0] - 1
-        bursts = int(burst[-1] - burst[0]) + int(first)
-        before = self.sum
-        sums = self._sums(self.random.exponential(1.0, bursts)) if bursts else np.zeros(0)
-        sums = sums if first else np.concatenate([[before], sums])
-        return sums[burst - burst[0]] * (SECOND_US * self.traffic.burst / self.traffic.rate)
 
 
 def lengths(kind: Lengths, random: np.random.Generator, count: int) -> np.ndarray:

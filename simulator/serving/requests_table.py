@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .limits import TOLD
 from .state import NONE
 
 KEPT = ("request", "rank", "prefill_rank", "input_tokens", "output_tokens", "preemptions", "hit_tokens")
@@ -14,7 +15,8 @@ KEPT = ("request", "rank", "prefill_rank", "input_tokens", "output_tokens", "pre
 def columns(requests: np.ndarray, host_us: float, bytes_per_token: float) -> dict[str, np.ndarray]:
     """The columns of records as :class:`.serve.ServedTraffic` has them; NaN for times that a request does not have.
 
-    ``host_us`` is what the host adds to the first token. A rejected request has the rank -1.
+    ``host_us`` is what the host adds to the first token. A rejected request has the rank -1, and
+    ``rejected_by`` names the limit.
     """
     served = requests["rank"] != NONE
     several = served & (requests["output_tokens"] > 1)
@@ -31,6 +33,8 @@ def columns(requests: np.ndarray, host_us: float, bytes_per_token: float) -> dic
         "decode_e2e_ms": (requests["finish_us"] - requests["prefilled_us"] - requests["moved_us"], moved),
     }
     table = {name: requests[name] for name in KEPT}
+    names = np.array(["", *(TOLD[code][0] for code in sorted(TOLD))])
+    table["rejected_by"] = names[requests["limit"]]
     table["arrival_s"] = requests["arrival_us"] / 1e6
     table |= {name: np.where(mask, us / 1e3, np.nan) for name, (us, mask) in times.items()}
     table["kv_transfer_bytes"] = np.where(moved, requests["input_tokens"] * bytes_per_token, 0.0)

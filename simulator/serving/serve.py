@@ -119,6 +119,7 @@ def serve_once(
     wall_s = time.perf_counter() - began
     replicas = replica, decoder or replica
     report = report_of(request, setup, state, ledger, backlog, replicas, wall_s)
+    report = replace(report, notes=(*report.notes, *source.notes)) if source.notes else report
     kept_rows, log = rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])]
     return ServedTraffic(report, kept_rows, log, state, setup, replica, replicas[1].kv.bytes_per_token, host_us)
 

@@ -33,7 +33,8 @@ SLOT = _kind(
     # first_rank: where it came in. to: where its cache goes, with so many blocks (landing) taken there; landed: it
     # waits with them. back: it waits without any, because it was preempted.
     # waits: a batch in flight gives it a token. stalled: its cache is in host memory. free: a stack of free slots.
-    "waits preempted stalled rank first_rank to landing landed back seat next free",
+    # limit: why it was rejected (:mod:`.limits`).
+    "waits preempted stalled rank first_rank to landing landed back seat next free limit",
     # prefilled_us: its prompt was computed; first_us: the client has its first token.
     "arrival_us admitted_us prefilled_us first_us last_us moved_us",
 )
@@ -65,11 +66,12 @@ ITERATION = _kind(
     "rank lane blocks waiting swapped_out swapped_in", "start_us end_us decodes prefill_tokens decode_context samples"
 )
 ENDED = _kind(
-    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens",
+    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens limit",
     "arrival_us admitted_us prefilled_us first_token_us finish_us moved_us",
 )
 TOTALS = _kind(
-    "free_slots left logged due arrived completed rejected iterations preemptions swaps input_tokens output_tokens "
+    "free_slots left logged due arrived completed rejected over_context over_memory over_iteration iterations "
+    "preemptions swaps input_tokens output_tokens "
     "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens",
     "now_us width_us gaps gap_us least_gap_us most_gap_us",
 )

@@ -19,7 +19,8 @@ class RequestStream:
     """Requests to come: chunks in order of arrival, how many they are, and contents of blocks where a trace has them.
 
     ``longest`` are the most tokens of prompt and answer together that can come, ``outputs`` about how many tokens all
-    answers have, ``prompt`` how many a prompt has on average. ``shares``: whether prompts may begin alike.
+    answers have, ``prompt`` how many a prompt has on average. ``shares``: whether prompts may begin alike. ``notes``:
+    what a reader should know of their file.
     """
 
     chunks: Iterator[RequestChunk]
@@ -31,6 +32,7 @@ class RequestStream:
     shares: bool
     keys: np.ndarray
     key_tokens: int = 1
+    notes: tuple[str, ...] = ()
 
 
 def chunk(

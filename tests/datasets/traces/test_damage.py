@@ -195,11 +195,15 @@ def test_the_command_says_each_problem_and_ends_with_2(tmp_path: Path, capsys: p
     for rank, size in enumerate((4, 8)):
         protobuf.write(tmp_path / f"run.{rank}.et", calls((REDUCE, size, "")))
     assert main(["trace", "check", f"path={tmp_path}"]) == 2
-    assert "deadlock at call 1" in capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "deadlock at call 1" in shown
+    assert f"{tmp_path}: 1 problem\n" in shown
     protobuf.write(tmp_path / "run.1.et", calls((REDUCE, 4, "")))
     assert main(["trace", "check", f"path={tmp_path}", "format=json"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == []
     assert find_problems(tmp_path) == []
+    assert main(["trace", "check", f"path={tmp_path}"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}: nothing to complain about\n"
 
 
 def test_the_command_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,13 @@ def test_a_folder_is_converted_and_pruned(folder: Path, tmp_path: Path, capsys: 
     found = json.loads(capsys.readouterr().out)
     assert (found["ranks"], found["nodes"], found["implied"]) == (2, 6, 2)
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["comm_group.json", "run.0.et", "run.1.et"]
-    assert json.loads((tmp_path / "out" / "comm_group.json").read_text()) == {"both": [0, 1]}
+    assert json.loads((tmp_path / "out" / "comm_group.json").read_text()) == {"1": [0, 1]}
+    again = read_trace(tmp_path / "out" / "run.1.et")
+    values = {name: value for name, _, value in again.attributes.items(2, again.words)}
+    assert (values["pg_name"], values["group_name"], values["comm_size"]) == ("1", "both", 8)
+    assert main(["trace", "check", f"path={folder}"]) == 2
+    assert "group 'both': ASTRA-sim reads group names as whole numbers" in capsys.readouterr().out
+    assert main(["trace", "check", f"path={tmp_path / 'out'}"]) == 0
     assert read_trace(tmp_path / "out" / "run.1.et").data.row(2).tolist() == [2]
     asked = ["trace", "convert", f"path={folder / 'a.0.et'}", f"output={tmp_path / 'b.et'}", "prune=false"]
     (folder / "comm_group.json").write_text("{}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from opcast.datasets.traces.checks import find_problems
 from opcast.datasets.traces.classes import CLASSES, class_codes
 from opcast.datasets.traces.protobuf import write
 from opcast.datasets.traces.schema import NodeKind
+from opcast.datasets.traces.table import ExecutionTrace
 from opcast.jobs import resolve
 from opcast.jobs import simulate as simulate_job
 from opcast.jobs.cli import main
@@ -81,8 +83,8 @@ def test_a_trace_tells_groups_messages_and_work(tmp_path: Path) -> None:
     state = state_of(*CLUSTER, *TRAIN, "parallel.tp=2", "parallel.pp=2")
     emit(state, tmp_path)
     groups = json.loads((tmp_path / "comm_group.json").read_text())
-    assert groups["tp2_0"] == [0, 1]
     run = read_run(tmp_path)
+    assert groups[group_names(run.traces[0])["group tp2_0"]] == [0, 1]
     first, last = run.traces[0], run.traces[7]
     sends = first.kind == NodeKind.COMM_SEND
     assert set(first.column("comm_dst", -1, "int32")[sends].tolist()) == {4}
@@ -98,6 +100,43 @@ def test_a_trace_tells_groups_messages_and_work(tmp_path: Path) -> None:
         for e in executed
     )  # fmt: skip
     assert int(flops[gemms].sum()) == pytest.approx(whole)
+
+
+def group_names(trace: ExecutionTrace) -> dict[str, str]:
+    """What the groups of a trace are called, and their numbers."""
+    called, numbers = trace.text("group_name"), trace.text("pg_name")
+    return {trace.words[called[row]]: trace.words[numbers[row]] for row in np.flatnonzero(called >= 0)}
+
+
+def stoi(text: str) -> int:
+    """C++'s ``std::stoi``: white space, a sign and digits at the beginning, of an int; else it throws."""
+    digits = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
+    if digits is None or not -(1 << 31) <= int(digits.group(1)) < 1 << 31:
+        raise ValueError("stoi")
+    return int(digits.group(1))
+
+
+def test_astra_sim_reads_the_groups_of_all_traces_that_opcast_writes(tmp_path: Path) -> None:
+    """As its Workload.cc does: names by ``std::stoi``, of which no two may be the same number."""
+    emit(state_of(*CLUSTER, *TRAIN, "parallel.tp=2", "parallel.pp=2"), tmp_path / "step")
+    kinds = "{kind: all_reduce, ranks: 4, low_bytes: 1024}"
+    asked = ["generate.ranks=8", "generate.nodes=20", "generate.share=0.5", f"generate.communication=[{kinds}]"]
+    assert main(["trace", "generate", *asked, f"output={tmp_path / 'drawn'}"]) == 0
+    for name in ("step", "drawn"):
+        groups = json.loads((tmp_path / name / "comm_group.json").read_text())
+        numbers = {stoi(group): int(group) for group in groups}
+        assert numbers
+        assert len(numbers) == len(groups)
+        assert all(number == read for read, number in numbers.items())
+        run = read_run(tmp_path / name)
+        for trace in run.traces.values():
+            called = trace.text("pg_name")
+            words = {trace.words[word] for word in np.unique(called[called >= 0])}
+            assert words
+            assert {stoi(word) for word in words} <= set(numbers)
+        assert find_problems(tmp_path / name) == []
+    with pytest.raises(ValueError, match="stoi"):
+        stoi("tp2_0")
 
 
 def _runs(phase: str, of: str) -> bool:

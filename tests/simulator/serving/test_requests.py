@@ -16,7 +16,7 @@ from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
 from opcast.simulator.serving.histogram import Histogram
 from opcast.simulator.serving.requests import draw_requests, stream
-from opcast.simulator.serving.traces import RequestTraceError
+from opcast.simulator.serving.trace_formats.rows import RequestTraceError
 
 MANY = RequestTraffic(
     rate=50.0,

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from opcast.simulator.html.serving import page
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.serving import (
     POLICIES,
@@ -26,6 +27,7 @@ from opcast.simulator.question.serving import (
 )
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving.replica import by_hand
+from opcast.simulator.serving.requests_table import columns
 from opcast.simulator.serving.serve import Keeping, serve
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0)
@@ -143,11 +145,21 @@ def test_requests_longer_than_context_or_memory_are_rejected_and_counted(played:
     request = replace(USUAL, scheduler=Scheduler(max_model_len=200))
     report = checked(played(request), request)
     assert 0 < report.rejected < report.requests
-    assert "rejected" in report.notes[0]
+    limit = {"requests": report.rejected, "most_tokens": 200, "setting": "scheduler.max_model_len"}
+    assert report.rejections == {"context": limit}
+    assert f"{report.rejected} longer than the context allows (200 tokens, scheduler" in report.notes[0]
+    assert report.notes[0] in str(page(report, "t").sections[-1])
     request = replace(USUAL, kv=KvMemory(10, 16))
     served = played(request)
     rows = served.requests
-    assert ((rows["rank"] < 0) == (rows["input_tokens"] + rows["output_tokens"] > 160)).all()
+    long = rows["input_tokens"] + rows["output_tokens"] > 160
+    assert ((rows["rank"] < 0) == long).all()
+    assert (columns(rows, 0.0, 0.0)["rejected_by"] == np.where(long, "kv_memory", "")).all()
+    assert served.report.rejections["kv_memory"]["requests"] == long.sum()
+    both = replace(USUAL, kv=KvMemory(12, 16), scheduler=Scheduler(policy="vllm_v0", max_model_len=250, max_tokens=200))
+    report = checked(played(both), both)
+    assert sum(limit["requests"] for limit in report.rejections.values()) == report.rejected
+    assert set(report.rejections) == {"context", "iteration", "kv_memory"}
 
 
 def test_overload_is_said_and_ends(played: Play) -> None:

@@ -1,0 +1,67 @@
+"""Process groups of traces that others wrote get numbers for names: ASTRA-sim reads no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from .groups import GROUP_LABEL, RankedTraces, is_number
+from .schema import ARMS
+from .table import Attributes, ExecutionTrace, Words
+
+
+def with_numbered_groups(run: RankedTraces) -> RankedTraces:
+    """The run with a number for each group that has another name, which goes to the attribute ``group_name``.
+
+    Names that are numbers stay as they are; the new ones follow the largest of them. The same name has the same number
+    on all ranks.
+    """
+    used = [_group_words(trace) for trace in run.traces.values()]
+    names = list(dict.fromkeys([*run.members, *(name for words in used for name in words.values())]))
+    taken = max((int(name) for name in names if is_number(name)), default=0)
+    others = [name for name in names if name and not is_number(name)]
+    numbers = {name: str(taken + 1 + index) for index, name in enumerate(others)}
+    if not numbers:
+        return run
+    traces = {rank: _renamed(trace, numbers) for rank, trace in run.traces.items()}
+    return replace(run, traces=traces, members={numbers.get(name, name): each for name, each in run.members.items()})
+
+
+def _group_words(trace: ExecutionTrace) -> dict[int, str]:
+    """The groups of a trace, by the number of their word."""
+    words = trace.text("pg_name")
+    return {number: trace.words[number] for number in np.unique(words[words >= 0]).tolist()}
+
+
+def _renamed(trace: ExecutionTrace, numbers: dict[str, str]) -> ExecutionTrace:
+    words, new = trace.words, dict[int, int]()
+    for word, name in _group_words(trace).items():
+        if name in numbers:
+            words, new[word] = _word(words, numbers[name])
+    if not new:
+        return trace
+    words, label = _word(words, GROUP_LABEL)
+    groups = trace.text("pg_name")
+    rows = np.flatnonzero(np.isin(groups, list(new)))
+    attributes = trace.attributes
+    is_group = (attributes.name == trace.names["pg_name"]) & np.isin(attributes.value, list(new))
+    value = attributes.value.copy()
+    value[is_group] = [new[word] for word in value[is_group].tolist()]
+    more = np.zeros(len(attributes.offsets), np.int64)
+    more[rows + 1] = 1
+    ends = attributes.offsets[rows + 1]
+    columns = {
+        "name": np.insert(attributes.name, ends, label),
+        "doc": np.insert(attributes.doc, ends, 0),
+        "arm": np.insert(attributes.arm, ends, ARMS["string"].field),
+        "value": np.insert(value, ends, groups[rows]),
+    }
+    offsets = attributes.offsets + np.cumsum(more)
+    return replace(trace, words=words, attributes=Attributes(offsets, lists=attributes.lists, **columns))
+
+
+def _word(words: Words, text: str) -> tuple[Words, int]:
+    """The number of a text, which is added where it is new."""
+    number = words.find(text)
+    return (words, number) if number >= 0 else words.with_text(text)
