@@ -76,8 +76,8 @@ class UsualLimits:
 
 @dataclass(frozen=True)
 class HostRule:
-    """From which version on an engine schedules a step ahead; its times are fitted (:mod:`.host`). ``stream_us`` is what
-    its server to clients takes for each token that it streams, in a process of its own."""
+    """From which version on an engine schedules a step ahead; its times are fitted (:mod:`.host`). ``stream_us`` is
+    what its server to clients takes for each token that it streams, in a process of its own."""
 
     overlapped_from: str = ""
     stream_us: float = 0.0

@@ -2,10 +2,10 @@
 
 Figures are fitted on runs that were measured (``conf/serving_host.json``, by ``tests/evidence/hosts.py``), one set for
 each engine and way to schedule: ``vllm`` works a step ahead, ``vllm serial`` did not. An iteration takes what the GPU
-takes, then ``step_us`` and ``seq_us`` for each sequence in it: what no step ahead hides (sampling, input preparation,
-detokenisation). The server that streams tokens to clients works in a process of its own, beside the GPU: an iteration
-takes at least ``stream_us`` for each token that it yields (``conf/serving_engine``). A first token waits for HTTP, the tokeniser and launches of a pass that no CUDA graph holds
-(:meth:`HostTime.first_token_parts`).
+takes, then ``step_us`` and ``seq_us`` for each sequence in it: what no step ahead hides (sampling, input preparation).
+The server that streams tokens to clients works in a process of its own, beside the GPU: an iteration takes at least
+``stream_us`` for each token that it yields (``conf/serving_engine``). A first token waits for HTTP, the tokeniser and
+launches of a pass that no CUDA graph holds (:meth:`HostTime.first_token_parts`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class HostTime:
     """Microseconds of an iteration and of each sequence in it; of a first token, of each client, of a prompt token, of
     each layer and each layer with experts.
 
-    ``stream_us`` is what the server to clients takes for each token, beside all that. ``overlapped``: the engine schedules a step ahead, so that who arrives waits for one more. ``most_clients`` are
-    those of the largest run that the figures are fitted on.
+    ``stream_us`` is what the server to clients takes for each token, beside all that. ``overlapped``: the engine
+    schedules a step ahead, so that who arrives waits for one more. ``most_clients`` are those of the largest run that
+    the figures are fitted on.
     """
 
     step_us: float = 0.0

@@ -49,6 +49,7 @@ TOLD = {
     "mtp_layers",
     "times",
     "empty_op_us",
+    "nvls",
     *(f"serving_{name}" for name in STARTED),
     *("model_path", "model"),
     *(f"{pool}{name}" for pool in ("", "prefill_", "decode_") for name in ("tp", "attention_dp", "etp", "ep")),
