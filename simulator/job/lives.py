@@ -14,8 +14,8 @@ import numpy as np
 from .failures import JobEvents, NextEvents
 from .schedule import JobTimeline
 
-MOST_EVENTS = 200_000  # of one life, after which it is taken not to end
-MOST_LOST = 50.0  # times the undisturbed job: a life as long as that is given up, too
+MOST_EVENTS = 40_000  # of one life, after which it is taken not to end
+MOST_LOST = 20.0  # times the undisturbed job: a life as long as that is given up, too
 
 
 @dataclass

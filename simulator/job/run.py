@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FEW = 256  # lives that an interval of checkpoints is tried on
 TRACED = 10  # lives of the picture
 BINS = 40  # of the histogram
+MOST_EXPECTED = 10_000  # events of a life without delays
+MOST_SPARES = 20_000_000  # of all lives: their moments are kept in memory
 # of the FLOPs of a step, where no step is simulated: two of six of a weight and token (Kaplan et al. 2020, arXiv
 # 2001.08361, section 2.1)
 FORWARD_SHARE = 1.0 / 3.0
@@ -79,6 +81,7 @@ def plan_job(request: PlanRequest, bench: Answering) -> PlanReport:
         size_gb = state_gb(timed.report)
     cost = cost_of(request.checkpoint, size_gb, cluster, device)
     rates = rates_of(request.failures, request.restart, request.slow, cluster)
+    check_size(request, timed, rates)
     interval, in_seconds, daly, best = interval_of(request, timed, cost, rates)
     job = timeline_of(request, timed, cost, interval, in_seconds)
     lives = lived(request, job, timed, cost, rates, request.lives, traced=TRACED)
@@ -169,6 +172,21 @@ def _joules(reports: Mapping[tuple[int, int], StepReport], phase: PhaseSteps, us
     return None if watts is None else watts * phase.steps * phase.step_s
 
 
+def check_size(request: PlanRequest, timed: TimedPhases, rates: JobRates) -> None:
+    """RequestError for lives with more events, or more spare nodes, than are simulated."""
+    expected_events = rates.per_s * sum(phase.steps * phase.step_s for phase in timed.phases)
+    if expected_events > MOST_EXPECTED:
+        raise RequestError(
+            f"a life with {expected_events:,.0f} interruptions is not simulated: at most {MOST_EXPECTED:,} are "
+            "(failures.*)"
+        )
+    if (request.spares or 0) * request.lives > MOST_SPARES:
+        raise RequestError(
+            f"spares={request.spares:,} in lives={request.lives:,} are more than are simulated: take fewer lives, or "
+            "spares=null, which is always another node"
+        )
+
+
 def interval_of(
     request: PlanRequest, timed: TimedPhases, cost: CheckpointCost, rates: JobRates
 ) -> tuple[float, bool, float | None, float | None]:
@@ -178,10 +196,12 @@ def interval_of(
     if rates.interruptions_per_s and (cost.blocking_s or cost.durable_s):
         daly = daly_s(cost.blocking_s, 1.0 / rates.interruptions_per_s)
 
+        usual = replace(rates, spread=0.0)  # lives whose rate is far off take long, and say little of the interval
+        few = min(FEW, request.lives)
+
         def mean_s(interval_s: float) -> float:
             job = timeline_of(request, timed, cost, interval_s, True)
-            few = min(FEW, request.lives)
-            return float(lived(request, job, timed, cost, rates, few).total_s.mean())
+            return float(lived(request, job, timed, cost, usual, few).total_s.mean())
 
         around = max(daly, cost.durable_s, timed.step_s)
         best = best_interval_s(min(around, whole_s), whole_s, mean_s)

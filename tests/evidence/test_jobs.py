@@ -7,13 +7,16 @@ import pytest
 from opcast.tests.evidence.jobs import answer, jobs
 
 
+def test_every_job_has_a_source_and_a_goal_or_a_reason() -> None:
+    for name, row in jobs().items():
+        assert row["source"], name
+        assert (row["goal"] is None) == bool(row.get("why")), name
+
+
 @pytest.mark.parametrize("name", jobs())
 def test_a_published_job_is_as_near_as_is_said(name: str) -> None:
-    row = jobs()[name]
-    assert row["source"]
     job = answer(name)
     if job.goal is not None:
         assert abs(job.error) <= job.goal, job
     else:
-        assert row["why"]
         assert job.error < 0.0, f"{job}: misses are jobs that took longer than their machines' failures explain"

@@ -40,6 +40,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["tokens=1e9", "restart.manual_share=2"], "restart.manual_share=2 must be a share"),
         (["tokens=1e9", "report=/no/where/job.html"], "there is no folder /no/where"),
         (["tokens=1e9", *MEASURED], "give checkpoint.size_gb"),
+        (["tokens=1e12", *MEASURED, "checkpoint.size_gb=1", "failures.scale=1e6"], "interruptions is not simulated"),
+        (["tokens=1e9", *MEASURED, "checkpoint.size_gb=1", "spares=9000000"], "take fewer lives"),
         (["tokens=1e9", *MEASURED, "layout=search"], "step_time_s is of one layout"),
         (["tokens=1e9", *MEASURED, "ramp.start=16", "ramp.increment=16", "ramp.sequences=100"], "ramp.step_time_s"),
     ],
