@@ -59,10 +59,10 @@ USUAL, ALL = "usual", "all"
 FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
-# Cases of each kind and backend that come before all others: enough to learn from, however early the end. Products,
-# attention and experts are most of every step, and hang on more dims: nine rows of experts do not tell of their widths.
+# Cases of each kind and backend that come before all others: enough to learn from, however early the end. Fused experts
+# are half of a decode step, have few cases and hang on nine dims: eight rows do not tell of their widths.
 FIRST_OF_KIND = 8
-FIRST_OF_LARGE, LARGE_FAMILIES = 16, ("gemm", "attention", "moe")
+FIRST_OF_EXPERTS, EXPERTS = 16, "fused_moe"
 ROUNDS = 8  # batches that the other cases of each kind are cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
@@ -485,7 +485,7 @@ def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
         random = Random(f"{settings.seed} {name}")
         shuffled = list(group)
         random.shuffle(shuffled)
-        few = FIRST_OF_LARGE if KINDS[name].family in LARGE_FAMILIES else FIRST_OF_KIND
+        few = FIRST_OF_EXPERTS if name == EXPERTS else FIRST_OF_KIND
         nth: Counter[str] = Counter()
         first: list[Case] = []
         others: list[Case] = []

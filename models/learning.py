@@ -22,6 +22,8 @@ from .table import MeasurementTable
 BASELINE = "calibrated"
 NEAR_TIE = 1.01  # times the least error: the simpler of candidates that are so near is taken
 REHEARSAL = 8000  # rows from which the growth of errors outside is read
+WIDTHS, WIDTH_MULTIPLE = ("n", "k"), 64  # of a product: a model's widths are multiples of it, as a rule
+OF_MODELS = 4.0  # times as much as another row of a product counts one with such widths: a judgement
 LARGE = 20_000  # rows from which three folds tell as much as five
 
 
@@ -51,7 +53,7 @@ class Learned:
 def task_of(table: MeasurementTable, ops: Frame, options: Options) -> Task:
     """A table as candidates take it."""
     target = np.log(table.latency_us / ops.analytical_us)
-    weights = weigh(ops.analytical_us, options.weight_power)
+    weights = weights_of(table, ops, options)
     return Task(feature_names(table.kind), ops.matrix, target, weights, options.seed)
 
 
@@ -136,6 +138,21 @@ def best(task: Task, groups: np.ndarray, options: Options) -> Correction:
     prepared = prepare(task, options)
     name = choose(held_out(task, folds, prepared, options), task.weights, np.arange(len(codes)))
     return options.candidate(name).fit(task, prepared[name])
+
+
+def weights_of(table: MeasurementTable, ops: Frame, options: Options) -> np.ndarray:
+    """Weights [n] with mean 1 of a table's rows: by time (:func:`weigh`), and those of products as models have them.
+
+    Campaigns time ragged sizes too, which take up to twice as long and teach what a tail costs; but widths of models
+    are multiples of 64. Counted alike, errors of ragged ones decide what is chosen and fitted, which is then worse for
+    the shapes of steps.
+    """
+    weights = weigh(ops.analytical_us, options.weight_power)
+    if not set(WIDTHS) <= set(table.columns):
+        return weights
+    whole = np.all([table.columns[name] % WIDTH_MULTIPLE == 0 for name in WIDTHS], axis=0)
+    weights = weights * np.where(whole, OF_MODELS, 1.0)
+    return np.asarray(weights / weights.mean())
 
 
 def weigh(analytical_us: np.ndarray, power: float) -> np.ndarray:

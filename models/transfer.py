@@ -28,7 +28,7 @@ from .envelope import surround
 from .evaluation import summarise
 from .features import Frame, feature_names
 from .intervals import Intervals, calibrate, classes_of
-from .learning import Learned, choose, learn, weigh
+from .learning import Learned, choose, learn, weigh, weights_of
 from .predictor import ANY, Predictor, PredictorError
 from .registry import Registry
 from .splits import Split
@@ -127,7 +127,7 @@ def learned_ways(
     ops = table.frame()
     usual = len(table) > options.interpolation.max_rows or options.named
     few = options if usual else dataclasses.replace(options, candidates=FEW)
-    weights = weigh(ops.analytical_us, options.weight_power)
+    weights = weights_of(table, ops, options)
     ways = {ALONE: alone or learn(table, ops, options, folds)}
     folds = ways[ALONE].folds
     nearest = {_label(base): base for base in nearest_bases(bases, table, ops, weights)}

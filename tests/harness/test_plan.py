@@ -22,8 +22,8 @@ from opcast.datasets.kernels import lacking, package_of
 from opcast.datasets.ops import KINDS, Op, OpError, make_op
 from opcast.harness.axes import ALIGNMENTS, AxisError, align, evaluate, parse_axis
 from opcast.harness.plan import (
+    FIRST_OF_EXPERTS,
     FIRST_OF_KIND,
-    FIRST_OF_LARGE,
     CampaignPlan,
     CampaignPlanError,
     Case,
@@ -265,7 +265,7 @@ def test_a_prefix_of_the_plan_covers_every_kind() -> None:
         {"kind": "reduce", "sample": 24, "outer": {"low": 1, "high": 512}, "length": {"low": 1, "high": 512}},
     ]
     plan = build_plan({"name": "t", "dtype": "fp32", "cases": entries})
-    wanted = {"gemm": FIRST_OF_LARGE, "gelu": FIRST_OF_KIND, "reduce": FIRST_OF_KIND}
+    wanted = dict.fromkeys(("gemm", "gelu", "reduce"), FIRST_OF_KIND)
     first = sum(wanted.values())
     assert Counter(c.op.kind for c in plan.cases[:first]) == wanted
     total = Counter(c.op.kind for c in plan.cases[first:])
@@ -281,6 +281,13 @@ def test_a_prefix_of_the_plan_has_every_kernel_of_a_kind() -> None:
     plan = build_plan({"name": "t", "dtype": "fp32", "cases": [usual, rare]})
     first = Counter(case.backend for case in plan.cases[: 2 * FIRST_OF_KIND])
     assert first == {"torch": FIRST_OF_KIND, "inductor": FIRST_OF_KIND}
+
+
+def test_experts_have_more_first_than_other_kinds() -> None:
+    cases = shipped("full", "cuda").cases
+    first = cases[: FIRST_OF_KIND * len({(case.op.kind, case.backend) for case in cases})]
+    counts = Counter(case.op.kind for case in first if case.backend == "vllm:marlin")
+    assert counts == {"fused_moe": FIRST_OF_EXPERTS, "gemm": FIRST_OF_KIND}
 
 
 def test_what_is_to_be_first_comes_first_in_its_order() -> None:

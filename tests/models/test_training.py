@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
 
 from opcast.datasets.devices import Device
 from opcast.models.candidates import CANDIDATES, Calibrated, OptionError, Options
+from opcast.models.learning import OF_MODELS, weigh, weights_of
 from opcast.models.registry import Registry
 from opcast.models.training import (
     MeasurementTable,
@@ -235,3 +237,32 @@ def test_products_timed_under_the_power_limit_are_learned_at_boost_clocks() -> N
         "gemm", table.set_column(table.column_names.index("dtype"), "dtype", pa.array(["fp16"] * count)), unknown
     )
     assert list(same.latency_us) == [1500.0] * count
+
+
+def test_products_as_models_have_them_count_more(cpu: Device, rows: pa.Table) -> None:
+    table = tables("gemm", rows, cpu)[0].take(np.arange(40))
+    ops, options = table.frame(), Options().for_kind("gemm")
+    ragged = {**table.columns, "n": table.columns["n"] + np.arange(40) % 2}
+    weights = weights_of(dataclasses.replace(table, columns=ragged), ops, options)
+    plain = weigh(ops.analytical_us, options.weight_power)
+    whole = (ragged["n"] % 64 == 0) & (ragged["k"] % 64 == 0)
+    assert 0 < whole.sum() < 40
+    ratio = weights / plain
+    assert ratio[whole] == pytest.approx(OF_MODELS * ratio[~whole][0])
+    assert weights.mean() == pytest.approx(1.0)
+
+
+def test_other_kinds_have_no_widths_of_models(cpu: Device) -> None:
+    rows = pa.table(
+        {
+            "numel": [1024, 4096, 65536],
+            "inputs": [1, 1, 1],
+            "fn": [0, 0, 0],
+            "run": [0, 0, 0],
+            "dtype": ["fp32"] * 3,
+            "latency_us": [2.0, 2.1, 3.0],
+        }
+    )
+    table = tables("elementwise", rows, cpu)[0]
+    ops, options = table.frame(), Options().for_kind("elementwise")
+    assert weights_of(table, ops, options) == pytest.approx(weigh(ops.analytical_us, options.weight_power))
