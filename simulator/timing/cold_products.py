@@ -19,13 +19,15 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.dtypes import weight_itemsize
-from ...datasets.ops import Op
+from ...datasets.ops import LAYOUT, Op
 from ..engines import Answers, Engine, ask
 
 BEYOND = 4.0  # times the last-level cache: weights that no part of stays in it from call to call (5/3 in the cache law)
 SLOWER = 1.02  # a cold answer that is worth another question
 FEW_ROWS = 16  # products that wait for their weights
+MOST_ROWS = 512  # with more, products compute for longer than memory takes, and weights are not most of what they read
 NARROW = 128  # columns of the product that takes the shortest time for its depth
+WEIGHT_GRADIENT = LAYOUT.choices.index("tn")  # a product of activations: no weights are read
 TRANSFER = "transfer"  # the engine that asks kin
 
 
@@ -39,16 +41,15 @@ def bound_cold_products(
 ) -> tuple[Answers, Answers]:
     """``warm`` and ``cold`` [n]: products that nobody timed cold take at most as long as warm, or as from memory.
 
-    On a GPU. From memory they take their share of the time that ``engine`` gives a product with :data:`BEYOND` times
-    the cache of weights, and a kernel's shortest time. Those with few rows that kin answer take at most that share and
-    the time of a narrow product as deep.
+    On a GPU, of weights and at most :data:`MOST_ROWS` rows. From memory they take their share of the time that
+    ``engine`` gives a product with :data:`BEYOND` times the cache of weights, and a kernel's shortest time. Those with
+    few rows that kin answer take at most that share and the time of a narrow product as deep.
     """
     if device.synchronous or not ops:
         return warm, cold
-    is_product = np.array([op.kind == "gemm" for op in ops], dtype=bool)
-    few_rows = np.array([op.kind == "gemm" and op.m <= FEW_ROWS for op in ops], dtype=bool)
-    by_kin = few_rows & (warm.engine == TRANSFER)
-    doubtful = is_product & ~cold.in_envelope & (cold.latency_us > SLOWER * warm.latency_us)
+    rows = np.array([op.m if op.kind == "gemm" and op.layout != WEIGHT_GRADIENT else np.inf for op in ops])
+    by_kin = (rows <= FEW_ROWS) & (warm.engine == TRANSFER)
+    doubtful = (rows <= MOST_ROWS) & ~cold.in_envelope & (cold.latency_us > SLOWER * warm.latency_us)
     at = np.flatnonzero(by_kin | doubtful)
     if not len(at):
         return warm, cold

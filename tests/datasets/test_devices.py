@@ -46,13 +46,21 @@ HALF_OF_DIE = {
     "ga106": 1024,
     "ad102": 1024, "ad103": 1024, "ad104": 1024, "ad106": 1024, "ad107": 1024, "gh100": 4096, "gb100": 8192,
     "gb110": 8192, "gb202": 1024, "gb203": 1024, "gb205": 1024, "gb206": 1024, "gb20b": 1024, "arcturus": 1024,
-    "aldebaran": 1024, "aqua_vanjaram": 2048, "gfx950": 4096,
+    "aldebaran": 1024, "aqua_vanjaram": 2048, "gfx950": 4096, "": 256,  # Apple's: matrices on ordinary lanes
 }  # fmt: skip
 # Cards whose maker cut the matrix units: GeForce with fp32 accumulation, A10G, L40 and L20 to a half, H20 to a quarter.
 CUT = {"a10g": 2, "l40": 2, "l20": 2, "h20_sxm": 4, "h20_141gb": 4}
 GEFORCE = re.compile(r"rtx_[345]0[6-9]0(_ti)?(_super)?")
 # FLOPs a clock and compute unit of ordinary fp32 lanes (a fused multiply-add counts two).
-VECTOR_PER_CLOCK = {"volta": 128, "hopper": 256, "ada": 256, "blackwell": 256, "cdna3": 256, "cdna4": 256}
+VECTOR_PER_CLOCK = {
+    "volta": 128,
+    "hopper": 256,
+    "ada": 256,
+    "blackwell": 256,
+    "cdna3": 256,
+    "cdna4": 256,
+    **dict.fromkeys(("apple7", "apple8", "apple9"), 256),
+}
 WITHOUT_BF16 = {name for name in known_devices() if load_device(name).die in ("gv100", "gp100", "gp104", "tu104")}
 
 
@@ -74,7 +82,7 @@ def test_every_named_device_ships() -> None:
 def test_figures_are_complete_and_sourced(name: str) -> None:
     device = load_device(name)
     assert device.id == name
-    assert device.vendor in ("nvidia", "amd")
+    assert device.vendor in ("nvidia", "amd", "apple")
     assert not device.synchronous
     values = yaml.safe_load((DEVICE_DIRECTORY / f"{name}.yaml").read_text())
     figures = {"compute_units", "clock_mhz", "tensor_tflops", "vector_tflops", "memory_gib", "memory_gbps", "l2_mib"}
@@ -120,9 +128,10 @@ def test_memories_are_ordered(name: str) -> None:
     units = load_device("mi300x" if name == "mi308x" else name).compute_units  # MI308X has the base dies of MI300X
     assert device.memory_gbps < device.l2_gbps < 60 * units * device.clock_mhz * 1.1e-3
     assert device.pcie_gbps < device.memory_gbps / 4
+    assert (device.tdp_w == 0) == (device.vendor == "apple")  # who publishes none
     assert device.link_gbps < device.memory_gbps
     assert 2 <= device.l2_mib < 300
-    assert 50 < device.tdp_w < 1500
+    assert 50 < device.tdp_w < 1500 or device.vendor == "apple"
 
 
 def test_variants_differ_where_they_should() -> None:
