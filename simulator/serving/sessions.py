@@ -30,7 +30,7 @@ def with_turns(traffic: RequestTraffic) -> tuple[RequestChunk, np.ndarray]:
     """
     arrivals, inputs, outputs, contents = generators(traffic.seed)
     exists = turns_of_sessions(traffic)
-    turns, sessions = exists.shape
+    turns, sessions = len(exists), int(exists.shape[1])
     begun = replace(
         traffic,
         turns=1,
