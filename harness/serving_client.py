@@ -163,15 +163,15 @@ async def _send(
     async with client.stream("POST", address, json=body) as answer:
         if answer.status_code != 200:
             reason = ""
-            async for part in answer.aiter_bytes():
-                reason = part[:SAID].decode("utf-8", "replace")
+            async for piece in answer.aiter_bytes():
+                reason = piece[:SAID].decode("utf-8", "replace")
                 break
             moved = " (redirects are not followed)" if answer.is_redirect else ""
             raise ValueError(f"HTTP {answer.status_code}{moved} {' '.join(reason.split())}".rstrip())
         waiting, total = b"", 0
-        async for part in answer.aiter_bytes():
-            now_s, total = time.perf_counter() - began, total + len(part)
-            *lines, waiting = (waiting + part).split(b"\n")
+        async for piece in answer.aiter_bytes():
+            now_s, total = time.perf_counter() - began, total + len(piece)
+            *lines, waiting = (waiting + piece).split(b"\n")
             if len(waiting) > LONGEST_LINE or total > LONGEST_ANSWER:
                 raise ValueError("the answer is no stream of tokens: it is too long")
             for line in lines:

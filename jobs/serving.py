@@ -34,7 +34,16 @@ FREE_CHOICE = {
     "engine": "engine.serving",
     "args": "args",
 }
-ADDED = ("device.", "cluster.", "stack.", "precision.quantization", "precision.kv_dtype", "law", "decode_pool.")
+ADDED = (
+    "device.",
+    "cluster.",
+    "stack.",
+    "precision.quantization",
+    "precision.kv_dtype",
+    "law",
+    "decode_pool.",
+    "traffic.turn_input",
+)
 KINDS = ("run", "capacity", "sweep", "compare")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of

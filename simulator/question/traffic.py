@@ -84,7 +84,11 @@ class Lengths:
         return self.mean
 
 
-USUAL = {"traffic.input": Lengths(), "traffic.output": Lengths(mean=128)}
+USUAL = {
+    "traffic.input": Lengths(),
+    "traffic.output": Lengths(mean=128),
+    "traffic.turn_input": Lengths(),
+}
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,10 @@ class RequestTraffic:
     turns: int = setting(
         1, "of a session: each prompt begins with all that was said before; rate and requests count turns"
     )
-    think_s: float = setting(0.0, "between an answer and the next turn")
+    turns_least: int | None = setting(None, "sessions have from so many turns up to turns; null: all have turns")
+    turn_input: Lengths | None = setting(None, "new tokens of later turns, as a tool returns them; null: as input")
+    think_s: float = setting(0.0, "between an answer and the next turn: a thought, or the time of a tool")
+    think_cv: float = setting(0.0, "how irregular these pauses are: 0 all alike, 1 as by chance (gamma)")
     trace: str | None = setting(
         None,
         "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below",
@@ -155,9 +162,28 @@ class RequestTraffic:
             raise RequestError(f"traffic.speed={self.speed} is of a trace: traffic.rate says how many requests come")
         if self.trace is not None and (self.prefixes or self.turns > 1):
             raise RequestError("traffic.turns and traffic.prefixes make requests: a trace has its own")
-        if self.turns > 1 and (self.concurrency or self.prefixes):
-            raise RequestError("traffic.turns goes with neither traffic.concurrency nor traffic.prefixes")
+        if self.turns > 1 and self.concurrency:
+            raise RequestError("traffic.turns does not go with traffic.concurrency: a session waits for its answers")
+        self._check_sessions()
         self._check_read()
+
+    def _check_sessions(self) -> None:
+        for name, none in (("turns_least", None), ("turn_input", None), ("think_cv", 0.0)):
+            if self.turns == 1 and getattr(self, name) != none:
+                raise RequestError(f"traffic.{name} is of sessions: traffic.turns says how many turns they have")
+        number(RequestError, "traffic.think_cv", self.think_cv)
+        if (
+            self.turns_least is not None
+            and whole(RequestError, "traffic.turns_least", self.turns_least, 1) > self.turns
+        ):
+            raise RequestError(f"traffic.turns_least={self.turns_least} is more than traffic.turns={self.turns}")
+        if self.turn_input is not None:
+            self.turn_input.check("traffic.turn_input")
+
+    @property
+    def mean_turns(self) -> float:
+        """Turns of a session on average."""
+        return self.turns if self.turns_least is None else (self.turns_least + self.turns) / 2
 
     def _check_read(self) -> None:
         """RequestError for a setting that is not the usual one and that nothing would read."""

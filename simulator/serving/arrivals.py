@@ -1,10 +1,10 @@
-"""When requests come: times drawn as traffic says, the same whatever the size of the chunks."""
+"""When requests come and how long they are: drawn as traffic says, the same whatever the size of the chunks."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..question.traffic import RequestTraffic
+from ..question.traffic import Lengths, RequestTraffic
 from .streams import SECOND_US
 
 
@@ -57,3 +57,18 @@ class ArrivalClock:
         sums = self._sums(self.random.exponential(1.0, bursts)) if bursts else np.zeros(0)
         sums = sums if first else np.concatenate([[before], sums])
         return sums[burst - burst[0]] * (SECOND_US * self.traffic.burst / self.traffic.rate)
+
+
+def lengths(kind: Lengths, random: np.random.Generator, count: int) -> np.ndarray:
+    """So many lengths in tokens, int64."""
+    if kind.kind == "fixed":
+        return np.full(count, round(kind.mean), np.int64)
+    if kind.kind == "normal":
+        return np.clip(np.rint(random.normal(kind.mean, kind.std, count)), kind.low, kind.high).astype(np.int64)
+    share = random.random(count)
+    if kind.kind == "uniform":
+        return kind.low + (share * (kind.high - kind.low + 1)).astype(np.int64)
+    if kind.kind == "empirical":
+        return np.array(kind.values, np.int64)[(share * len(kind.values)).astype(np.int64)]
+    weights = np.cumsum(np.arange(1, kind.high - kind.low + 2, dtype=float) ** -kind.exponent)
+    return kind.low + np.searchsorted(weights, share * weights[-1], side="right").astype(np.int64)

@@ -104,7 +104,7 @@ def content(state: LoopState, rules: SchedulerRules, slot: int, index: int) -> i
     request = state.slots[slot]
     if (index + 1) * rules.block_tokens <= request.shared:
         if request.keys != NONE:
-            span = index * rules.block_tokens // state.totals[0].key_tokens
+            span = ((index + 1) * rules.block_tokens - 1) // state.totals[0].key_tokens
             return (state.keys[request.keys + span] * 2 + 1) * 1048576 + index
         return (request.prefix * 2 + 1) * 1048576 + index
     return request.request * 2 * 1048576 + index

@@ -7,15 +7,15 @@ own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
 from ..question.traffic import Lengths, RequestTraffic
-from .arrivals import ArrivalClock, generators
+from .arrivals import ArrivalClock, generators, lengths
 from .loop import RequestChunk
+from .sessions import KEY_TOKENS, with_turns
 from .state import NONE
-from .streams import SECOND_US, RequestStream, chunk
+from .streams import RequestStream, chunk
 
 CHUNK = 65_536
 
@@ -28,11 +28,11 @@ def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
         return trace_stream(traffic)
     longest = _most(traffic.input) + _most(traffic.output)
     if traffic.turns > 1:
-        sessions = with_turns(traffic)
+        sessions, keys = with_turns(traffic)
         longest_request = int((sessions.input + sessions.output).max())
         outputs, prompt = float(sessions.output.sum()), float(sessions.input.mean())
         return RequestStream(
-            iter([sessions]), traffic.requests, 0, longest_request, outputs, prompt, True, np.zeros(0, np.int64)
+            iter([sessions]), traffic.requests, 0, longest_request, outputs, prompt, True, keys, KEY_TOKENS
         )
     outputs, prompt = traffic.requests * traffic.output.average, traffic.input.average
     chunks, keys = draw_requests(traffic, size), np.zeros(0, np.int64)
@@ -55,21 +55,6 @@ def draw_requests(traffic: RequestTraffic, size: int) -> Iterator[RequestChunk]:
         yield chunk(times.take(count), prompt, lengths(traffic.output, outputs, count), prefix, shared)
 
 
-def lengths(kind: Lengths, random: np.random.Generator, count: int) -> np.ndarray:
-    """So many lengths in tokens, int64."""
-    if kind.kind == "fixed":
-        return np.full(count, round(kind.mean), np.int64)
-    if kind.kind == "normal":
-        return np.clip(np.rint(random.normal(kind.mean, kind.std, count)), kind.low, kind.high).astype(np.int64)
-    share = random.random(count)
-    if kind.kind == "uniform":
-        return kind.low + (share * (kind.high - kind.low + 1)).astype(np.int64)
-    if kind.kind == "empirical":
-        return np.array(kind.values, np.int64)[(share * len(kind.values)).astype(np.int64)]
-    weights = np.cumsum(np.arange(1, kind.high - kind.low + 2, dtype=float) ** -kind.exponent)
-    return kind.low + np.searchsorted(weights, share * weights[-1], side="right").astype(np.int64)
-
-
 def _most(kind: Lengths) -> int:
     if kind.kind == "fixed":
         return round(kind.mean)
@@ -79,35 +64,3 @@ def _most(kind: Lengths) -> int:
 def longest_of(traffic: RequestTraffic) -> int:
     """The most tokens that a request can have, prompt and answer."""
     return stream(traffic).longest
-
-
-def with_turns(traffic: RequestTraffic) -> RequestChunk:
-    """Sessions whose turns follow each other: each prompt begins with all that was said before.
-
-    Rows are ordered turn by turn, so that those of first turns are in order of arrival. Rates and numbers are those of
-    requests: sessions begin so much more seldom, and the last of them are a turn shorter where requests do not come out
-    even.
-    """
-    arrivals, inputs, outputs, _ = generators(traffic.seed)
-    turns = traffic.turns
-    sessions = -(-traffic.requests // turns)
-    begun = replace(traffic, turns=1, think_s=0.0, requests=sessions, warmup=None, rate=traffic.rate / turns)
-    if traffic.arrival == "ramp":
-        begun = replace(begun, rate_end=traffic.rate_end / turns)
-    new_tokens = lengths(traffic.input, inputs, sessions * turns).reshape(turns, sessions)
-    output = lengths(traffic.output, outputs, sessions * turns).reshape(turns, sessions)
-    prompt = np.cumsum(new_tokens, axis=0) + np.cumsum(output, axis=0) - output
-    count = traffic.requests
-    rows = np.arange(count)
-    times = np.zeros(count)
-    times[:sessions] = ArrivalClock(begun, arrivals).take(sessions)
-    return chunk(
-        times,
-        prompt.ravel()[:count],
-        output.ravel()[:count],
-        rows % sessions,
-        (prompt + output).ravel()[:count],
-        comes_after=(rows >= sessions).astype(np.int8),
-        follower=np.where(rows + sessions < count, rows + sessions, NONE),
-        think_us=np.full(count, traffic.think_s * SECOND_US),
-    )

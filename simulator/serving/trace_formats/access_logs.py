@@ -36,4 +36,6 @@ def read_log(path: Path, records: list[Any] | pd.DataFrame) -> RequestRows:
     table, notes = without(table, unanswered, "they have no answer", path)
     times = pd.to_numeric(table["time"], errors="coerce")
     unit_s = next((unit for least, unit in EPOCHS if times.notna().any() and times.max() >= least), 1.0)
-    return RequestRows(path, table, *columns, unit_s=unit_s, ordered=False, notes=notes)
+    return RequestRows(
+        path, table, "time", "prompt_tokens", "completion_tokens", unit_s=unit_s, ordered=False, notes=notes
+    )

@@ -60,7 +60,15 @@ def read_guidellm(path: Path, records: list[Any]) -> RequestRows:
         "output_tokens": ("output_tokens", "output_metrics.text_tokens"),
     }
     notes = (f"{others:,} of {others + len(done):,} requests are left out: {FAILED}",) if others else ()
-    return RequestRows(path, table_of(done, columns), *columns, ordered=False, notes=notes)
+    return RequestRows(
+        path,
+        table_of(done, columns),
+        "request_start_time",
+        "prompt_tokens",
+        "output_tokens",
+        ordered=False,
+        notes=notes,
+    )
 
 
 def read_aiperf(path: Path, records: list[Any]) -> RequestRows:
@@ -80,7 +88,16 @@ def read_aiperf(path: Path, records: list[Any]) -> RequestRows:
     for left_out, why in ((np.asarray(failed, bool), FAILED), (warm_up, WARM_UP)):
         rows, note = without(table, left_out[table.index], why, path)
         table, notes = rows, (*notes, *note)
-    return RequestRows(path, table, *list(columns)[:3], unit_s=1e-9, ordered=False, notes=notes)
+    return RequestRows(
+        path,
+        table,
+        "request_start_ns",
+        "input_sequence_length",
+        "output_sequence_length",
+        unit_s=1e-9,
+        ordered=False,
+        notes=notes,
+    )
 
 
 def read_inference_perf(path: Path, records: list[Any]) -> RequestRows:
@@ -92,7 +109,7 @@ def read_inference_perf(path: Path, records: list[Any]) -> RequestRows:
     }
     failed = np.array([bool(record.get("error")) for record in records])
     table, notes = without(table_of(records, columns), failed, FAILED, path)
-    return RequestRows(path, table, *columns, ordered=False, notes=notes)
+    return RequestRows(path, table, "start_time", "input_tokens", "output_tokens", ordered=False, notes=notes)
 
 
 def _check_one(path: Path, count: int, what: str, way_out: str) -> None:

@@ -37,8 +37,9 @@ def _first_turns(path: Path, row: int, record: Any) -> tuple[str, str]:
     turns = record.get("conversations", record.get("conversation")) if isinstance(record, dict) else None
     if not isinstance(turns, list):
         raise RequestTraceError(f"{path} row {row}: conversations={str(turns)[:60]} must be a list of turns")
-    texts = [turn.get("value", turn.get("content")) if isinstance(turn, dict) else None for turn in turns[:2]]
-    if any(not isinstance(text, str) for text in texts):
+    values = [turn.get("value", turn.get("content")) if isinstance(turn, dict) else None for turn in turns[:2]]
+    texts = [value for value in values if isinstance(value, str)]
+    if len(texts) < len(values):
         raise RequestTraceError(f"{path} row {row}: conversations={str(turns)[:60]} has a turn without a text (value)")
     return (texts[0], texts[1]) if len(texts) == 2 else ("", "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ def field_at(record: Any, path: str) -> Any:
     return value.get("value") if isinstance(value, dict) else value
 
 
-def table_of(records: list[Any], columns: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+def table_of(records: list[Any], columns: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
     """A table of what stands at the first path of each column that a record has."""
     import pandas as pd
 
