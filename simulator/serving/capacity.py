@@ -15,7 +15,7 @@ from typing import Any
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
-from .confidence import at_deviation, met
+from .confidence import at_deviation, chance_of_p99, met
 from .figures import Z90
 from .replica import ServedReplica
 from .report import number_text
@@ -66,6 +66,8 @@ class Capacity:
     ``rates`` are those of several seeds, ``interval`` has their mean in nine of ten cases; ``rate`` is its lower end.
     ``attained`` are the shares of requests that met all targets at this rate, seed by seed. ``rates_of_errors`` are the
     rates if steps take as long as 90 % of the errors of known runs let them, slow and fast; None where none are known.
+    ``p_p99_ttft_met`` is how likely the 99th percentile of TTFT is within ``slo.ttft_ms`` at the rate
+    (:func:`.confidence.chance_of_p99`).
     """
 
     rate: float
@@ -74,6 +76,7 @@ class Capacity:
     rates_of_errors: tuple[float, float] | None
     requests_per_s_per_gpu: float
     attained: tuple[float, ...]
+    p_p99_ttft_met: float | None
     at_rate: ServingReport
     tried: tuple[tuple[float, float, bool], ...]
 
@@ -82,6 +85,11 @@ class Capacity:
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         tried = [{"rate": rate, "slo_attainment": share, "met": enough} for rate, share, enough in self.tried]
         return values | {"tried": tried, "at_rate": self.at_rate.to_dict()}
+
+
+def at_once(side: PlayedReplicas, request: ServingRequest) -> ServingReport:
+    """One run."""
+    return side(request)
 
 
 def with_warmup(request: ServingRequest) -> ServingRequest:
@@ -150,14 +158,20 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
     limits = list(apply(largest, parts))
     rates = (first.rate, *(limit.rate for limit in limits[: len(candidates) - 1]))
     interval = between(rates)
-    reports = list(apply(side, [(rescale(candidate, interval[0]),) for candidate in candidates]))
+    played = [(side, rescale(candidate, interval[0])) for candidate in candidates]
+    played += [(side.at(z), rescale(request, interval[0])) for z in (-Z90, Z90)] if has_figures else []
+    reports = list(apply(at_once, played))
+    chance = None
+    if has_figures and request.slo.ttft_ms is not None:
+        chance = chance_of_p99(reports[:-2], *reports[-2:], request.slo.ttft_ms)
     return Capacity(
         rate=interval[0],
         interval=interval,
         rates=rates,
         rates_of_errors=(limits[-2].rate, limits[-1].rate) if has_figures else None,
         requests_per_s_per_gpu=interval[0] / reports[0].devices,
-        attained=tuple(report.slo_attainment for report in reports),
+        attained=tuple(report.slo_attainment for report in reports[: len(candidates)]),
+        p_p99_ttft_met=chance,
         at_rate=with_note(reports[0], interval[0], request.traffic.trace is not None),
         tried=first.tried,
     )

@@ -17,6 +17,7 @@ from ...question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, S
 from ...question.traffic import Lengths, RequestTraffic
 from ...report.served import ServingReport
 from ...serving.confidence import met
+from ...serving.iteration import IterationTables
 from ...serving.policies import policy_of
 from ...serving.replica import ServedReplica
 from ...serving.serve import rescale, serve
@@ -47,6 +48,13 @@ class PlayedPart:
     parts: int
     known: dict[float, ServingReport] = field(default_factory=dict, compare=False)
 
+    def slower(self, factor: float) -> PlayedPart:
+        """The same with iterations that take so many times as long."""
+        own, decoder = replace(self.own, tables=slower(self.own.tables, factor)), self.decoder
+        if decoder is not None:
+            decoder = replace(decoder, tables=slower(decoder.tables, factor))
+        return replace(self, own=own, decoder=decoder, known={})
+
     def at(self, rate: float) -> ServingReport:
         """The report at a rate of requests a second of the whole way."""
         if rate not in self.known:
@@ -59,6 +67,11 @@ class PlayedPart:
     def keeps(self, rate: float) -> bool:
         """Whether enough requests have what users expect at a rate."""
         return met(self.request, self.at(rate))
+
+
+def slower(tables: IterationTables, factor: float) -> IterationTables:
+    """Tables of which each time is so many times as long."""
+    return tables._replace(**{n: factor * getattr(tables, n) for n in tables._fields if n.endswith("_us")})
 
 
 def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0) -> PlayedPart:
