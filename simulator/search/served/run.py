@@ -31,7 +31,7 @@ from ..space import Facts, combinations, facts_of
 from ..spread import Crew
 from ..workers import spread
 from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
-from .explain import around, changes, reason
+from .explain import around, changes, reason, settings
 from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
@@ -210,7 +210,7 @@ class Ways:
     def shown(self, row: Mapping[str, Any]) -> Row:
         """A row as the answer has it."""
         low, high = self.interval(row)
-        return {**row, "low": low, "high": high}
+        return {**row, "way": settings(row), "low": low, "high": high}
 
     def search(self) -> Search:
         """The same as any search has it."""
