@@ -99,7 +99,7 @@ class Shortlist:
         """The row to play next: the best that may be better than all that were played, None where no one may. A way of
         which no batch or chunk was played may be by more than its closed form says."""
         kinds = {kind_of(row) for row in tried.values()}
-        waiting = [row for key, row in self._corrected(made, tried).items() if key not in tried]
+        waiting = [row for key, row in self._corrected(made, tried, others=False).items() if key not in tried]
         best = self._best(tried)
         for row in ranked(self.request.good(waiting), self.request.objectives):
             if best is None or self._may_beat(row, best, 1.0 if kind_of(row) in kinds else OPTIMISM):
@@ -141,14 +141,16 @@ class Shortlist:
             found[key_of(row)] = with_load(self.request, row, times) | {"confirmed": times}
         return found
 
-    def _corrected(self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> dict[Any, Row]:
+    def _corrected(
+        self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
+    ) -> dict[Any, Row]:
         """Rows that were not played, as much slower than their closed forms as those most like them were found to be:
-        of their way with another batch or chunk, else of all."""
+        of their way with another batch or chunk, else (``others``) of all."""
         kinds: dict[tuple[Any, ...], list[float]] = {}
         for row in tried.values():
             if row["meets_slo"]:
                 kinds.setdefault(kind_of(row), []).append(row["requests_per_s"] / row["closed_form_rate"])
-        usual = median([share for shares in kinds.values() for share in shares] or [1.0])
+        usual = median([share for shares in kinds.values() for share in shares] or [1.0]) if others else 1.0
         changed = {}
         for key, row in made.items():
             share = min(max(kinds.get(kind_of(row), [usual])), 1.0)
