@@ -158,6 +158,8 @@ def show_capacity(best: Capacity, unit: str) -> None:
     if best.rates_of_errors is not None:
         slow, fast = best.rates_of_errors
         print(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} {unit}")
+    if best.p_p99_ttft_met is not None:
+        print(f"the 99th percentile of TTFT is within slo.ttft_ms there with a chance of {best.p_p99_ttft_met:.0%}")
     show(best.at_rate)
 
 
@@ -333,6 +335,9 @@ def show(report: ServingReport) -> None:
         rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in INTERVALS))]
     if report.p_slo_met is not None:
         rows.append(("chance of slo", f"{report.p_slo_met:.0%} that {report.slo['share']:.0%} of requests have it"))
+    if report.p_p99_ttft_met is not None:
+        most = f"{report.slo['ttft_ms']:g} ms"
+        rows.append(("chance of p99", f"{report.p_p99_ttft_met:.0%} that the 99th percentile of TTFT is within {most}"))
     if report.sources:
         rows.append(("measured by", listed(report.sources)))
     table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)

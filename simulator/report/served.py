@@ -37,9 +37,11 @@ class ServingReport:
     were so many times as long. ``power_w`` is the mean of a device, energy and cost are of a million tokens made.
     ``tokens_per_decode`` is what a decoding sequence gets in an iteration, with what was guessed ahead.
     ``intervals`` are those of figures by name (``ttft_ms.p50``), from those of the steps' times: ``coverage`` of their
-    errors are within. ``p_slo_met`` is how likely, by the same errors, enough requests meet all targets. ``sources`` is
-    the share of kernel time by whose measurements, over some of the steps that its tables were made of. ``rejections``
-    are how many ``requests`` each limit rejected, by its name, and the ``most_tokens`` that it allows.
+    errors are within. ``p_slo_met`` is how likely, by the same errors, enough requests meet all targets, and
+    ``p_p99_ttft_met`` how likely the 99th percentile of TTFT is within ``slo.ttft_ms``, by them and by what other seeds
+    of the traffic make of it. ``sources`` is the share of kernel time by whose measurements, over some of the steps
+    that its tables were made of. ``rejections`` are how many ``requests`` each limit rejected, by its name, and the
+    ``most_tokens`` that it allows.
     """
 
     requests: int
@@ -81,6 +83,7 @@ class ServingReport:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     coverage: float | None = None
     p_slo_met: float | None = None
+    p_p99_ttft_met: float | None = None
     tokens_per_decode: float = 1.0
     pools: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     prefill_e2e_ms: TimeSpread | None = None

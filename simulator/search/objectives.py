@@ -23,5 +23,6 @@ OF_SERVING: dict[str, tuple[str, int]] = {
     "token_cost": ("cost_per_million_tokens", 1),
     "hourly_cost": ("hourly_cost", 1),
     "gpus": ("devices", 1),
+    "chance": ("p_p99_ttft_met", -1),
 }
 KNOWN = OBJECTIVES | OF_SERVING

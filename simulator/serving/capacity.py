@@ -15,7 +15,7 @@ from typing import Any
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
-from .confidence import at_deviation, met
+from .confidence import at_deviation, chance_of_p99, met
 from .figures import Z90
 from .replica import ServedReplica
 from .report import number_text
@@ -66,7 +66,8 @@ class Capacity:
     ``rates`` are those of several seeds, ``interval`` has their mean in nine of ten cases; ``rate`` is its lower end.
     ``attained`` are the shares of requests that met all targets at this rate, seed by seed; ``seeds_met`` of them are
     enough, and ``at_rate`` is the first of these runs. ``rates_of_errors`` are the rates if steps take as long as 90 %
-    of the errors of known runs let them, slow and fast; None where none are known.
+    of the errors of known runs let them, slow and fast; None where none are known. ``p_p99_ttft_met`` is how likely the
+    99th percentile of TTFT is within ``slo.ttft_ms`` at the rate (:func:`.confidence.chance_of_p99`).
     """
 
     rate: float
@@ -76,6 +77,7 @@ class Capacity:
     requests_per_s_per_gpu: float
     attained: tuple[float, ...]
     seeds_met: int
+    p_p99_ttft_met: float | None
     at_rate: ServingReport
     tried: tuple[tuple[float, float, bool], ...]
 
@@ -84,6 +86,11 @@ class Capacity:
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         tried = [{"rate": rate, "slo_attainment": share, "met": enough} for rate, share, enough in self.tried]
         return values | {"tried": tried, "at_rate": self.at_rate.to_dict()}
+
+
+def at_once(side: PlayedReplicas, request: ServingRequest) -> ServingReport:
+    """One run."""
+    return side(request)
 
 
 def with_warmup(request: ServingRequest) -> ServingRequest:
@@ -153,10 +160,14 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
     rates = (first.rate, *(limit.rate for limit in limits[: len(candidates) - 1]))
     interval = between(rates)
     for rate in (interval[0], *sorted((rate for rate in rates if rate < interval[0]), reverse=True)):
-        reports = list(apply(side, [(rescale(candidate, rate),) for candidate in candidates]))
+        reports = list(apply(at_once, [(side, rescale(candidate, rate)) for candidate in candidates]))
         enough = [index for index, report in enumerate(reports) if met(request, report)]
         if enough:  # at the least of the rates its own seed has them, so that this comes true
             break
+    chance = None
+    if has_figures and request.slo.ttft_ms is not None:
+        slow_and_fast = apply(at_once, [(side.at(z), rescale(request, rate)) for z in (-Z90, Z90)])
+        chance = chance_of_p99(reports, *slow_and_fast, request.slo.ttft_ms)
     return Capacity(
         rate=rate,
         interval=interval,
@@ -165,6 +176,7 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
         requests_per_s_per_gpu=rate / reports[0].devices,
         attained=tuple(report.slo_attainment for report in reports),
         seeds_met=len(enough),
+        p_p99_ttft_met=chance,
         at_rate=with_note(reports[enough[0] if enough else 0], rate, request.traffic.trace is not None),
         tried=first.tried,
     )

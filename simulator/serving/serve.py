@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -137,13 +138,26 @@ def serve_with_intervals(
         return served
     began = time.perf_counter()
 
+    @cache
     def at(z: float) -> ServingReport:
         other = None if decoder is None else confidence.at_deviation(decoder, z)
         return serve(request, confidence.at_deviation(replica, z), other).report
 
     report = confidence.with_intervals(served.report, request, at)
+    if request.slo.ttft_ms is not None:
+        seeds = [serve(each, replica, decoder).report for each in other_seeds(request)]
+        report = confidence.with_seeds(report, seeds, at, request.slo.ttft_ms)
     wall_s = report.wall_time_s + time.perf_counter() - began
     return replace(served, report=replace(report, wall_time_s=wall_s))
+
+
+def other_seeds(request: ServingRequest) -> list[ServingRequest]:
+    """The same with requests of other seeds; none for a trace, which is what came."""
+    traffic = request.traffic
+    if traffic.trace is not None:
+        return []
+    seeds = (traffic.seed + more for more in range(1, confidence.OTHER_SEEDS + 1))
+    return [replace(request, traffic=replace(traffic, seed=seed)) for seed in seeds]
 
 
 def runner(request: ServingRequest, outputs: float) -> RunLoop:

@@ -243,7 +243,7 @@ def apart(
     before_us = queue_us + prompt_us + moved_us
     ttft_us = before_us + hosts(rate, before_us + tpot_us * outputs)
     used = first * prefill.layout.devices + second * decode.layout.devices
-    enough = np.inf if request.rate is None else request.rate / SECOND_US
+    enough = np.inf if request.size_for is None else request.size_for / SECOND_US
     made = []
     for place, batch in enumerate(batches):
         own_places = slice(place * count, (place + 1) * count)

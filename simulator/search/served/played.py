@@ -17,6 +17,7 @@ from ...question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, S
 from ...question.traffic import Lengths, RequestTraffic
 from ...report.served import ServingReport
 from ...serving.confidence import met
+from ...serving.iteration import IterationTables
 from ...serving.policies import policy_of
 from ...serving.replica import ServedReplica
 from ...serving.serve import rescale, serve
@@ -30,7 +31,7 @@ FEWEST_REQUESTS, MOST_REQUESTS = 2400, 6000
 LASTING = 20  # times as long as a request may wait: in a shorter run too much load is not seen
 WARM_UP = 0.1  # of the requests, as those of `opcast serving capacity`
 STEP, PRECISION = 1.1, 1.01  # up or down from where the closed form looks; between a rate that is kept and one not
-FARTHEST = 12  # steps
+FARTHEST, GROWING = 7, 1.5  # steps, the logarithm of each so many times the one before: a 20th of the rate, or 20 times
 PREFILL_SEQS = 256  # that a replica which only prefills may hold: they end with their prompts
 ALL_RUNS = 100  # that a search makes, about: so many pay for compiling the loop
 
@@ -47,6 +48,13 @@ class PlayedPart:
     parts: int
     known: dict[float, ServingReport] = field(default_factory=dict, compare=False)
 
+    def slower(self, factor: float) -> PlayedPart:
+        """The same with iterations that take so many times as long."""
+        own, decoder = replace(self.own, tables=slower(self.own.tables, factor)), self.decoder
+        if decoder is not None:
+            decoder = replace(decoder, tables=slower(decoder.tables, factor))
+        return replace(self, own=own, decoder=decoder, known={})
+
     def at(self, rate: float) -> ServingReport:
         """The report at a rate of requests a second of the whole way."""
         if rate not in self.known:
@@ -59,6 +67,11 @@ class PlayedPart:
     def keeps(self, rate: float) -> bool:
         """Whether enough requests have what users expect at a rate."""
         return met(self.request, self.at(rate))
+
+
+def slower(tables: IterationTables, factor: float) -> IterationTables:
+    """Tables of which each time is so many times as long."""
+    return tables._replace(**{n: factor * getattr(tables, n) for n in tables._fields if n.endswith("_us")})
 
 
 def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0) -> PlayedPart:
@@ -112,22 +125,25 @@ def fits(row: Mapping[str, Any], parts: int) -> bool:
 
 def highest_rate(part: PlayedPart, start: float, least: float = 0.0, step: float = STEP) -> float:
     """The highest requests a second of the whole way that keep what users expect, 0 where none near ``start`` do, or
-    none above ``least``. It is looked for by ``step`` up or down, then by halves."""
+    none above ``least``. It is looked for by ``step`` up or down, then by
+    larger ones, then by halves."""
     low = high = start
+    down = up = step
     for _ in range(FARTHEST):
         if part.keeps(low):
             break
-        low, high = low / step, low
+        low, high, down = low / down, low, down**GROWING
         if low < least:
             return 0.0
     else:
         return 0.0
     if low == start:
-        high = low * step
+        high = low * up
         for _ in range(FARTHEST):
             if not part.keeps(high):
                 break
-            low, high = high, high * step
+            up **= GROWING
+            low, high = high, high * up
     while high / low > PRECISION:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if part.keeps(middle) else (low, middle)

@@ -76,6 +76,7 @@ RULE_NAMES = (*(name for name in OF_POINT if name != "ratio"), "replica_devices"
 
 
 USUAL_OBJECTIVES = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
+CHANCE = "chance"
 SIZED_OBJECTIVES = ("gpus", "hourly_cost", "tokens_per_s_per_user")  # where a rate is to be served
 
 
@@ -95,7 +96,8 @@ class ServedSearchRequest(SearchQuestion):
     space: ServedSpace = field(default_factory=ServedSpace)
     objectives: tuple[str, ...] = setting(
         USUAL_OBJECTIVES,
-        "…, tokens_per_s | goodput | ttft | tpot | e2e | token_cost | hourly_cost | gpus; the first ranks",
+        "…, tokens_per_s | goodput | ttft | tpot | e2e | token_cost | hourly_cost | gpus | "
+        "chance (that the 99th percentile of TTFT is within slo.ttft_ms at rate); the first ranks",
     )
     constraints: tuple[str, ...] = setting((), 'what a point must meet, such as ["kv_share <= 0.8", "devices == 32"]')
     top: int = setting(10, "so many of the best are shown")
@@ -128,6 +130,8 @@ class ServedSearchRequest(SearchQuestion):
             number(RequestError, f"prices.{name}", price)
         if self.rate is not None and number(RequestError, "rate", self.rate) == 0:
             raise RequestError("rate=0 asks for nothing: leave rate out, or give requests a second")
+        if CHANCE in self.objectives and (self.objectives[0] != CHANCE or not self.rate or not self.slo.ttft_ms):
+            raise RequestError("objectives=[chance] stands first, and needs a rate and slo.ttft_ms")
         if self.rate is not None and self.objectives == USUAL_OBJECTIVES:
             object.__setattr__(self, "objectives", SIZED_OBJECTIVES)
         number(RequestError, "link_us", self.link_us)
@@ -142,6 +146,11 @@ class ServedSearchRequest(SearchQuestion):
                 raise RequestError(f"parallel.{name}={getattr(own, name)} is said by the search: space.{name}")
 
     @property
+    def size_for(self) -> float | None:
+        """Requests a second that each way has the fewest GPUs for; None: all GPUs."""
+        return None if self.objectives[0] == CHANCE else self.rate
+
+    @property
     def expected(self) -> dict[str, float]:
         """What users expect at most, by figure."""
         most = {"ttft_ms": self.slo.ttft_ms, "tpot_ms": self.slo.tpot_ms, "e2e_ms": self.slo.e2e_ms}
@@ -149,14 +158,14 @@ class ServedSearchRequest(SearchQuestion):
 
     def good(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that meet all constraints, give users what they expect, and serve the rate asked for."""
-        least = self.rate or 0.0
+        least = self.size_for or 0.0
         return [row for row in super().good(rows) if row["meets_slo"] and row["requests_per_s"] >= least]
 
     def limits(self) -> tuple[str, ...]:
         """What :meth:`good` rows meet, as text."""
         share = f" of {self.slo.share:.0%}"
         asked = [f"{name}{share} <= {most:g}" for name, most in self.expected.items()]
-        return (*self.constraints, *asked, *([] if self.rate is None else [f"requests_per_s >= {self.rate:g}"]))
+        return (*self.constraints, *asked, *([] if self.size_for is None else [f"requests_per_s >= {self.rate:g}"]))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby, product
 from typing import Any, Self
@@ -31,7 +31,7 @@ from ..space import Facts, combinations, facts_of
 from ..spread import Crew
 from ..workers import spread
 from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
-from .explain import around, changes, reason
+from .explain import around, changes, reason, settings
 from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
@@ -143,14 +143,15 @@ def search_serving(
                 replicas[layout, engine] = own
             advance(1)
     points(made, replicas, found)
+    search = Ways(made, replicas, bench)
     if request.slo.named:
         once(found)
-    shown = Shortlist(request, replicas, partial(again, made, replicas)) if plays(request) else None
+    shown = Shortlist(request, replicas, partial(again, made, replicas), search.interval) if plays(request) else None
     if shown is not None:
         found.rows = shown.played(found.rows)
         once(found)
     counted = Counted(made.combinations, len(found.rows) + found.count, made.left_out)
-    report = answer(ways(made, replicas, bench), found, counted, started)
+    report = answer(search.search(), found, counted, started)
     if shown is None and request.confirm:
         best = [{**row, "confirmed": confirmed(request, row, replicas)} for row in report.best[: request.confirm]]
         report = replace(report, best=(*best, *report.best[request.confirm :]))
@@ -185,35 +186,45 @@ def again(made: ServedAsked, replicas: Replicas, row: Row, changes: Mapping[str,
     return {**moved, **figures[0]} if figures else {}
 
 
-def ways(made: ServedAsked, replicas: Replicas, bench: ServingBench) -> Search:
-    """What a search over ways to serve says of itself.
+@dataclass(frozen=True)
+class Ways:
+    """What a search over ways to serve says of itself."""
 
-    ``low`` and ``high`` of a row are times of iterations by that of the answer, at the coverage of its report.
-    """
+    made: ServedAsked
+    replicas: Replicas
+    bench: ServingBench
+    known: dict[tuple[Any, ...], tuple[float, float]] = field(default_factory=dict)
 
-    def report(row: Mapping[str, Any]) -> InferenceReport:
-        return decode_report(made.request, find(row, LAYOUT, replicas), row["batch"], bench)
+    def report(self, row: Mapping[str, Any]) -> InferenceReport:
+        """The whole report of a row's iteration that decodes."""
+        return decode_report(self.made.request, find(row, LAYOUT, self.replicas), row["batch"], self.bench)
 
-    known: dict[tuple[Any, ...], tuple[float, float]] = {}
-
-    def shown(row: Mapping[str, Any]) -> Row:
+    def interval(self, row: Mapping[str, Any]) -> tuple[float, float]:
+        """Low and high of a row's times of iterations by that of the answer, at the coverage of its report."""
         key = tuple(row[name] for name in ("precision", *ALIKE))
-        if key not in known:
-            own = report(row)
-            known[key] = own.low_ms / own.e2e_ms, own.high_ms / own.e2e_ms
-        return {**row, "low": known[key][0], "high": known[key][1]}
+        if key not in self.known:
+            own = self.report(row)
+            self.known[key] = own.low_ms / own.e2e_ms, own.high_ms / own.e2e_ms
+        return self.known[key]
 
-    return Search(
-        made.request,
-        made.axes,
-        changes,
-        reason,
-        ALIKE,
-        report,
-        around=partial(around, made.request),
-        notes=partial(notes, made.request),
-        shown=shown,
-    )
+    def shown(self, row: Mapping[str, Any]) -> Row:
+        """A row as the answer has it."""
+        low, high = self.interval(row)
+        return {**row, "way": settings(row), "low": low, "high": high}
+
+    def search(self) -> Search:
+        """The same as any search has it."""
+        return Search(
+            self.made.request,
+            self.made.axes,
+            changes,
+            reason,
+            ALIKE,
+            self.report,
+            around=partial(around, self.made.request),
+            notes=partial(notes, self.made.request),
+            shown=self.shown,
+        )
 
 
 @dataclass(frozen=True)
@@ -378,7 +389,7 @@ def sized(
     """How many replicas that do both, and their figures: all that there are at their ``load``, or the fewest that serve
     the rate asked for."""
     every = loaded(request, own, policy, batch, max_tokens, most, curves, load)
-    rate = request.rate
+    rate = request.size_for
     if rate is None or every["requests_per_s"] < rate or not every["meets_slo"]:
         return most, every
     for count in range(max(math.floor(rate * most / every["requests_per_s"]), 1), most):

@@ -5,19 +5,20 @@ Rows that were played have the event loop's load and times; what the closed form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from ...serving.capacity import between
+from ...serving.confidence import chance_of_p99
 from ..found import Row
 from ..objectives import OF_SERVING
 from ..rank import ranked
 from .estimate import with_load
 from .played import PRECISION, can_play, figures_at, highest_rate, part_of
 from .replicas import Replicas
-from .request import OF_POINT, ServedSearchRequest
+from .request import CHANCE, OF_POINT, ServedSearchRequest
 
 OF_LOAD = ("tokens_per_s_per_gpu", "tokens_per_s", "goodput", "token_cost", "hourly_cost", "gpus")
 WAYS = 16  # that are played at most, unless more are asked for
@@ -25,7 +26,7 @@ OPTIMISM = 1.03  # by how much the event loop may serve more than the closed for
 NEAR = (0.8, 1.25)  # batches beside that of the best
 SIZINGS = 3  # of a way for the rate asked for
 SEEDS = (1, 2, 3, 4)  # of the requests of more runs, beside the first
-CHANCE, SURE, NEARBY = 1.04, 4, 1.03  # rows so near the best, at most so many, whose rates lie so near each other
+TIED, SURE, NEARBY = 1.04, 4, 1.03  # rows so near the best, at most so many, whose rates lie so near each other
 BETTER = 1 / PRECISION  # how near a row that is tried must come for its rate to be looked for
 Again = Callable[[Row, Mapping[str, Any], float | None], Row]
 
@@ -34,20 +35,24 @@ def plays(request: ServedSearchRequest) -> bool:
     """Whether the event loop says how much each of the best serves: users expect something, and the first objective
     is about load."""
     wanted = can_play() if request.confirm is None else request.confirm > 0
-    return wanted and request.slo.named and request.objectives[0] in OF_LOAD
+    return wanted and request.slo.named and request.objectives[0] in (*OF_LOAD, CHANCE)
 
 
 @dataclass(frozen=True)
 class Shortlist:
-    """The ways of one search that are played; ``again`` makes the row of a way with another batch, or sized anew."""
+    """The ways of one search that are played; ``again`` makes the row of a way with another batch, or sized anew,
+    ``interval`` says how much faster and slower than said a row's iterations may be."""
 
     request: ServedSearchRequest
     replicas: Replicas
     again: Again
+    interval: Callable[[Row], tuple[float, float]]
 
     def played(self, rows: Sequence[Row]) -> list[Row]:
         """The rows, those that were played as the event loop has them, and rows near the best that are new."""
         most = self.request.confirm or WAYS
+        if self.request.objectives[0] == CHANCE:
+            return [*self._with_chances(rows, most)]
         tried: dict[tuple[Any, ...], Row] = {}
         made = {key_of(row): row for row in rows}
         while len(tried) < most and (row := self._next(made, tried)):
@@ -56,13 +61,45 @@ class Shortlist:
             if len(tried) == most or self._next(made, tried) is None:
                 made |= {key_of(near): near for near in self._near(self._best(tried)) if key_of(near) not in made}
         tried |= self._surer(tried)
-        return list((self._corrected(made, tried) | tried).values())
+        best = self._best(tried)
+        rest = {key: self._behind(row, best) for key, row in self._corrected(made, tried).items() if key not in tried}
+        return list((rest | tried).values())
+
+    def _behind(self, row: Row, best: Row | None) -> Row:
+        """A row that was not played, said to be no better than the best that was."""
+        figure, sign = OF_SERVING[self.request.objectives[0]]
+        if best is None or not row["meets_slo"] or figure in ("devices", "hourly_cost"):
+            return row
+        share = min((row[figure] / best[figure]) ** sign / PRECISION, 1.0)
+        times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
+        return with_load(self.request, row, times)
+
+    def _with_chances(self, rows: Sequence[Row], most: int) -> Iterator[Row]:
+        """The rows, those ways that serve most by their closed forms with how likely they keep the rate asked for."""
+        kinds: dict[tuple[Any, ...], Row] = {}
+        for row in sorted(self.request.good(rows), key=lambda row: -row["requests_per_s"]):
+            kinds.setdefault(kind_of(row), row)
+        wanted = {id(row) for row in [*kinds.values()][:most]}
+        for row in rows:
+            yield {**row, **self._chance(row)} if id(row) in wanted else row
+
+    def _chance(self, row: Row) -> dict[str, Any]:
+        """How likely the 99th percentile of TTFT is as expected at the rate asked for, by other seeds of the requests
+        and by the interval of the steps."""
+        rate, most_ms = self.request.rate, self.request.slo.ttft_ms
+        assert rate is not None
+        assert most_ms is not None
+        parts = [part_of(self.request, row, self.replicas, seed) for seed in (0, *SEEDS)]
+        fast, slow = (parts[0].slower(factor).at(rate) for factor in self.interval(row))
+        seeds = [part.at(rate) for part in parts]
+        found = chance_of_p99(seeds, fast, slow, most_ms)
+        return {"p_p99_ttft_met": found, "confirmed": figures_at(parts[0], rate)}
 
     def _next(self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
         """The row to play next: the best that may be better than all that were played, None where no one may. A way of
         which no batch or chunk was played may be by more than its closed form says."""
         kinds = {kind_of(row) for row in tried.values()}
-        waiting = [row for key, row in self._corrected(made, tried).items() if key not in tried]
+        waiting = [row for key, row in self._corrected(made, tried, others=False).items() if key not in tried]
         best = self._best(tried)
         for row in ranked(self.request.good(waiting), self.request.objectives):
             if best is None or self._may_beat(row, best, 1.0 if kind_of(row) in kinds else OPTIMISM):
@@ -92,7 +129,7 @@ class Shortlist:
         best = self._best(tried)
         if best is None or self.request.rate is not None:
             return {}
-        least = best["requests_per_s"] / CHANCE
+        least = best["requests_per_s"] / TIED
         near = [row for row in tried.values() if row["meets_slo"] and row["requests_per_s"] >= least]
         found = {}
         for row in ranked(near, self.request.objectives)[:SURE]:
@@ -104,14 +141,16 @@ class Shortlist:
             found[key_of(row)] = with_load(self.request, row, times) | {"confirmed": times}
         return found
 
-    def _corrected(self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> dict[Any, Row]:
+    def _corrected(
+        self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
+    ) -> dict[Any, Row]:
         """Rows that were not played, as much slower than their closed forms as those most like them were found to be:
-        of their way with another batch or chunk, else of all."""
+        of their way with another batch or chunk, else (``others``) of all."""
         kinds: dict[tuple[Any, ...], list[float]] = {}
         for row in tried.values():
             if row["meets_slo"]:
                 kinds.setdefault(kind_of(row), []).append(row["requests_per_s"] / row["closed_form_rate"])
-        usual = median([share for shares in kinds.values() for share in shares] or [1.0])
+        usual = median([share for shares in kinds.values() for share in shares] or [1.0]) if others else 1.0
         changed = {}
         for key, row in made.items():
             share = min(max(kinds.get(kind_of(row), [usual])), 1.0)

@@ -84,8 +84,27 @@ def test_intervals_hold_the_figure_and_end_where_slow_and_fast_steps_lead(known:
     loose = serving.serve_with_intervals(replace(USUAL, slo=ServingTargets(ttft_ms=1e6)), known).report
     assert strict.p_slo_met < 0.01
     assert loose.p_slo_met > 0.99
+    assert strict.p_p99_ttft_met < 0.01
+    assert loose.p_p99_ttft_met > 0.99
+    assert report.p_p99_ttft_met is None or USUAL.slo.ttft_ms is not None
     none = serving.serve_with_intervals(replace(USUAL, intervals=False), known).report
     assert not none.intervals
+
+
+def test_chances_of_the_99th_percentile_come_true(known: ServedReplica) -> None:
+    """Of runs with other requests and steps that are off by chance, as many keep a limit as was said."""
+    random = np.random.default_rng(0)
+    first = serving.serve_with_intervals(replace(USUAL, slo=ServingTargets(ttft_ms=1.0)), known).report.ttft_ms.p99
+    for factor in (0.9, 1.0, 1.2):
+        asked = replace(USUAL, slo=ServingTargets(ttft_ms=factor * first))
+        said = serving.serve_with_intervals(asked, known).report.p_p99_ttft_met
+        kept = 0
+        for seed in range(100, 140):
+            traffic = replace(asked.traffic, seed=seed)
+            off = replace(known, tables=at_quantile(known.tables, figures(), random.standard_normal()))
+            report = serving.serve(replace(asked, traffic=traffic), off).report
+            kept += report.ttft_ms.p99 <= factor * first
+        assert said == pytest.approx(kept / 40, abs=0.25)
 
 
 @pytest.mark.parametrize("edge", [-2.0, -1.0, 0.5, 2.5])
