@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
 from ..datasets.loading import number, whole
@@ -16,6 +16,9 @@ from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
 from .show import BadInputError, listed, microseconds, print_json, say, table, wants_json, with_units
+
+if TYPE_CHECKING:
+    from ..simulator.html import ClusterView
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
@@ -82,12 +85,20 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
 def page_of(report: StepReport | InferenceReport, target: Device, engine: FusedEngine) -> str:
     """The HTML report, with the pictures of a cluster where the step ran on one."""
     from ..simulator.html import step_page
+
+    return step_page(*shown_step(report, target, engine))
+
+
+def shown_step(
+    report: StepReport | InferenceReport, target: Device, engine: FusedEngine
+) -> tuple[StepReport | InferenceReport, Device, ClusterView | None]:
+    """What a page of a step is made of: the report with its timeline, the device, and what a cluster adds."""
     from ..simulator.html.view import view
     from ..simulator.report.timeline import timeline
 
     if report.devices == 1 or isinstance(report, InferenceReport):
         report = replace(report, timeline=timeline(report.state) if report.state else ())
-    return step_page(report, target, view(report, engine))
+    return report, target, view(report, engine)
 
 
 def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
