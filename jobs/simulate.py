@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,33 @@ ADDED = (
     "precision.quantization",
     "precision.kv_dtype",
 )  # checked where they are used
+
+
+def words(arguments: Sequence[str]) -> list[str]:
+    """``launch=FILE`` as the settings of the step that the file's command starts; what else is given goes before them.
+
+    BadInputError where no cluster is named: a command does not say what its GPUs are. LaunchError for the file.
+    """
+    given = list(arguments)
+    files = [text.removeprefix("launch=") for text in given if text.startswith("launch=")]
+    if not files:
+        return given
+    rest = [text for text in given if not text.startswith("launch=")]
+    names = {text.partition("=")[0].lstrip("+") for text in rest}
+    if "cluster" not in names:
+        raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
+    from ..simulator.search.relaunch import settings_of_launch
+
+    models = [text.removeprefix("model=") for text in rest if text.startswith("model=")]
+    read = settings_of_launch(Path(files[-1]), models[-1] if models else "")
+    return [*(f"{name}={spelled(value)}" for name, value in read.items() if name not in names), *rest]
+
+
+def spelled(value: Any) -> str:
+    """A value as the command line has it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run(config: dict[str, Any]) -> int:

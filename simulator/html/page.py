@@ -210,13 +210,17 @@ def render(page: Page) -> str:
     """The page as HTML, with styles, scripts and Plotly inside."""
     from markupsafe import Markup
 
-    return _templates().get_template("report.html.j2").render(
-        page=page,
-        light={name: light for name, (light, _) in PALETTE.items()},
-        dark={name: dark for name, (_, dark) in PALETTE.items()},
-        style=Markup(style()),
-        script=Markup(script() + (HERE / "report-alone.js").read_text(encoding="utf-8")),
-        plotly=Markup(base64.b64encode(PLOTLY.read_bytes()).decode()) if has_figures(page) else None,
+    return (
+        _templates()
+        .get_template("report.html.j2")
+        .render(
+            page=page,
+            light={name: light for name, (light, _) in PALETTE.items()},
+            dark={name: dark for name, (_, dark) in PALETTE.items()},
+            style=Markup(style()),
+            script=Markup(script() + (HERE / "report-alone.js").read_text(encoding="utf-8")),
+            plotly=Markup(base64.b64encode(PLOTLY.read_bytes()).decode()) if has_figures(page) else None,
+        )
     )
 
 
