@@ -99,15 +99,4 @@ def test_ways_to_serve_are_one_object_with_a_page_and_commands(
     assert found["best"][0]["rank"] == 1
     assert "kind: Deployment" in (tmp_path / "a.yaml").read_text()
     assert 100_000 < (tmp_path / "a.html").stat().st_size < 1_500_000
-    launch = f"launch={tmp_path}/a.txt"
-    assert main(["simulate", launch, "cluster=dgx_h100", "format=json"]) == 0
-    back = json.loads(capsys.readouterr().out)
-    assert (back["step_time_s"], back["memory"]["peak_gib"]) == (
-        found["best"][0]["step_time_s"],
-        found["best"][0]["peak_gib"],
-    )
-    assert main(["simulate", launch, "cluster=dgx_h100", "model=llama3_70b"]) == 2
-    assert "starts another model than llama3_70b" in capsys.readouterr().err
-    assert main(["simulate", launch]) == 2
-    assert "add cluster=dgx_h100" in capsys.readouterr().err
     assert (tmp_path / "p.parquet").is_file()
