@@ -21,6 +21,7 @@ from .show import BadInputError, listed, microseconds, print_json, say, table, w
 if TYPE_CHECKING:
     from ..simulator.html import ClusterView
 
+CURRENCY = "in the currency of the price"
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
     *LINK_FAULTS[1:],
@@ -175,7 +176,9 @@ def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
         watts = f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all{measured_text}"
         rows.append(("power (estimate)", watts))
     if report.cost is not None:
-        rows.append(("cost", f"{report.cost:,.4g}, {report.cost_per_million_tokens:,.4g} per million tokens"))
+        rows.append(
+            ("cost", f"{report.cost:,.4g} a step, {report.cost_per_million_tokens:,.4g} per million tokens, {CURRENCY}")
+        )
     return rows
 
 
