@@ -23,9 +23,9 @@ USE = {  # what is done with the file
 
 def words(arguments: Sequence[str]) -> list[str]:
     """``device NAME`` as the settings that they are."""
-    given = list(arguments)
-    plain = [text for text in given[:2] if "=" not in text and not text.startswith("-")]
-    return [*(f"{name}={text}" for name, text in zip(("what", "name"), plain, strict=False)), *given[len(plain) :]]
+    texts = list(arguments)
+    plain = [text for text in texts[:2] if "=" not in text and not text.startswith("-")]
+    return [*(f"{name}={text}" for name, text in zip(("what", "name"), plain, strict=False)), *texts[len(plain) :]]
 
 
 def run(config: dict[str, Any]) -> int:
@@ -51,30 +51,30 @@ def _asked(config: Mapping[str, Any]) -> tuple[str, str, str]:
         )
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise BadInputError(f"`opcast new {what}` needs a name of letters, digits, - and _, not {name!r}")
-    known = known_devices() if what == "device" else known_clusters()
-    if name in known:
+    shipped = known_devices() if what == "device" else known_clusters()
+    if name in shipped:
         raise BadInputError(f"{what} {name} ships with opcast: take another name")
     if like is None:
-        raise BadInputError(f"say which {what} it is like: like={known[0]}, or another of `opcast list {what}s`")
-    found = (load_device if what == "device" else load_cluster)(str(like)).id
-    if found not in known:
-        raise BadInputError(f"like={like} has no file that ships{meant(str(like), known)}")
-    return what, name, found
+        raise BadInputError(f"say which {what} it is like: like={shipped[0]}, or another of `opcast list {what}s`")
+    first_id = (load_device if what == "device" else load_cluster)(str(like)).id
+    if first_id not in shipped:
+        raise BadInputError(f"like={like} has no file that ships{meant(str(like), shipped)}")
+    return what, name, first_id
 
 
 def own_figures(what: str, name: str, like: str) -> str:
     """The text of a known one's file under another id: its figures, without what says where these are from."""
     folder = DEVICE_DIRECTORY if what == "device" else CLUSTER_DIRECTORY
     lines = (folder / f"{like}.yaml").read_text(encoding="utf-8").splitlines()
-    kept = []
+    figures: list[str] = []
     inside_sources = False
     for line in lines:
         inside_sources = line.startswith("sources:") or (inside_sources and line.startswith((" ", "#")))
-        if inside_sources or (not kept and line.startswith("#")):
+        if inside_sources or (not figures and line.startswith("#")):
             continue
-        kept.append(re.sub(r"^(id|name): .*", lambda match: f"{match[1]}: {name}", line))
+        figures.append(re.sub(r"^(id|name): .*", lambda match: f"{match[1]}: {name}", line))
     head = [
         f"# The figures of {like}, to be edited (docs/clusters.md); `sources` is where yours are from.",
         "",
     ]
-    return "\n".join([*head, *kept, "sources: {}", ""])
+    return "\n".join([*head, *figures, "sources: {}", ""])

@@ -39,19 +39,19 @@ def words(arguments: Sequence[str]) -> list[str]:
 
     BadInputError where no cluster is named: a command does not say what its GPUs are. LaunchError for the file.
     """
-    given = list(arguments)
-    files = [text.removeprefix("launch=") for text in given if text.startswith("launch=")]
+    texts = list(arguments)
+    files = [text.removeprefix("launch=") for text in texts if text.startswith("launch=")]
     if not files:
-        return given
-    rest = [text for text in given if not text.startswith("launch=")]
+        return texts
+    rest = [text for text in texts if not text.startswith("launch=")]
     names = {text.partition("=")[0].lstrip("+") for text in rest}
     if "cluster" not in names:
         raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
     from ..simulator.search.relaunch import settings_of_launch
 
     models = [text.removeprefix("model=") for text in rest if text.startswith("model=")]
-    read = settings_of_launch(Path(files[-1]), models[-1] if models else "")
-    return [*(f"{name}={spelled(value)}" for name, value in read.items() if name not in names), *rest]
+    settings = settings_of_launch(Path(files[-1]), models[-1] if models else "")
+    return [*(f"{name}={spelled(value)}" for name, value in settings.items() if name not in names), *rest]
 
 
 def spelled(value: Any) -> str:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .launch_errors import LaunchError
-
-if TYPE_CHECKING:
-    from .launch import Launch
+from .launch_point import Launch
 
 TRAIN = """import torch
 from accelerate import Accelerator
@@ -102,10 +100,10 @@ def _accelerate(launch: Launch, framework: str) -> dict[str, Any]:
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         "fsdp_activation_checkpointing": False,
     }
-    made = {"distributed_type": "FSDP", "fsdp_config": fsdp}
+    config = {"distributed_type": "FSDP", "fsdp_config": fsdp}
     if launch.dp // shard > 1 or parallel.tp > 1:
-        made["parallelism_config"] = degrees
-    return base | made
+        config["parallelism_config"] = degrees
+    return base | config
 
 
 def _deepspeed(launch: Launch) -> dict[str, Any]:

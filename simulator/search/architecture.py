@@ -50,7 +50,7 @@ def megatron_model(config: Mapping[str, Any]) -> dict[str, Any]:
     heads = config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
     grouped = groups != heads and family not in LATENT
-    made: dict[str, Any] = {
+    flags: dict[str, Any] = {
         "--num-layers": config["num_hidden_layers"],
         "--hidden-size": config["hidden_size"],
         "--ffn-hidden-size": config["intermediate_size"],
@@ -72,9 +72,9 @@ def megatron_model(config: Mapping[str, Any]) -> dict[str, Any]:
         )
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
-        made["--window-size"] = f"{int(window) - 1},0"
-    made |= _positions(config, family) | _experts(config, family) | (_latent(config) if family in LATENT else {})
-    return {name: value for name, value in made.items() if value is not None} | _around(config)
+        flags["--window-size"] = f"{int(window) - 1},0"
+    flags |= _positions(config, family) | _experts(config, family) | (_latent(config) if family in LATENT else {})
+    return {name: value for name, value in flags.items() if value is not None} | _around(config)
 
 
 def _around(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,26 +101,26 @@ def _positions(config: Mapping[str, Any], family: str) -> dict[str, Any]:
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     base = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    made: dict[str, Any] = {
+    flags: dict[str, Any] = {
         "--position-embedding-type": "rope",
         "--rotary-base": int(base),
         "--rotary-percent": float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
         "--max-position-embeddings": config.get("max_position_embeddings"),
     }
     if kind == "llama3":
-        return made | {"--use-rope-scaling": True, "--rope-scaling-factor": rope.get("factor", 8.0)}
+        return flags | {"--use-rope-scaling": True, "--rope-scaling-factor": rope.get("factor", 8.0)}
     if kind == "yarn" and family in LATENT:  # Megatron-LM's latent attention is rotated by YaRN
         scaled = {"--rope-type": "yarn", "--rotary-scaling-factor": rope.get("factor", 1.0)}
         return (
-            made | scaled | {"--mscale": rope.get("mscale", 1.0), "--mscale-all-dim": rope.get("mscale_all_dim", 1.0)}
+            flags | scaled | {"--mscale": rope.get("mscale", 1.0), "--mscale-all-dim": rope.get("mscale_all_dim", 1.0)}
         )
     if kind not in ("default", "linear", "yarn"):
         raise LaunchError(f"rotary positions of type {kind} have no argument of Megatron-LM")
     if kind == "linear":
-        return made | {"--rotary-seq-len-interpolation-factor": int(rope.get("factor", 1))}
+        return flags | {"--rotary-seq-len-interpolation-factor": int(rope.get("factor", 1))}
     if kind == "yarn":
         raise LaunchError("positions scaled by YaRN have no argument of Megatron-LM outside of latent attention")
-    return made
+    return flags
 
 
 def _experts(config: Mapping[str, Any], family: str) -> dict[str, Any]:

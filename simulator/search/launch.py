@@ -7,17 +7,16 @@ a framework cannot be told is a LaunchError that says which axis to change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...datasets.loading import nearest
 from ..question.canonical import RequestError
-from ..question.plan import Parallel, Stack
-from ..question.requests import SimulateRequest, usual_stack
+from ..question.requests import SimulateRequest
 from ..trace.models import resolve, shipped_source
 from .accelerate import training_script
 from .architecture import megatron_model
 from .launch_errors import LaunchError
+from .launch_point import Launch
 
 FRAMEWORKS = ("megatron-lm", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
 FP8 = {"fp8": "hybrid", "mxfp8": "e4m3", "fp8_block": "e4m3"}
@@ -37,39 +36,6 @@ RECIPES = {  # of Megatron-Bridge for mixed precision, by the format of linear l
     "fp8_block": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
 }
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A point as a framework is told of it: what rows of its table read."""
-
-    request: SimulateRequest
-    config: Mapping[str, Any]
-
-    @property
-    def parallel(self) -> Parallel:
-        """Degrees of parallelism."""
-        return self.request.parallel
-
-    @property
-    def stack(self) -> Stack:
-        """What the framework does."""
-        return self.request.stack or usual_stack("train", alone=False)
-
-    @property
-    def devices(self) -> int:
-        """All GPUs."""
-        assert self.request.cluster is not None
-        return self.request.cluster.devices
-
-    @property
-    def dp(self) -> int:
-        """Data ranks."""
-        return self.devices // self.parallel.model_ranks
-
-    def model(self, *names: str) -> Any:
-        """A figure of the model's configuration, under the first name that it has."""
-        return next((self.config[name] for name in names if self.config.get(name) is not None), None)
 
 
 Rule = Callable[[Launch], Any]
@@ -238,14 +204,14 @@ def megatron_script(launch: Launch) -> str:
     """A shell script for a checkout of Megatron-LM, the same on every node: the model, the layout, made-up data."""
     assert launch.request.cluster is not None
     cluster = launch.request.cluster
-    found = megatron_model(launch.config) | filled(MEGATRON_LM, launch)
-    found["--max-position-embeddings"] = max(
-        launch.request.work.seq_len or 0, found.get("--max-position-embeddings") or 0
+    flags = megatron_model(launch.config) | filled(MEGATRON_LM, launch)
+    flags["--max-position-embeddings"] = max(
+        launch.request.work.seq_len or 0, flags.get("--max-position-embeddings") or 0
     )
     tokenizer = hub_id(launch)
     tokens = {"--tokenizer-type": "HuggingFaceTokenizer", "--tokenizer-model": tokenizer}
-    found |= {name: value for name, value in MADE_UP.items() if name not in found}
-    found |= tokens if tokenizer else {"--tokenizer-type": "NullTokenizer"}
+    flags |= {name: value for name, value in MADE_UP.items() if name not in flags}
+    flags |= tokens if tokenizer else {"--tokenizer-type": "NullTokenizer"}
     start = (
         f"exec torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.devices_per_node} "
         '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" '
@@ -257,7 +223,7 @@ def megatron_script(launch: Launch) -> str:
             *header(launch),
             "# Run it in a checkout of Megatron-LM, on each node with its NODE_RANK and with MASTER_ADDR.",
             "# Data are made up: put --data-path, and your own --train-iters and --lr, in the place of the last lines.",
-            " \\\n".join([start, *arguments(found)]),
+            " \\\n".join([start, *arguments(flags)]),
             "",
         ]
     )

@@ -70,21 +70,21 @@ def settings_of_launch(path: Path, model: str = "") -> dict[str, Any]:
     """
     start, given = _command(path)
     model = model or _model(given)
-    own = megatron_model(dict(resolve(model).language))
-    if differ := _differences(given, own):
+    model_flags = megatron_model(dict(resolve(model).language))
+    if differ := _differences(given, model_flags):
         raise LaunchError(f"launch={path} starts another model than {model}: they differ in {', '.join(differ)}")
-    made: dict[str, Any] = {"model": model, "workload": "train"}
-    made |= {setting: int(_number(given, name)) for name, setting in COUNTS.items() if name in given}
-    made |= {f"cluster.{setting}": int(start[name]) for name, setting in PLACES.items() if name in start}
-    made["parallel.sequence_parallel"] = "--sequence-parallel" in given
-    made["parallel.zero_stage"] = _zero_stage(given)
-    made["precision"] = _precision(given)
-    made["workload.recompute"] = _recompute(given)
-    if made.get("parallel.vpp", 1) > 1:
-        made["parallel.schedule"] = "interleaved"
-    made["stack.overlap"] = _overlap(given)
-    _check(given, own, path)
-    return made
+    settings: dict[str, Any] = {"model": model, "workload": "train"}
+    settings |= {setting: int(_number(given, name)) for name, setting in COUNTS.items() if name in given}
+    settings |= {f"cluster.{setting}": int(start[name]) for name, setting in PLACES.items() if name in start}
+    settings["parallel.sequence_parallel"] = "--sequence-parallel" in given
+    settings["parallel.zero_stage"] = _zero_stage(given)
+    settings["precision"] = _precision(given)
+    settings["workload.recompute"] = _recompute(given)
+    if settings.get("parallel.vpp", 1) > 1:
+        settings["parallel.schedule"] = "interleaved"
+    settings["stack.overlap"] = _overlap(given)
+    _check(given, model_flags, path)
+    return settings
 
 
 PLACES = {"--nnodes": "nodes", "--nproc-per-node": "devices_per_node"}
@@ -110,15 +110,18 @@ def _command(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _pairs(words: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     name = ""
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
             name, equals, value = word.partition("=")
-            found[name] = [value] if equals else []
+            values_by_name[name] = [value] if equals else []
         elif name:
-            found[name].append(word)
-    return {name: True if not values else values[0] if len(values) == 1 else values for name, values in found.items()}
+            values_by_name[name].append(word)
+    return {
+        name: True if not values else values[0] if len(values) == 1 else values
+        for name, values in values_by_name.items()
+    }
 
 
 def _number(given: Mapping[str, Any], name: str) -> float:
@@ -135,36 +138,42 @@ def _same(one: Any, other: Any) -> bool:
         return str(one) == str(other)
 
 
-def _differences(given: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def _differences(given: Mapping[str, Any], model_flags: Mapping[str, Any]) -> list[str]:
     """The arguments in which a command and a model differ."""
-    absent = {name for name in own if name not in given}
-    other = {name for name in given if name in own and name not in OF_MODEL and not _same(given[name], own[name])}
+    absent = {name for name in model_flags if name not in given}
+    other = {
+        name
+        for name in given
+        if name in model_flags and name not in OF_MODEL and not _same(given[name], model_flags[name])
+    }
     return sorted(absent - set(OF_MODEL) | other)
 
 
 def _model(given: Mapping[str, Any]) -> str:
     """The shipped model that the arguments describe; of several alike the one whose tokenizer is named."""
     closest: tuple[int, str, list[str]] = (1 << 30, "", [])
-    found: list[tuple[bool, bool, str]] = []
+    matches: list[tuple[bool, bool, str]] = []
     for name in known_models():
         try:
-            own = megatron_model(dict(resolve(name).language))
+            model_flags = megatron_model(dict(resolve(name).language))
         except LaunchError:
             continue
-        differ = _differences(given, own)
+        differ = _differences(given, model_flags)
         if not differ:
-            found.append((shipped_source(name) != given.get("--tokenizer-model"), _vocabulary(given, own), name))
+            matches.append(
+                (shipped_source(name) != given.get("--tokenizer-model"), _vocabulary(given, model_flags), name)
+            )
         closest = min(closest, (len(differ), name, differ))
-    if found:
-        return min(found)[2]
+    if matches:
+        return min(matches)[2]
     raise LaunchError(
         f"no model that opcast ships has these arguments; {closest[1]} comes closest and differs in "
         f"{', '.join(closest[2][:6])}"
     )
 
 
-def _vocabulary(given: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    return any(name in given and not _same(given[name], own.get(name)) for name in OF_MODEL)
+def _vocabulary(given: Mapping[str, Any], model_flags: Mapping[str, Any]) -> bool:
+    return any(name in given and not _same(given[name], model_flags.get(name)) for name in OF_MODEL)
 
 
 def _zero_stage(given: Mapping[str, Any]) -> int:
@@ -193,17 +202,17 @@ def _recompute(given: Mapping[str, Any]) -> str:
 
 def _overlap(given: Mapping[str, Any]) -> list[str]:
     """What runs beside compute, of what arguments say; context parallelism and plain pipelines always do."""
-    said = {
+    states = {
         "dp": "--overlap-grad-reduce" in given,
         "tp": "--tp-comm-overlap" in given or "--sequence-parallel" not in given,
         "cp": True,
         "pp": "--no-overlap-p2p-communication" not in given,
     }
-    return [name for name, overlaps in said.items() if overlaps]
+    return [name for name, overlaps in states.items() if overlaps]
 
 
-def _check(given: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
+def _check(given: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path) -> None:
     """LaunchError for what is neither of the model nor read nor without effect."""
-    read = {*own, *MEGATRON_LM, *COUNTS, *WITHOUT_TIME, "--fp16", "--recompute-activations"}
+    read = {*model_flags, *MEGATRON_LM, *COUNTS, *WITHOUT_TIME, "--fp16", "--recompute-activations"}
     if unknown := sorted(name for name in given if name not in read):
         raise LaunchError(f"launch={path}: {', '.join(unknown)} may change the step and is not read: take it out")

@@ -130,33 +130,33 @@ def command(
     """The words of a server's command; at a ``port`` of its own that others reach, or as the ``copy`` of several."""
     start, table = COMMANDS[framework]
     words = shlex.split(start.format(model=shlex.quote(model)))
-    found = filled(table, role) | ({} if port is None else {"--port": port, "--host": "0.0.0.0"})
+    arguments = filled(table, role) | ({} if port is None else {"--port": port, "--host": "0.0.0.0"})
     if copy is not None:
-        found["--port"] = PORTS[role.role] + copy
-        if "--disaggregation-bootstrap-port" in found:
-            found["--disaggregation-bootstrap-port"] = BOOTSTRAP_PORT + copy
-    return [*words, *_spelled(found)]
+        arguments["--port"] = PORTS[role.role] + copy
+        if "--disaggregation-bootstrap-port" in arguments:
+            arguments["--disaggregation-bootstrap-port"] = BOOTSTRAP_PORT + copy
+    return [*words, *_spelled(arguments)]
 
 
-def _spelled(found: Mapping[str, Any]) -> list[str]:
-    return [word for name, value in found.items() for word in ([name] if value is True else [name, str(value)])]
+def _spelled(arguments: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in arguments.items() for word in ([name] if value is True else [name, str(value)])]
 
 
 def worker(engine: str, model: str, role: ServedRole) -> list[str]:
     """The words of a worker of Dynamo: the engine's own arguments without its port, and the role."""
     start, table = DYNAMO[engine], COMMANDS[engine][1]
-    found = {name: value for name, value in filled(table, role).items() if name not in OF_A_SERVER}
+    arguments = {name: value for name, value in filled(table, role).items() if name not in OF_A_SERVER}
     if role.role:
-        found["--disaggregation-mode"] = role.role
-    return [*shlex.split(start.format(model=shlex.quote(model))), *_spelled(found)]
+        arguments["--disaggregation-mode"] = role.role
+    return [*shlex.split(start.format(model=shlex.quote(model))), *_spelled(arguments)]
 
 
 def _header(row: Mapping[str, Any], servers: list[ServedRole]) -> list[str]:
-    said = [f"{each.replicas} x {each.role or 'server'} of {each.devices} GPUs" for each in servers]
+    counts = [f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers]
     lengths = servers[0].max_len, servers[0].max_len - servers[0].room, servers[0].room
     return [
         "#!/bin/sh",
-        f"# {', '.join(said)} ({row['cluster']})",
+        f"# {', '.join(counts)} ({row['cluster']})",
         f"# Each takes {lengths[0]:,} tokens a request: {lengths[1]:,} of prompt and answer, {lengths[2]:,} of room.",
     ]
 
@@ -175,13 +175,13 @@ def _files(engine: str, servers: list[ServedRole], copies: list[PlacedServer]) -
         lines += ["cat > servers.yaml <<'END'", "hostname: 0.0.0.0", "port: 8000", "backend: pytorch"]
         for name, each in zip(("context_servers", "generation_servers"), servers, strict=True):
             lines += [f"{name}:", f"  num_instances: {each.replicas}", "  urls:"]
-            lines += [f"    - {own.address(_nodes(copies))}" for own in copies if own.role is each]
+            lines += [f"    - {server.address(_nodes(copies))}" for server in copies if server.role is each]
         lines += ["END"]
     return lines
 
 
 def _nodes(copies: list[PlacedServer]) -> int:
-    return 1 + max(own.node for own in copies)
+    return 1 + max(server.node for server in copies)
 
 
 def _commands(chosen: str, engine: str, model: str, copies: list[PlacedServer]) -> list[str]:
@@ -190,18 +190,22 @@ def _commands(chosen: str, engine: str, model: str, copies: list[PlacedServer]) 
     if nodes > 1:
         lines += ["# Run it on every node, with NODE_RANK=0, 1, … set.", 'case "${NODE_RANK:-0}" in']
     for node in range(nodes):
-        own = [each for each in copies if each.node == node]
-        if nodes > 1 and own:
+        of_node = [server for server in copies if server.node == node]
+        if nodes > 1 and of_node:
             lines += [f"{node})"]
-        lines += [_started(chosen, engine, model, each, at) for at, each in enumerate(own)]
-        lines += [";;"] if nodes > 1 and own else []
+        lines += [_started(chosen, engine, model, server, at) for at, server in enumerate(of_node)]
+        lines += [";;"] if nodes > 1 and of_node else []
     return [*lines, "esac"] if nodes > 1 else lines
 
 
-def _started(chosen: str, engine: str, model: str, own: PlacedServer, at: int) -> str:
-    words = worker(engine, model, own.role) if chosen == "dynamo" else command(engine, model, own.role, copy=own.copy)
-    settings = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, own.gpus))}"] if own.gpus else []
-    if engine == "vllm" and own.role.role:
+def _started(chosen: str, engine: str, model: str, server: PlacedServer, at: int) -> str:
+    words = (
+        worker(engine, model, server.role)
+        if chosen == "dynamo"
+        else command(engine, model, server.role, copy=server.copy)
+    )
+    settings = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, server.gpus))}"] if server.gpus else []
+    if engine == "vllm" and server.role.role:
         settings += [f"VLLM_NIXL_SIDE_CHANNEL_PORT={NIXL_PORT + NIXL_PORTS * at}"]
     if chosen == "dynamo":
         settings += [f"DYN_SYSTEM_PORT={DYNAMO_PORT + at}"]
@@ -217,7 +221,7 @@ def _front(chosen: str, model: str, servers: list[ServedRole], copies: list[Plac
         first = [router(chosen, copies, nodes)]
     elif len(copies) > 1:
         first = [
-            f"# Users are shared out over {', '.join(own.address(nodes) for own in copies)} by a balancer of yours."
+            f"# Users are shared out over {', '.join(server.address(nodes) for server in copies)} by a balancer of yours."
         ]
     if first and nodes > 1 and not first[0].startswith("#"):
         first = ["# NODE_0 and so on stand for the hosts of your nodes.", f'[ "${{NODE_RANK:-0}}" = 0 ] && {first[0]}']
@@ -235,9 +239,9 @@ def router(framework: str, copies: list[PlacedServer], nodes: int) -> str:
     words = ["python", "-m", "sglang_router.launch_router"]
     if copies[0].role.role:
         words += ["--pd-disaggregation"]
-        for own in copies:
-            words += [f"--{own.role.role}", f"http://{own.address(nodes)}"]
-            words += [str(BOOTSTRAP_PORT + own.copy)] if own.role.role == PREFILL else []
+        for server in copies:
+            words += [f"--{server.role.role}", f"http://{server.address(nodes)}"]
+            words += [str(BOOTSTRAP_PORT + server.copy)] if server.role.role == PREFILL else []
     else:
-        words += ["--worker-urls", *(f"http://{own.address(nodes)}" for own in copies)]
+        words += ["--worker-urls", *(f"http://{server.address(nodes)}" for server in copies)]
     return shlex.join([*words, "--port", str(ROUTER_PORT)]) + " &"

@@ -26,17 +26,17 @@ def helm_values(model: str, servers: list[ServedRole], words: list[list[str]]) -
     """
     import yaml
 
-    pools = {each.role or "decode": _pool(each, own) for each, own in zip(servers, words, strict=True)}
+    pools = {role.role or "decode": _pool(role, command) for role, command in zip(servers, words, strict=True)}
     values: dict[str, Any] = {
-        "multinode": any(each.devices > MOST_OF_A_POD for each in servers),
+        "multinode": any(role.devices > MOST_OF_A_POD for role in servers),
         "modelArtifacts": {"name": model, "uri": f"hf://{model}", "size": "500Gi"},
         "routing": {"servicePort": 8000, "proxy": {"secure": False}},
         "decode": pools["decode"],
         "prefill": pools.get(PREFILL, {"create": False}),
     }
-    said = ", ".join(f"{each.replicas} x {each.role or 'server'} of {each.devices} GPUs" for each in servers)
+    counts = ", ".join(f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers)
     head = [
-        f"# {model}: {said}",
+        f"# {model}: {counts}",
         f"# Each takes {servers[0].max_len:,} tokens a request, {servers[0].room:,} more than asked for.",
         "# helm install NAME llm-d-modelservice/llm-d-modelservice -f THIS_FILE, beside a gateway",
     ]

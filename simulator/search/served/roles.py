@@ -72,21 +72,21 @@ def placed(servers: Sequence[ServedRole], per_node: int) -> list[PlacedServer]:
 
     A server of more than a node's GPUs has whole nodes, and no list of its GPUs.
     """
-    found: list[PlacedServer] = []
+    copies: list[PlacedServer] = []
     node = used = 0
     for role in servers:
         for copy in range(role.replicas):
             if role.devices > per_node:
                 node, used = (node + 1, 0) if used else (node, used)
-                found.append(PlacedServer(role, copy, node, (), PORTS[role.role] + copy))
+                copies.append(PlacedServer(role, copy, node, (), PORTS[role.role] + copy))
                 node += -(-role.devices // per_node)
                 continue
             if used + role.devices > per_node:
                 node, used = node + 1, 0
             gpus = tuple(range(used, used + role.devices))
-            found.append(PlacedServer(role, copy, node, gpus, PORTS[role.role] + copy))
+            copies.append(PlacedServer(role, copy, node, gpus, PORTS[role.role] + copy))
             used += role.devices
-    return found
+    return copies
 
 
 def roles(request: ServedSearchRequest, row: Mapping[str, Any]) -> list[ServedRole]:
