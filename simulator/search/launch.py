@@ -6,6 +6,7 @@ a framework cannot be told is a LaunchError that says which axis to change.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -252,7 +253,7 @@ def header(launch: Launch) -> list[str]:
 
 def arguments(found: Mapping[str, Any]) -> list[str]:
     """Arguments of a command line, flags by their names alone."""
-    return [name if value is True else f"{name} {value}" for name, value in found.items()]
+    return [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in found.items()]
 
 
 def word(value: Any) -> str:

@@ -48,6 +48,21 @@ WITHOUT_TIME = (  # what changes neither time nor memory of a step
     "--moe-router-load-balancing-type",
     "--moe-aux-loss-coeff",
 )
+DEFAULTS = {  # of Megatron-LM's own parser, which a command need not say
+    "--normalization": "LayerNorm",
+    "--norm-epsilon": 1e-5,
+    "--position-embedding-type": "learned_absolute",
+    "--rotary-base": 10000,
+    "--rotary-percent": 1.0,
+    "--attention-dropout": 0.1,
+    "--hidden-dropout": 0.1,
+    "--moe-router-topk": 2,
+    "--moe-router-load-balancing-type": "aux_loss",
+    "--moe-token-dispatcher-type": "allgather",
+}
+ARRAY = re.compile(r"^\s*(\w+)=\(((?:[^()]|\([^()]*\))*)\)\s*$", re.M)  # as Megatron-LM's own examples hold arguments
+VARIABLE = re.compile(r"^\s*(?:export\s+)?(\w+)=([\w./:-]+)\s*$", re.M)
+USED = re.compile(r"\"?\$\{?(\w+)(?:\[@\])?\}?\"?")
 COUNTS = {
     "--seq-length": "workload.seq_len",
     "--micro-batch-size": "workload.micro_batch",
@@ -87,6 +102,7 @@ def settings_of_launch(path: Path, model: str = "") -> dict[str, Any]:
     return settings
 
 
+DEEPEST = 4  # variables within variables
 PLACES = {"--nnodes": "nodes", "--nproc-per-node": "devices_per_node"}
 
 
@@ -96,8 +112,12 @@ def _command(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
         text = path.expanduser().read_text(encoding="utf-8").replace("\\\n", " ")
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"launch={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    for line in lines:
+    text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    values = dict(VARIABLE.findall(text)) | {name: " ".join(held.split()) for name, held in ARRAY.findall(text)}
+    for line in text.splitlines():
+        if SCRIPT.search(line) or "pretrain_" in line:
+            for _ in range(DEEPEST):
+                line = USED.sub(lambda match: values.get(match[1], match[0]), line)
         try:
             words = shlex.split(line)
         except ValueError:
@@ -140,13 +160,9 @@ def _same(one: Any, other: Any) -> bool:
 
 def _differences(given: Mapping[str, Any], model_flags: Mapping[str, Any]) -> list[str]:
     """The arguments in which a command and a model differ."""
-    absent = {name for name in model_flags if name not in given}
-    other = {
-        name
-        for name in given
-        if name in model_flags and name not in OF_MODEL and not _same(given[name], model_flags[name])
-    }
-    return sorted(absent - set(OF_MODEL) | other)
+    told = DEFAULTS | dict(given)
+    compared = model_flags.keys() - set(OF_MODEL)
+    return sorted(name for name in compared if name not in told or not _same(told[name], model_flags[name]))
 
 
 def _model(given: Mapping[str, Any]) -> str:

@@ -220,9 +220,8 @@ def _front(chosen: str, model: str, servers: list[ServedRole], copies: list[Plac
     elif len(servers) > 1 or (chosen == "sglang" and len(copies) > 1):
         first = [router(chosen, copies, nodes)]
     elif len(copies) > 1:
-        first = [
-            f"# Users are shared out over {', '.join(server.address(nodes) for server in copies)} by a balancer of yours."
-        ]
+        addresses = ", ".join(server.address(nodes) for server in copies)
+        first = [f"# Users are shared out over {addresses} by a balancer of yours."]
     if first and nodes > 1 and not first[0].startswith("#"):
         first = ["# NODE_0 and so on stand for the hosts of your nodes.", f'[ "${{NODE_RANK:-0}}" = 0 ] && {first[0]}']
     return [*first, "wait"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,6 +200,75 @@ def test_a_command_is_read_back_as_the_step_it_starts(
     assert read["workload.recompute"] == request.recompute
     assert read["precision"] == (request.quantization or "bf16")
     assert ("dp" in read["stack.overlap"]) is ("dp" in request.stack.overlap)
+
+
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_30b_a3b", "gpt3_175b"])
+def test_a_script_is_one_that_a_shell_reads_and_comes_back_as_its_model(
+    model: str, step: Callable[..., Any], tmp_path: Path
+) -> None:
+    text = launch_file(replace(step(tp=2), model=model), "megatron-lm")
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+    file = tmp_path / "start.sh"
+    file.write_text(text)
+    assert settings_of_launch(file)["model"] == model
+
+
+OWN = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=2
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NUM_NODES
+)
+MODEL_ARGS=(
+    --use-mcore-models
+    --num-layers 32
+    --hidden-size 4096
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    # the heads of keys and values
+    --group-query-attention
+    --num-query-groups 8
+    --seq-length 8192
+    --max-position-embeddings 8192
+    --position-embedding-type rope
+    --rotary-base 500000
+    --normalization RMSNorm
+    --swiglu
+    --untie-embeddings-and-output-weights
+    --disable-bias-linear
+    --attention-dropout 0.0
+    --hidden-dropout 0.0
+)
+torchrun ${DISTRIBUTED_ARGS[@]} "pretrain_gpt.py" \\
+    ${MODEL_ARGS[@]} --micro-batch-size 1 --global-batch-size 128 --bf16 \\
+    --tensor-model-parallel-size 4 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce \\
+    --overlap-param-gather --tokenizer-type NullTokenizer --vocab-size 128256 --mock-data --train-iters 5
+"""
+
+
+def test_a_script_of_one_s_own_with_arrays_and_variables_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "train_llama3_8b.sh"
+    file.write_text(OWN)
+    assert settings_of_launch(file) == {
+        "model": "llama3_8b",
+        "workload": "train",
+        "workload.seq_len": 8192,
+        "workload.micro_batch": 1,
+        "workload.global_batch": 128,
+        "workload.recompute": "none",
+        "parallel.tp": 4,
+        "parallel.sequence_parallel": True,
+        "parallel.zero_stage": 1,
+        "cluster.nodes": 2,
+        "cluster.devices_per_node": 8,
+        "precision": "bf16",
+        "stack.overlap": ["dp", "cp", "pp"],
+    }
+    file.write_text(OWN.replace("--attention-dropout 0.0", ""))
+    with pytest.raises(LaunchError, match=r"llama3_8b comes closest and differs in --attention-dropout"):
+        settings_of_launch(file)
 
 
 @pytest.mark.parametrize(
