@@ -233,7 +233,9 @@ def fields_of(declared: Sequence[RequestSetting], name: str = "", path: str = ""
         yield {
             "name": full,
             "path": at,
-            "label": LABELS.get(full) or LABELS.get(setting.name) or full.replace(".", " ").replace("_", " "),
+            "label": LABELS.get(full)
+            or LABELS.get(setting.name)
+            or full.removeprefix("space.").replace(".", " ").replace("_", " "),
             "help": setting.help,
             "kind": kind,
             "list": listed,

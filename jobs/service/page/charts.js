@@ -112,7 +112,8 @@
 
   const says = (row, name) => name === "tp" || name === "pp" || ((row[name] || name === "zero_stage") && (row[name] !== 1 || name === "zero_stage" || name === "micro_batch") && row[name] !== "none" && (name !== "sequence_parallel" || row.tp > 1) && row[name] !== undefined);
   const layout = (row) => `${LAYOUT.filter((name) => says(row, name)).map((name) => `${name}=${row[name]}`).join(" ")}${row.dp ? ` dp=${row.dp}` : ""}`;
-  const tiesSaid = (found, what) => (found.ties ? `${rounded(found.ties)} other ${what} cannot be told apart from it` : `no other ${what.replace(/s$/, "")} is as good`);
+  const TIE = { noise: "repeats differ by more", interval: "intervals overlap" };
+  const tiesSaid = (found, what) => (found.ties === 1 ? `one other ${what.replace(/s$/, "")} cannot be told apart from it` : found.ties ? `${rounded(found.ties)} other ${what} cannot be told apart from it` : `no other ${what.replace(/s$/, "")} is as good`);
   function searchCards(found) {
     const best = found.best[0];
     return make("div", { class: "cards" },
@@ -120,7 +121,7 @@
       card("Searched", `${rounded(found.points)} layouts`, [["simulated", rounded(found.evaluated)], ["left out by bounds and memory", rounded(found.pruned)], ["ties", tiesSaid(found, "layouts")]]));
   }
   function bestTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: row.tie, "than the next": row.reason }));
+    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: TIE[row.tie] ?? row.tie, "than the next": row.reason }));
     return table("The best layouts", ["", "layout", "step, s", "tokens/s/GPU", "MFU, %", "GiB", "tie"], rows, "than the next");
   }
   // Step time over memory: the front as a line, points that lead to their step.
@@ -160,7 +161,7 @@
       card("Searched", `${rounded(found.points)} ways`, [["looked at", rounded(found.evaluated)], ["left out", rounded(found.pruned)], ["ties", tiesSaid(found, "ways")]]));
   }
   function waysTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: row.tie, "than the next": row.reason }));
+    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: TIE[row.tie] ?? row.tie, "than the next": row.reason }));
     return table("The best ways to serve", ["", "way to serve", "tokens/s/GPU", "tokens/s/user", "TTFT, ms", "TPOT, ms", "tie"], rows, "than the next");
   }
   // Use of GPUs over speed for users: the front as a line, points that lead to their traffic.
