@@ -21,7 +21,7 @@ from . import units
 from .colours import PALETTE
 
 HERE = Path(__file__).resolve().parent
-PLOTLY = HERE / "plotly-basic.min.js.gz"  # npm plotly.js-basic-dist-min 4.1.1 (MIT): bars and lines
+PLOTLY = HERE / "plotly-basic.min.js.gz"  # npm plotly.js-basic-dist-min 4.1.1 (MIT, plotly-LICENSE)
 UNITS = {  # how a page writes values of some kinds
     "seconds": lambda seconds: units.duration(1e6 * seconds),
     "us": units.duration,
