@@ -59,7 +59,7 @@ NVML = "nvidia-ml-py>=12.535.77,<14"
 PACKETS = ("--no-deps", "--only-binary", ":all:", "ns3>=3.44,<4")  # no Python bindings, which take minutes to build
 # Tests hold traces against these; what they use besides drags Jupyter in.
 CHAKRA = ("--no-deps", "mlc-chakra>=1.0.0,<2", "HolisticTraceAnalysis>=0.5.0,<1", "psutil>=5,<8")
-EXTRAS = {"quickstart": ("hf", "mlflow", "fast"), "test": ("dev",), "install": ("dev",)}  # dev includes them
+EXTRAS = {"quickstart": ("hf", "mlflow", "fast", "api"), "test": ("dev",), "install": ("dev",)}  # dev includes them
 SOURCE = VENV / "src"  # holds a link `opcast` to the checkout, which mypy and import-linter read as the package
 CHECKS = (  # name, folder to run in, command
     ("lint", ROOT, ("ruff", "check", ".")),

@@ -23,6 +23,7 @@ from ..datasets.version import __version__
 from . import helping
 from .complaints import explain, no_word
 from .composing import any_help, as_override, compose, composed, plain, register
+from .installing import install_command
 from .settings import by_alias, check, command, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
@@ -47,6 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "calibrate": ("calibrate", "what known runs teach of steps, scored on tables left out"),
     "trace": ("trace", "traces (Chakra, PyTorch): check, convert, analyse, explain"),
     "api": ("service.serve", "an HTTP service and web page over the same questions"),
+    "new": ("new", "a device or cluster of your own, to edit, from a known one"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
     "completion": ("completing", "what makes bash, zsh or fish complete verbs, settings and choices"),
 }
@@ -154,7 +156,7 @@ def answered(job: Callable[[], int], as_json: bool = False) -> int:
         extra = EXTRAS.get(str(error.name).partition(".")[0])
         if extra is None:
             return failed(unforeseen(error), 1, as_json)
-        return failed(f"this needs {error.name}, which is not installed: pip install 'opcast[{extra}]'", 2, as_json)
+        return failed(f"this needs {error.name}, which is not installed: {install_command(extra)}", 2, as_json)
     except Exception as error:
         return failed(unforeseen(error), 1, as_json)
 

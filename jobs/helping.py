@@ -28,7 +28,7 @@ WANTED = (
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Ask": ("predict", "simulate", "serving", "search", "plan", "compare", "list"),
-    "Measure and learn": ("quickstart", "onboard", "profile", "import", "data", "train"),
+    "Measure and learn": ("quickstart", "new", "onboard", "profile", "import", "data", "train"),
     "Check and explain": ("validate", "calibrate", "trace"),
     "Share": ("api", "completion"),
 }

@@ -27,6 +27,7 @@ from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload
 from . import resolve
 from .graphs import ops_of, trace_all
+from .installing import install_command
 from .onboard import HERE
 from .operator_match import compare_operators, step_times
 from .profile import measure, plan_of
@@ -143,7 +144,7 @@ def choose_hardware(hardware: str) -> Accelerator:
     if hardware not in ("auto", "cpu", "cuda"):
         raise BadInputError(f"hardware={hardware!r} does not exist; choose auto, cpu or cuda")
     if importlib.util.find_spec("torch") is None:
-        raise BadInputError("quickstart needs torch and transformers: pip install 'opcast[hf,mlflow]'")
+        raise BadInputError(f"quickstart needs torch and transformers: {install_command('hf,mlflow')}")
     if hardware == "cpu":
         return Accelerator("cpu")
     here = accelerator.ask()

@@ -17,6 +17,7 @@ from . import resolve
 from .serving_observed import observed_beside, show_observed
 from .serving_unread import check_read, check_words
 from .show import BadInputError, listed, print_json, say, table, wants_json
+from .simulate import CURRENCY
 from .validate import progress_bar
 from .writing import check_place, write
 
@@ -362,7 +363,7 @@ def price(report: ServingReport) -> list[tuple[str, str]]:
         )
         rows.append(("power (estimate)", energy))
     if report.cost_per_million_tokens is not None:
-        rows.append(("cost", f"{report.cost_per_million_tokens:,.4g} per million output tokens"))
+        rows.append(("cost", f"{report.cost_per_million_tokens:,.4g} per million output tokens, {CURRENCY}"))
     return rows
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
 from ..datasets.loading import number, whole
@@ -17,6 +18,10 @@ from . import resolve, trace_run, workload_file
 from .links import show_links
 from .show import BadInputError, listed, microseconds, print_json, say, table, wants_json, with_units
 
+if TYPE_CHECKING:
+    from ..simulator.html import ClusterView
+
+CURRENCY = "in the currency of the price"
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
     *LINK_FAULTS[1:],
@@ -27,6 +32,33 @@ ADDED = (
     "precision.quantization",
     "precision.kv_dtype",
 )  # checked where they are used
+
+
+def words(arguments: Sequence[str]) -> list[str]:
+    """``launch=FILE`` as the settings of the step that the file's command starts; what else is given goes before them.
+
+    BadInputError where no cluster is named: a command does not say what its GPUs are. LaunchError for the file.
+    """
+    texts = list(arguments)
+    files = [text.removeprefix("launch=") for text in texts if text.startswith("launch=")]
+    if not files:
+        return texts
+    rest = [text for text in texts if not text.startswith("launch=")]
+    names = {text.partition("=")[0].lstrip("+") for text in rest}
+    if "cluster" not in names:
+        raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
+    from ..simulator.search.relaunch import settings_of_launch
+
+    models = [text.removeprefix("model=") for text in rest if text.startswith("model=")]
+    settings = settings_of_launch(Path(files[-1]), models[-1] if models else "")
+    return [*(f"{name}={spelled(value)}" for name, value in settings.items() if name not in names), *rest]
+
+
+def spelled(value: Any) -> str:
+    """A value as the command line has it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run(config: dict[str, Any]) -> int:
@@ -82,12 +114,20 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
 def page_of(report: StepReport | InferenceReport, target: Device, engine: FusedEngine) -> str:
     """The HTML report, with the pictures of a cluster where the step ran on one."""
     from ..simulator.html import step_page
+
+    return step_page(*shown_step(report, target, engine))
+
+
+def shown_step(
+    report: StepReport | InferenceReport, target: Device, engine: FusedEngine
+) -> tuple[StepReport | InferenceReport, Device, ClusterView | None]:
+    """What a page of a step is made of: the report with its timeline, the device, and what a cluster adds."""
     from ..simulator.html.view import view
     from ..simulator.report.timeline import timeline
 
     if report.devices == 1 or isinstance(report, InferenceReport):
         report = replace(report, timeline=timeline(report.state) if report.state else ())
-    return step_page(report, target, view(report, engine))
+    return report, target, view(report, engine)
 
 
 def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
@@ -136,7 +176,9 @@ def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
         watts = f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all{measured_text}"
         rows.append(("power (estimate)", watts))
     if report.cost is not None:
-        rows.append(("cost", f"{report.cost:,.4g}, {report.cost_per_million_tokens:,.4g} per million tokens"))
+        rows.append(
+            ("cost", f"{report.cost:,.4g} a step, {report.cost_per_million_tokens:,.4g} per million tokens, {CURRENCY}")
+        )
     return rows
 
 

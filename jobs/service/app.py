@@ -49,7 +49,7 @@ from .following import followed
 from .guard import ARROW, Guard, encoded
 from .measures import Measured, Measures
 from .naming import AdmittedRoute
-from .pages import index
+from .pages import calls, index, plotly
 from .refusals import Refusals
 from .searching import events
 from .settings import ServiceSettings
@@ -69,6 +69,7 @@ LISTS: dict[str, Callable[[Mapping[str, Any]], listing.Rows]] = {
     "stacks": listing.stacks,
     "precisions": listing.precisions,
 }
+Part = Literal["page", "body"]
 Listed = Literal["devices", "clusters", "models", "ops", "predictors", "stacks", "precisions"]
 KEPT_TO_OURSELVES = ("folder",)  # columns that tell how the server's disk looks
 STATUS: dict[type[Exception], tuple[int, str]] = {
@@ -97,6 +98,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         version=__version__,
         description="How long LLM training and inference take, before you pay for the GPUs.",
         lifespan=alive,
+        docs_url=None,  # FastAPI's own page brings its script from another site
+        redoc_url=None,
     )
     app.state.allow = frozenset(settings.allow)
     app.router.route_class = AdmittedRoute
@@ -113,11 +116,19 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
 def _service_routes(app: FastAPI, processes: Processes, measures: Measures) -> None:
     """The page, and what operators of the service look at."""
-    page = index()
+    page, charts = index(), plotly()
 
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
         return Response(page, media_type="text/html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(calls(app.openapi()), media_type="text/html")
+
+    @app.get("/static/plotly.js", include_in_schema=False)
+    async def script() -> Response:
+        return Response(charts, media_type="text/javascript")
 
     @app.get("/health", tags=["service"])
     async def health() -> Response:
@@ -197,10 +208,10 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         return as_json(await processes.run(simulated, (question,), request.is_disconnected))
 
     @app.post("/v1/simulate/report", tags=["simulate"])
-    async def simulate_report(request: Request, body: SimulateBody) -> Response:
-        """The same as a self-contained HTML page with its pictures."""
+    async def simulate_report(request: Request, body: SimulateBody, part: Part = "page") -> Response:
+        """The same as a self-contained HTML page with its pictures; ``part=body``: its cards and sections alone."""
         question = simulate_of(body, settings)
-        page = await processes.run(reported, (question,), request.is_disconnected)
+        page = await processes.run(reported, (question, part), request.is_disconnected)
         return Response(page, media_type="text/html")
 
     @app.post("/v1/compare/chips", tags=["compare"])
@@ -216,10 +227,10 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         return as_json(await processes.run(planned, (question,), request.is_disconnected, "search_s"))
 
     @app.post("/v1/plan/report", tags=["plan"])
-    async def plan_report(request: Request, body: PlanBody) -> Response:
-        """The same as a self-contained HTML page with its pictures."""
+    async def plan_report(request: Request, body: PlanBody, part: Part = "page") -> Response:
+        """The same as a self-contained HTML page with its pictures; ``part=body``: its cards and sections alone."""
         question = plan_of(body, settings)
-        page = await processes.run(planned_page, (question,), request.is_disconnected, "search_s")
+        page = await processes.run(planned_page, (question, part), request.is_disconnected, "search_s")
         return Response(page, media_type="text/html")
 
     @app.post("/v1/serving", tags=["serving"])
@@ -229,10 +240,13 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         return as_json(await processes.run(served, (question,), request.is_disconnected, "search_s"))
 
     @app.post("/v1/predict/report", tags=["predict"])
-    async def predict_report(request: Request, body: PredictBody) -> Response:
-        """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when."""
+    async def predict_report(request: Request, body: PredictBody, part: Part = "page") -> Response:
+        """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when.
+
+        ``part=body``: its cards and sections alone.
+        """
         question = fabric_of(body, settings)
-        page = await processes.run(pictured, (question,), request.is_disconnected)
+        page = await processes.run(pictured, (question, part), request.is_disconnected)
         return Response(page, media_type="text/html")
 
 
@@ -312,14 +326,15 @@ def planned(request: PlanRequest) -> dict[str, Any]:
     return workbench(request.step.sources, this_machine).plan(request).to_dict()
 
 
-def planned_page(request: PlanRequest) -> str:
-    """The HTML page of a job. Runs in a process of its own."""
-    from ...simulator.html.page import render
+def planned_page(request: PlanRequest, part: Part = "page") -> str:
+    """The HTML page of a job, or its body alone. Runs in a process of its own."""
+    from ...simulator.html.page import render, render_body
     from ...simulator.job.page import page
     from ...simulator.workbench import workbench
     from ..resolve import this_machine
 
-    return render(page(workbench(request.step.sources, this_machine).plan(request)))
+    write = render if part == "page" else render_body
+    return write(page(workbench(request.step.sources, this_machine).plan(request)))
 
 
 def served(request: ServingRequest) -> dict[str, Any]:
@@ -331,25 +346,28 @@ def served(request: ServingRequest) -> dict[str, Any]:
     return workbench(sources, this_machine).serving(request).report.to_dict()
 
 
-def pictured(request: PredictRequest) -> str:
-    """The HTML page of a collective on links. Runs in a process of its own."""
-    from ...simulator.html import network_page
+def pictured(request: PredictRequest, part: Part = "page") -> str:
+    """The HTML page of a collective on links, or its body alone. Runs in a process of its own."""
+    from ...simulator.html import network_body, network_page
     from ...simulator.workbench import workbench
     from ..resolve import this_machine
 
-    return network_page(workbench(request.sources, this_machine).predict(request)[0])
+    write = network_page if part == "page" else network_body
+    return write(workbench(request.sources, this_machine).predict(request)[0])
 
 
-def reported(request: SimulateRequest) -> str:
-    """The HTML page of a step. Runs in a process of its own."""
+def reported(request: SimulateRequest, part: Part = "page") -> str:
+    """The HTML page of a step, or its body alone. Runs in a process of its own."""
+    from ...simulator.html import step_body, step_page
     from ...simulator.report.workload_file import FileReport
     from ...simulator.workbench import workbench
     from ..resolve import this_machine
-    from ..simulate import page_of
+    from ..simulate import shown_step
 
     answered = workbench(request.sources, this_machine).answered(request)
     assert not isinstance(answered.report, FileReport)
-    return page_of(answered.report, answered.device, answered.engine)
+    write = step_page if part == "page" else step_body
+    return write(*shown_step(answered.report, answered.device, answered.engine))
 
 
 def _explain_errors(app: FastAPI, refusals: Refusals) -> None:

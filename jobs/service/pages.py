@@ -1,40 +1,154 @@
-"""The web page of the service: one file, made when the service starts, that asks by the service's own calls."""
+"""The pages of the service: the one that asks, and the one of all calls. Both are made when the service starts.
+
+Neither needs anything from another site: scripts and styles stand in them, and Plotly comes from this service.
+"""
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ...simulator import html
+from ...datasets.dtypes import BITS, WEIGHT_BITS
 from ...simulator.html.colours import PALETTE
+from ...simulator.html.page import PLOTLY, embed, script, style
+from .forms import FORMS, forms
 
 HERE = Path(__file__).resolve().parent / "page"
-TABS = (
-    ("op", "Operator"),
-    ("step", "Step"),
-    ("job", "Job"),
-    ("serving", "Serving"),
-    ("search", "Search"),
-    ("ways", "Search serving"),
-    ("fabric", "Fabric"),
-    ("compare", "Compare"),
-    ("known", "Predictors"),
-)
+SCRIPTS = ("base.js", "fields.js", "tabs.js", "charts.js", "sharing.js", "main.js")  # one scope, in this order
+TABS = (*((form.id, form.tab) for form in FORMS), ("compare", "Compare"), ("known", "Predictors"))
 
 
 def index() -> str:
-    """The page as HTML, its styles (those of reports, and its own) and its script inside."""
+    """The page that asks, its styles (those of reports, and its own) and its scripts inside."""
+    from markupsafe import Markup
+
+    scripts = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    return _rendered(
+        "index.html.j2",
+        forms=Markup(embed(forms())),
+        dtypes=json.dumps(list(BITS | WEIGHT_BITS)),
+        script=Markup(f'{script()}(() => {{\n  "use strict";\n{scripts}}})();\n'),
+    )
+
+
+def calls(described: Mapping[str, Any]) -> str:
+    """The page of all HTTP calls, from the service's OpenAPI description."""
+    from markupsafe import Markup
+
+    text = (HERE / "calls.js").read_text(encoding="utf-8")
+    return _rendered(
+        "calls.html.j2", calls=operations(described), version=described["info"]["version"], script=Markup(text)
+    )
+
+
+def plotly() -> bytes:
+    """The script that draws charts."""
+    return gzip.decompress(PLOTLY.read_bytes())
+
+
+def _rendered(template: str, **values: Any) -> str:
     import jinja2
     from markupsafe import Markup
 
-    reports = Path(html.__file__).resolve().parent
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    return environment.get_template("index.html.j2").render(
+    return environment.get_template(template).render(
         tabs=TABS,
         light={name: light for name, (light, _) in PALETTE.items()},
         dark={name: dark for name, (_, dark) in PALETTE.items()},
-        report_style=Markup((reports / "report.css").read_text(encoding="utf-8")),
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
+        style=Markup(style() + (HERE / "page.css").read_text(encoding="utf-8")),
+        **values,
     )
+
+
+def operations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each call of an OpenAPI description: method, path, what it does, parameters, fields of its body, an example."""
+    entries = []
+    for path, methods in described["paths"].items():
+        for method, call in methods.items():
+            content = call.get("requestBody", {}).get("content", {})
+            schema = _resolved(described, content.get("application/json", {}).get("schema", {}))
+            fields = [_field(described, name, inner) for name, inner in schema.get("properties", {}).items()]
+            entries.append(
+                {
+                    "method": method.upper(),
+                    "path": path,
+                    "tag": (call.get("tags") or ["other"])[0],
+                    "does": call.get("description", ""),
+                    "parameters": [_parameter(parameter) for parameter in call.get("parameters", ())],
+                    "takes": ", ".join(content),
+                    "fields": fields,
+                    "example": EXAMPLES.get(path, {}) if fields else None,
+                    "answers": ", ".join(call.get("responses", {}).get("200", {}).get("content", {})),
+                }
+            )
+    return entries
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/predict": {"op": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "dtype": "bf16"}, "device": "h100_sxm"},
+    "/v1/predict/batch": {
+        "ops": [{"kind": "gemm", "m": size, "n": 4096, "k": 4096, "dtype": "bf16"} for size in (1024, 4096)],
+        "device": "h100_sxm",
+    },
+    "/v1/predict/report": {
+        "op": {"kind": "all_reduce", "size_bytes": 67108864, "ranks": 16, "dtype": "bf16"},
+        "cluster": "dgx_h100",
+        "nodes": 2,
+    },
+    "/v1/simulate": {"model": "llama3_8b", "workload": "decode", "device": "h100_sxm", "input_len": 1024, "batch": 1},
+    "/v1/simulate/report": {"model": "llama3_8b", "workload": "decode", "device": "h100_sxm", "input_len": 1024},
+    "/v1/serving": {"model": "llama3_8b", "device": "h100_sxm", "traffic": {"rate": 4, "requests": 200}},
+    "/v1/search": {
+        "model": "llama3_8b",
+        "cluster": "dgx_h100",
+        "seq_len": 4096,
+        "global_batch": 64,
+        "space": {"tp": [1, 2], "pp": [1], "micro_batch": [1], "recompute": ["none"]},
+    },
+    "/v1/search/serving": {
+        "model": "llama3_8b",
+        "cluster": "dgx_h100",
+        "nodes": 1,
+        "space": {"tp": [1, 2], "batch": [32], "max_tokens": [2048], "pools": ["together"]},
+    },
+}
+
+
+def _resolved(described: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema itself, where it is named."""
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    target: Mapping[str, Any] = described["components"]["schemas"][name] if name else schema
+    return target
+
+
+def _field(described: Mapping[str, Any], name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    default = schema.get("default")
+    choices = [_resolved(described, choice) for choice in (schema, *schema.get("anyOf", ()))]
+    return {
+        "name": name,
+        "type": " or ".join(_types(described, schema)),
+        "default": "" if default in (None, "", [], {}) else json.dumps(default, ensure_ascii=False),
+        "help": schema.get("description", ""),
+        "inside": [inner for choice in choices for inner in choice.get("properties", {})],
+    }
+
+
+def _types(described: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
+    """The types of a field in words, without null."""
+    names = []
+    for choice in schema.get("anyOf", [schema]):
+        kind = _resolved(described, choice).get("type", "any")
+        if kind == "array":
+            kind = f"list of {' or '.join(_types(described, choice.get('items', {})))}"
+        names.append("mapping" if kind == "object" else str(kind))
+    return [name for name in dict.fromkeys(names) if name != "null"]
+
+
+def _parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
+    choices = [str(choice) for choice in parameter.get("schema", {}).get("enum", ())]
+    return {"name": parameter["name"], "where": parameter["in"], "choices": choices}

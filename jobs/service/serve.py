@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..installing import install_command
 from ..show import BadInputError, print_json, say, wants_json
 from .settings import ServiceSettings, settings_of
 
@@ -20,7 +21,7 @@ def run(config: dict[str, Any]) -> int:
 
         server = uvicorn.Server(config_of(settings))
     except ImportError as error:
-        raise BadInputError(f"the service needs {error.name}: pip install 'opcast[api]'") from None
+        raise BadInputError(f"the service needs {error.name}: {install_command('api')}") from None
     listening = bound(settings)
     host, port = listening.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -16,12 +16,14 @@ from ..report.comparison import Comparison
 from ..report.served import ServingReport
 from . import network, quickstart, serving, step
 from .cluster import ClusterView
-from .page import ReportError, render, write, write_text
+from .page import ReportError, render, render_body, write, write_text
 
 __all__ = [
     "ClusterView",
     "ReportError",
+    "network_body",
     "network_page",
+    "step_body",
     "step_page",
     "write_network_report",
     "write_quickstart_report",
@@ -46,6 +48,13 @@ def step_page(
     return render(step.page(report, device, cluster))
 
 
+def step_body(
+    report: StepReport | InferenceReport, device: Device | None = None, cluster: ClusterView | None = None
+) -> str:
+    """The same without its frame: cards and sections for a page that has styles and scripts of reports."""
+    return render_body(step.page(report, device, cluster))
+
+
 def write_step_report(
     report: StepReport | InferenceReport, path: Path, device: Device | None = None, cluster: ClusterView | None = None
 ) -> Path:
@@ -56,6 +65,11 @@ def write_step_report(
 def network_page(prediction: OpPrediction) -> str:
     """What the links of a cluster did as the text of a page."""
     return render(network.page(prediction))
+
+
+def network_body(prediction: OpPrediction) -> str:
+    """The same without its frame: cards and sections for a page that has styles and scripts of reports."""
+    return render_body(network.page(prediction))
 
 
 def write_network_report(prediction: OpPrediction, path: Path) -> Path:

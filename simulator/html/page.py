@@ -7,6 +7,7 @@ policy forbids any connection.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from . import units
 from .colours import PALETTE
 
 HERE = Path(__file__).resolve().parent
+PLOTLY = HERE / "plotly-basic.min.js.gz"  # npm plotly.js-basic-dist-min 4.1.1 (MIT, plotly-LICENSE)
 UNITS = {  # how a page writes values of some kinds
     "seconds": lambda seconds: units.duration(1e6 * seconds),
     "us": units.duration,
@@ -206,23 +208,47 @@ def _cell(value: Any, column: ViewColumn, most: float) -> Cell:
 
 def render(page: Page) -> str:
     """The page as HTML, with styles, scripts and Plotly inside."""
+    from markupsafe import Markup
+
+    return (
+        _templates()
+        .get_template("report.html.j2")
+        .render(
+            page=page,
+            light={name: light for name, (light, _) in PALETTE.items()},
+            dark={name: dark for name, (_, dark) in PALETTE.items()},
+            style=Markup(style()),
+            script=Markup(script() + (HERE / "report-alone.js").read_text(encoding="utf-8")),
+            plotly=Markup(base64.b64encode(PLOTLY.read_bytes()).decode()) if has_figures(page) else None,
+        )
+    )
+
+
+def render_body(page: Page) -> str:
+    """Cards and sections of the page alone, for a page that has :func:`style`, :func:`script` and Plotly already."""
+    return _templates().get_template("report.body.j2").render(page=page)
+
+
+def style() -> str:
+    """The styles of reports."""
+    return (HERE / "report.css").read_text(encoding="utf-8")
+
+
+def script() -> str:
+    """What draws the charts of a report: ``opcastReport(scope, ready)``."""
+    return (HERE / "report.js").read_text(encoding="utf-8")
+
+
+def _templates() -> Any:
     import jinja2
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     environment.filters["drawn"] = Markup
     environment.filters["embed"] = lambda value: Markup(embed(value))
-    return environment.get_template("report.html.j2").render(
-        page=page,
-        light={name: light for name, (light, _) in PALETTE.items()},
-        dark={name: dark for name, (_, dark) in PALETTE.items()},
-        style=Markup((HERE / "report.css").read_text(encoding="utf-8")),
-        script=Markup((HERE / "report.js").read_text(encoding="utf-8")),
-        plotly=Markup(get_plotlyjs()) if has_figures(page) else None,
-    )
+    return environment
 
 
 def has_figures(page: Page) -> bool:

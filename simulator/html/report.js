@@ -1,39 +1,20 @@
-(() => {
+// The charts of a report within `scope`, drawn by `ready` (a promise of Plotly); returns what draws them anew.
+function opcastReport(scope, ready) {
   "use strict";
   const root = document.documentElement;
   const coarse = matchMedia("(pointer: coarse)").matches;
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const charts = [...document.querySelectorAll("figure.chart")].map((element) => ({
+  const charts = [...scope.querySelectorAll("figure.chart")].map((element) => ({
     element,
     node: element.querySelector(".plot"),
     section: element.closest("section"),
     variants: JSON.parse(element.querySelector("script").textContent),
     variant: null,
   }));
-  const legends = [...document.querySelectorAll(".legend")].map((element) => {
+  const legends = [...scope.querySelectorAll(".legend")].map((element) => {
     const section = element.closest("section");
     return { element, hidden: new Set(), charts: charts.filter((chart) => chart.section === section) };
   });
   for (const legend of legends) for (const chart of legend.charts) chart.legend = legend;
-
-  // --- theme: what the address says (#dark), else what was chosen before, else what the system prefers
-  function remembered() {
-    try { return localStorage.getItem("opcast-theme"); } catch { return null; }
-  }
-  function remember(theme) {
-    try { localStorage.setItem("opcast-theme", theme); } catch { /* a page opened from a file may not store */ }
-  }
-  function isDark() {
-    return root.dataset.theme ? root.dataset.theme === "dark" : dark.matches;
-  }
-  const asked = ["dark", "light"].find((theme) => location.hash === "#" + theme) || remembered();
-  if (asked === "dark" || asked === "light") root.dataset.theme = asked;
-  document.getElementById("theme").addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    remember(root.dataset.theme);
-    charts.forEach(draw);
-  });
-  dark.addEventListener("change", () => charts.forEach(draw));
 
   // --- figures name colours; the theme gives them values
   function resolved(value, style) {
@@ -68,10 +49,12 @@
     return figure;
   }
 
+  let plotly = null;
   function draw(chart) {
+    if (!plotly || !chart.node.isConnected) return; // drawn once Plotly is there, and as long as it is shown
     const figure = drawn(chart);
     const config = { responsive: true, displaylogo: false, displayModeBar: false, showTips: false };
-    Plotly.react(chart.node, figure.data, figure.layout, config);
+    plotly.react(chart.node, figure.data, figure.layout, config);
   }
 
   function fill(legend) {
@@ -98,6 +81,7 @@
 
   // --- zoom buttons, for fingers and keyboards
   function zoom(chart, button) {
+    if (!chart.node.layout) return; // not drawn yet
     const axis = chart.node.layout.xaxis;
     const end = shown(chart).layout.xaxis.range[1];
     let [low, high] = axis.range;
@@ -110,7 +94,7 @@
     }
     const kept = Math.min(high - low, end);
     low = Math.min(Math.max(low, 0), end - kept);
-    Plotly.relayout(chart.node, { "xaxis.range": "whole" in button.dataset ? [0, end] : [low, low + kept] });
+    plotly?.relayout(chart.node, { "xaxis.range": "whole" in button.dataset ? [0, end] : [low, low + kept] });
   }
   for (const chart of charts) {
     for (const button of chart.element.querySelectorAll(".zoom button")) {
@@ -132,7 +116,7 @@
     }
     legends.filter((legend) => legend.element.closest("section") === section).forEach(fill);
   }
-  for (const section of document.querySelectorAll("section")) {
+  for (const section of scope.querySelectorAll("section")) {
     const buttons = [...section.querySelectorAll("[data-choose]")];
     for (const button of buttons) button.addEventListener("click", () => choose(section, button.dataset.choose));
     if (buttons.length) choose(section, buttons[0].dataset.choose);
@@ -141,11 +125,15 @@
   legends.forEach(fill);
 
   // One chart per task, so that the page answers while it is being drawn.
-  charts.forEach((chart) => setTimeout(() => draw(chart), 0));
+  ready.then((found) => {
+    plotly = found;
+    charts.forEach((chart) => setTimeout(() => draw(chart), 0));
+  });
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === width) return;
     width = innerWidth;
     charts.forEach(draw);
   });
-})();
+  return () => charts.forEach(draw);
+}

@@ -101,7 +101,10 @@ def price_card(report: ServingReport) -> Card:
         [("energy (estimate)", f"{units.three_digits(energy)} kWh")] if cost is not None and energy is not None else []
     )
     lines += [("mean power of a GPU", f"{units.three_digits(report.power_w)} W")] if report.power_w is not None else []
-    return Card("A million tokens", (head,), tuple(lines))
+    verdict = (
+        "" if cost is None else f"A million output tokens cost {units.three_digits(cost)} in the currency of the price."
+    )
+    return Card("A million tokens", (head,), tuple(lines), verdict)
 
 
 def times_section(report: ServingReport) -> PageSection:

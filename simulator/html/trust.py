@@ -49,8 +49,9 @@ def figures(report: StepReport | InferenceReport) -> list[Table]:
         rows.append(("energy of the step (estimate)", f"{report.energy_j:,.0f} J"))
         rows.append(("of this by measured watts", units.share(report.energy_measured)))
     if report.cost is not None:
-        rows.append(("cost of the step", f"{report.cost:,.4g}"))
-        rows.append(("cost of a million tokens", f"{report.cost_per_million_tokens or 0:,.4g}"))
+        rows.append(("cost of the step, in the currency of the price", f"{report.cost:,.4g}"))
+        tokens = f"{report.cost_per_million_tokens or 0:,.4g}"
+        rows.append(("cost of a million tokens, in the currency of the price", tokens))
     if not rows:
         return []
     return [Table("Chances and costs", (Column("", words=True), Column("")), [(Cell(a), Cell(b)) for a, b in rows])]

@@ -1,4 +1,4 @@
-"""A point as its framework spells it: arguments of Megatron-LM and Megatron-Bridge, TOML of torchtitan.
+"""A point as its framework spells it: Megatron-LM, Megatron-Bridge, torchtitan, DeepSpeed and FSDP2 by accelerate.
 
 One table per framework says what each setting is called; a row gives a value, or None where nothing is to be said. What
 a framework cannot be told is a LaunchError that says which axis to change.
@@ -6,63 +6,37 @@ a framework cannot be told is a LaunchError that says which axis to change.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...datasets.loading import nearest
 from ..question.canonical import RequestError
-from ..question.plan import Parallel, Stack
-from ..question.requests import SimulateRequest, usual_stack
-from ..trace.models import resolve
+from ..question.requests import SimulateRequest
+from ..trace.models import resolve, shipped_source
+from .accelerate import training_script
+from .architecture import megatron_model
+from .launch_errors import LaunchError
+from .launch_point import Launch
 
-FRAMEWORKS = ("megatron-lm", "megatron-bridge", "torchtitan")
+FRAMEWORKS = ("megatron-lm", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
 FP8 = {"fp8": "hybrid", "mxfp8": "e4m3", "fp8_block": "e4m3"}
 FP8_RECIPES = {"fp8": "tensorwise", "mxfp8": "mxfp8", "fp8_block": "blockwise"}
 
+MADE_UP = {  # what a run needs beside model and layout: to be replaced
+    "--mock-data": True,
+    "--train-iters": 100,
+    "--lr": 3e-4,
+    "--lr-decay-style": "constant",
+    "--eval-iters": 0,
+    "--log-interval": 1,
+}
 RECIPES = {  # of Megatron-Bridge for mixed precision, by the format of linear layers
     "": "bf16_mixed",
     "fp8": "bf16_with_fp8_current_scaling_mixed",
     "fp8_block": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
 }
-
-
-class LaunchError(ValueError):
-    """A point that a framework cannot be told to run. The message says why and what to change."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A point as a framework is told of it: what rows of its table read."""
-
-    request: SimulateRequest
-    config: Mapping[str, Any]
-
-    @property
-    def parallel(self) -> Parallel:
-        """Degrees of parallelism."""
-        return self.request.parallel
-
-    @property
-    def stack(self) -> Stack:
-        """What the framework does."""
-        return self.request.stack or usual_stack("train", alone=False)
-
-    @property
-    def devices(self) -> int:
-        """All GPUs."""
-        assert self.request.cluster is not None
-        return self.request.cluster.devices
-
-    @property
-    def dp(self) -> int:
-        """Data ranks."""
-        return self.devices // self.parallel.model_ranks
-
-    def model(self, *names: str) -> Any:
-        """A figure of the model's configuration, under the first name that it has."""
-        return next((self.config[name] for name in names if self.config.get(name) is not None), None)
 
 
 Rule = Callable[[Launch], Any]
@@ -73,18 +47,7 @@ def _when(condition: bool, value: Any = True) -> Any:
 
 
 MEGATRON_LM: dict[str, Rule] = {
-    "--num-layers": lambda x: x.model("num_hidden_layers", "n_layer"),
-    "--hidden-size": lambda x: x.model("hidden_size", "n_embd"),
-    "--ffn-hidden-size": lambda x: x.model("intermediate_size"),
-    "--num-attention-heads": lambda x: x.model("num_attention_heads", "n_head"),
-    "--group-query-attention": lambda x: _when(_groups(x) is not None),
-    "--num-query-groups": lambda x: _groups(x),
-    "--kv-channels": lambda x: x.model("head_dim"),
-    "--num-experts": lambda x: x.model("n_routed_experts", "num_local_experts", "num_experts"),
-    "--moe-router-topk": lambda x: x.model("num_experts_per_tok"),
-    "--moe-ffn-hidden-size": lambda x: x.model("moe_intermediate_size"),
     "--seq-length": lambda x: x.request.work.seq_len,
-    "--max-position-embeddings": lambda x: max(x.request.work.seq_len, x.model("max_position_embeddings") or 0),
     "--micro-batch-size": lambda x: x.request.work.micro_batch,
     "--global-batch-size": lambda x: x.request.work.sequences,
     "--tensor-model-parallel-size": lambda x: x.parallel.tp,
@@ -156,11 +119,6 @@ TORCHTITAN: dict[str, Rule] = {
 }
 
 
-def _groups(launch: Launch) -> int | None:
-    groups, heads = launch.model("num_key_value_heads"), launch.model("num_attention_heads")
-    return groups if groups is not None and groups != heads else None
-
-
 def _sharding(launch: Launch) -> str | None:
     return {2: "optim_grads", 3: "optim_grads_params"}.get(launch.parallel.zero_stage)
 
@@ -226,19 +184,57 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
     LaunchError for what it cannot be told; RequestError for a framework that is none of :data:`FRAMEWORKS`.
     """
     if framework not in FRAMEWORKS:
-        raise RequestError(f"launch={framework} is no framework; {nearest(framework, FRAMEWORKS, 'choose from')}")
+        raise RequestError(
+            f"framework={framework} is none that trains; {nearest(framework, FRAMEWORKS, 'choose from')}"
+        )
     launch = Launch(request, dict(resolve(request.model).language))
     if launch.parallel.schedule in ("zb-h1", "dualpipe", "gpipe") and framework != "torchtitan":
         raise LaunchError(f"schedule={launch.parallel.schedule} is none of Megatron's: take space.schedule=1f1b")
     if framework == "torchtitan":
         _torchtitan_can(launch)
         return toml(filled(TORCHTITAN, launch), header(launch))
-    table = MEGATRON_LM if framework == "megatron-lm" else MEGATRON_BRIDGE
-    found = filled(table, launch)
-    lines = (
-        arguments(found) if framework == "megatron-lm" else [f"{name}={word(value)}" for name, value in found.items()]
-    )
+    if framework in ("deepspeed", "accelerate"):
+        return training_script(launch, framework, header(launch), hub_id(launch))
+    if framework == "megatron-lm":
+        return megatron_script(launch)
+    lines = [f"{name}={word(value)}" for name, value in filled(MEGATRON_BRIDGE, launch).items()]
     return "\n".join([*header(launch), *lines, ""])
+
+
+def megatron_script(launch: Launch) -> str:
+    """A shell script for a checkout of Megatron-LM, the same on every node: the model, the layout, made-up data."""
+    assert launch.request.cluster is not None
+    cluster = launch.request.cluster
+    flags = megatron_model(launch.config) | filled(MEGATRON_LM, launch)
+    flags["--max-position-embeddings"] = max(
+        launch.request.work.seq_len or 0, flags.get("--max-position-embeddings") or 0
+    )
+    tokenizer = hub_id(launch)
+    tokens = {"--tokenizer-type": "HuggingFaceTokenizer", "--tokenizer-model": tokenizer}
+    flags |= {name: value for name, value in MADE_UP.items() if name not in flags}
+    flags |= tokens if tokenizer else {"--tokenizer-type": "NullTokenizer"}
+    start = (
+        f"exec torchrun --nnodes {cluster.nodes} --nproc-per-node {cluster.devices_per_node} "
+        '--node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-localhost}" --master-port "${MASTER_PORT:-29500}" '
+        "pretrain_gpt.py"
+    )
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            *header(launch),
+            "# Run it in a checkout of Megatron-LM, on each node with its NODE_RANK and with MASTER_ADDR.",
+            "# Data are made up: put --data-path, and your own --train-iters and --lr, in the place of the last lines.",
+            " \\\n".join([start, *arguments(flags)]),
+            "",
+        ]
+    )
+
+
+def hub_id(launch: Launch) -> str:
+    """The hub id of a shipped model that was not changed; empty for any other."""
+    name = resolve(launch.request.model).name
+    source = shipped_source(name)
+    return source if source and dict(resolve(name).language) == dict(launch.config) else ""
 
 
 def filled(table: Mapping[str, Callable[[Any], Any]], launch: Any) -> dict[str, Any]:
@@ -257,7 +253,7 @@ def header(launch: Launch) -> list[str]:
 
 def arguments(found: Mapping[str, Any]) -> list[str]:
     """Arguments of a command line, flags by their names alone."""
-    return [name if value is True else f"{name} {value}" for name, value in found.items()]
+    return [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in found.items()]
 
 
 def word(value: Any) -> str:

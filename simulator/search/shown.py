@@ -26,7 +26,7 @@ def cards(report: SearchReport) -> list[Card]:
     best, after = report.best[0], report.best[1:2]
     span = ("interval", units.duration_range(best["low_s"] * 1e6, best["high_s"] * 1e6))
     gap = after[0]["step_time_s"] / best["step_time_s"] - 1 if after else 0.0
-    next_one = (("the next one", f"{gap * 100:+.1f} %"),) if after else ()
+    next_one = (("the next one takes", f"{gap * 100:.1f} % longer"),) if gap >= 0.0005 else ()
     rate = units.count(best["tokens_per_s_per_gpu"])
     return [
         Card("Step time", (("", units.duration(best["step_time_s"] * 1e6)),), (span, *next_one)),
@@ -41,7 +41,7 @@ LAYOUTS = RowsView(
     grid="combinations",
     name=settings,
     place=lambda row: f"{settings(row)} dp={row['dp']} on {row['devices']} GPUs",
-    subtitle=lambda row: f"{settings(row)}, dp={row['dp']} on {units.count(row['devices'])} GPUs",
+    title=lambda row: f"{settings(row)}, dp={row['dp']} on {units.count(row['devices'])} GPUs",
     columns={
         "step_time_s": ViewColumn("step", "seconds", bar=True),
         "tokens_per_s_per_gpu": ViewColumn("tokens/s/GPU", "count", only=TERMINAL),

@@ -28,7 +28,7 @@ class RowsView:
     """How rows of a kind of search are shown.
 
     ``noun`` is what one is (and many are), ``looked`` what was done with them, ``grid`` what combinations are. ``name``
-    is a row in short, ``place`` and ``subtitle`` say what it runs on too. ``columns`` are figures by the row's own
+    is a row in short, ``place`` and ``title`` say what it runs on too. ``columns`` are figures by the row's own
     names. ``picture`` has headings and factors of figures that may be an axis of the front, ``kinds`` titles, colours
     and the rows of its dots, ``hints`` what pointing at one says; ``turned`` has the first objective go up. ``change``
     is what a change of the best is told by, ``measured`` what differences of ops are of.
@@ -39,7 +39,7 @@ class RowsView:
     grid: str
     name: Callable[[Row], str]
     place: Callable[[Row], str]
-    subtitle: Callable[[Row], str]
+    title: Callable[[Row], str]
     columns: Mapping[str, ViewColumn]
     picture: Mapping[str, tuple[str, float]]
     kinds: Sequence[tuple[str, str, Callable[[Row], bool]]]
@@ -142,14 +142,29 @@ def page(report: SearchReport, view: RowsView) -> Page:
     """Everything the page of a search shows."""
     candidates = [front_section(report, view), best_section(report, view), change_section(report, view)]
     looked = f"{units.count(report.evaluated)} {view.looked}, {units.count(report.pruned)} left out"
-    ties = Card("Ties", (("", units.count(report.ties)),), (("of others", "as good within the noise floor"),))
+    ties = Card("Ties", (("", units.count(report.ties)),), verdict=ties_said(report, view))
+    by = objective_words(report.objectives[0], view)
     return Page(
-        title=f"{report.model}: the best of {units.count(report.points)} {view.noun[1]}",
-        subtitle=view.subtitle(report.best[0]),
-        facts=(f"ranked by {report.objectives[0]}", looked, *report.constraints),
+        title=f"{report.model}: {view.title(report.best[0])}",
+        subtitle=f"the best of {units.count(report.points)} {view.noun[1]} by {by}",
+        facts=(looked, *report.constraints),
         cards=(*view.cards(report), ties),
         sections=(*(each for each in candidates if each is not None), left_section(report, view)),
     )
+
+
+def objective_words(name: str, view: RowsView) -> str:
+    """An objective as a person says it: its axis of the picture without the unit."""
+    return view.picture[KNOWN[name][0]][0].partition(",")[0]
+
+
+def ties_said(report: SearchReport, view: RowsView) -> str:
+    """How alone the best one is, as a sentence."""
+    if not report.ties:
+        return f"No other {view.noun[0]} is as good."
+    one = report.ties == 1
+    others = f"One other {view.noun[0]}" if one else f"{units.count(report.ties)} other {view.noun[1]}"
+    return f"{others} cannot be told apart from it: repeats of one run differ by more."
 
 
 def front_section(report: SearchReport, view: RowsView) -> PageSection | None:

@@ -17,6 +17,7 @@ import pytest
 from opcast.jobs import cli, listing
 from opcast.jobs.cli import main
 from opcast.jobs.composing import any_help
+from opcast.jobs.installing import install_command
 from opcast.jobs.show import CONFIG_DIRECTORY
 
 GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm"]
@@ -178,7 +179,7 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
 
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not there
     assert main(["simulate", "model=gpt2", "workload=prefill", "device=h100", f"home={tmp_path}"]) == 2
-    assert capsys.readouterr().err == ("opcast: this needs torch, which is not installed: pip install 'opcast[hf]'\n")
+    assert capsys.readouterr().err == (f"opcast: this needs torch, which is not installed: {install_command('hf')}\n")
     for package, extra in cli.EXTRAS.items():
         found = [line for line in requires("opcast") or () if line.startswith(package) and f'"{extra}"' in line]
         assert found or package == "torch"  # opcast[hf] has it by opcast[torch]

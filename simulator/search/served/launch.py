@@ -1,4 +1,4 @@
-"""A way to serve as its engine spells it: commands of vLLM, SGLang and TensorRT-LLM, or a Kubernetes manifest.
+"""A way to serve as it is started: commands of vLLM, SGLang, TensorRT-LLM and Dynamo, llm-d's values, Kubernetes.
 
 One table per engine says what each setting is called; a row gives a value, True for a flag, or None where nothing is to
 be said. What an engine cannot be told is a LaunchError that says which axis to change.
@@ -18,10 +18,11 @@ from ...trace.models import shipped_source
 from ..launch import LaunchError, filled
 from .kubernetes import PORT as KUBERNETES_PORT
 from .kubernetes import manifest
+from .llm_d import helm_values, llm_d_port
 from .request import ServedSearchRequest
-from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, ServedRole, roles
+from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, PlacedServer, ServedRole, placed, roles
 
-FRAMEWORKS = ("vllm", "sglang", "trtllm", "kubernetes")
+FRAMEWORKS = ("vllm", "sglang", "trtllm", "dynamo", "llm-d", "kubernetes")
 Rule = Callable[[ServedRole], Any]
 
 
@@ -75,6 +76,13 @@ COMMANDS = {
 }
 
 
+DYNAMO = {"vllm": "python -m dynamo.vllm --model {model}", "sglang": "python -m dynamo.sglang --model-path {model}"}
+OF_A_SERVER = ("--port", "--host")  # which a worker of Dynamo has not: its frontend listens
+ROUTER_PORT = 7000  # beside servers of one pool at 8000 and on
+NIXL_PORT, NIXL_PORTS = 20100, 16  # of vLLM's side channel: one for each of a server's ranks
+DYNAMO_PORT = 9100
+
+
 def _connector(role: ServedRole) -> str:
     kv_role = {PREFILL: "kv_producer", DECODE: "kv_consumer"}[role.role]
     return json.dumps({"kv_connector": "NixlConnector", "kv_role": kv_role})
@@ -94,9 +102,18 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
         words = [command("sglang", model, each, KUBERNETES_PORT) for each in servers]
         per_node = request.clusters()[row["cluster"]].devices_per_node
         return manifest(f"{model} on {row['cluster']}", servers, words, per_node)
-    if chosen == "vllm" and any(each.ep not in (1, each.ranks) for each in servers):
+    if (chosen if chosen != "dynamo" else policy_of(row["policy"]).framework) in ("vllm", "llm-d") and any(
+        each.ep not in (1, each.ranks) for each in servers
+    ):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
-    return "\n".join([*_header(row, servers), *_files(chosen, servers), *_commands(chosen, model, servers), ""])
+    if chosen == "llm-d":
+        return helm_values(model, servers, [command("vllm", model, each, llm_d_port(each)) for each in servers])
+    engine = policy_of(row["policy"]).framework if chosen == "dynamo" else chosen
+    if chosen == "dynamo" and engine not in DYNAMO:
+        raise LaunchError(f"Dynamo is spelled here with {' and '.join(DYNAMO)}: take space.policy=vllm or sglang")
+    copies = placed(servers, request.clusters()[row["cluster"]].devices_per_node)
+    lines = [*_header(row, servers), *_files(engine, servers, copies), *_commands(chosen, engine, model, copies)]
+    return "\n".join([*lines, *_front(chosen, model, servers, copies), ""])
 
 
 def served_name(model: Any) -> str:
@@ -107,24 +124,46 @@ def served_name(model: Any) -> str:
     return shipped_source(name) or name
 
 
-def command(framework: str, model: str, role: ServedRole, port: int | None = None) -> list[str]:
-    """The words of a server's command; at a ``port`` of its own that others reach."""
+def command(
+    framework: str, model: str, role: ServedRole, port: int | None = None, copy: int | None = None
+) -> list[str]:
+    """The words of a server's command; at a ``port`` of its own that others reach, or as the ``copy`` of several."""
     start, table = COMMANDS[framework]
     words = shlex.split(start.format(model=shlex.quote(model)))
-    found = filled(table, role) | ({} if port is None else {"--port": port, "--host": "0.0.0.0"})
-    for name, value in found.items():
-        words += [name] if value is True else [name, str(value)]
-    return words
+    arguments = filled(table, role) | ({} if port is None else {"--port": port, "--host": "0.0.0.0"})
+    if copy is not None:
+        arguments["--port"] = PORTS[role.role] + copy
+        if "--disaggregation-bootstrap-port" in arguments:
+            arguments["--disaggregation-bootstrap-port"] = BOOTSTRAP_PORT + copy
+    return [*words, *_spelled(arguments)]
+
+
+def _spelled(arguments: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in arguments.items() for word in ([name] if value is True else [name, str(value)])]
+
+
+def worker(engine: str, model: str, role: ServedRole) -> list[str]:
+    """The words of a worker of Dynamo: the engine's own arguments without its port, and the role."""
+    start, table = DYNAMO[engine], COMMANDS[engine][1]
+    arguments = {name: value for name, value in filled(table, role).items() if name not in OF_A_SERVER}
+    if role.role:
+        arguments["--disaggregation-mode"] = role.role
+    return [*shlex.split(start.format(model=shlex.quote(model))), *_spelled(arguments)]
 
 
 def _header(row: Mapping[str, Any], servers: list[ServedRole]) -> list[str]:
-    said = [f"{each.replicas} x {each.role or 'server'} of {each.devices} GPUs" for each in servers]
-    return ["#!/bin/sh", f"# {', '.join(said)} ({row['cluster']}); each server is started on GPUs of its own"]
+    counts = [f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers]
+    lengths = servers[0].max_len, servers[0].max_len - servers[0].room, servers[0].room
+    return [
+        "#!/bin/sh",
+        f"# {', '.join(counts)} ({row['cluster']})",
+        f"# Each takes {lengths[0]:,} tokens a request: {lengths[1]:,} of prompt and answer, {lengths[2]:,} of room.",
+    ]
 
 
-def _files(framework: str, servers: list[ServedRole]) -> list[str]:
+def _files(engine: str, servers: list[ServedRole], copies: list[PlacedServer]) -> list[str]:
     """What TensorRT-LLM is told in files: attention data ranks, how caches move, and its servers."""
-    if framework != "trtllm":
+    if engine != "trtllm":
         return []
     lines: list[str] = []
     for each in servers:
@@ -136,33 +175,72 @@ def _files(framework: str, servers: list[ServedRole]) -> list[str]:
         lines += ["cat > servers.yaml <<'END'", "hostname: 0.0.0.0", "port: 8000", "backend: pytorch"]
         for name, each in zip(("context_servers", "generation_servers"), servers, strict=True):
             lines += [f"{name}:", f"  num_instances: {each.replicas}", "  urls:"]
-            lines += [f"    - {each.role.upper()}_{at}:{PORTS[each.role]}" for at in range(each.replicas)]
+            lines += [f"    - {server.address(_nodes(copies))}" for server in copies if server.role is each]
         lines += ["END"]
     return lines
 
 
-def _commands(framework: str, model: str, servers: list[ServedRole]) -> list[str]:
-    lines = []
-    for each in servers:
-        lines += [f"# {each.replicas} times" + (f", {each.role}" if each.role else "")]
-        lines += [shlex.join(command(framework, model, each)) + (" &" if each.role else "")]
-    if len(servers) > 1:
-        lines += ["# what users call: put the hosts of your servers in the place of names such as PREFILL_0"]
-        lines += [router(framework, servers)]
-    return lines
+def _nodes(copies: list[PlacedServer]) -> int:
+    return 1 + max(server.node for server in copies)
 
 
-def router(framework: str, servers: list[ServedRole]) -> str:
-    """The command of what stands before pools apart."""
+def _commands(chosen: str, engine: str, model: str, copies: list[PlacedServer]) -> list[str]:
+    """The command of every copy, with GPUs and ports of its own; by node where there are several."""
+    nodes, lines = _nodes(copies), []
+    if nodes > 1:
+        lines += ["# Run it on every node, with NODE_RANK=0, 1, … set.", 'case "${NODE_RANK:-0}" in']
+    for node in range(nodes):
+        of_node = [server for server in copies if server.node == node]
+        if nodes > 1 and of_node:
+            lines += [f"{node})"]
+        lines += [_started(chosen, engine, model, server, at) for at, server in enumerate(of_node)]
+        lines += [";;"] if nodes > 1 and of_node else []
+    return [*lines, "esac"] if nodes > 1 else lines
+
+
+def _started(chosen: str, engine: str, model: str, server: PlacedServer, at: int) -> str:
+    words = (
+        worker(engine, model, server.role)
+        if chosen == "dynamo"
+        else command(engine, model, server.role, copy=server.copy)
+    )
+    settings = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, server.gpus))}"] if server.gpus else []
+    if engine == "vllm" and server.role.role:
+        settings += [f"VLLM_NIXL_SIDE_CHANNEL_PORT={NIXL_PORT + NIXL_PORTS * at}"]
+    if chosen == "dynamo":
+        settings += [f"DYN_SYSTEM_PORT={DYNAMO_PORT + at}"]
+    return " ".join([*settings, shlex.join(words), "&"])
+
+
+def _front(chosen: str, model: str, servers: list[ServedRole], copies: list[PlacedServer]) -> list[str]:
+    """What users call, on the first node, and the wait for all."""
+    first, nodes = [], _nodes(copies)
+    if chosen == "dynamo":
+        first = ["python -m dynamo.frontend --router-mode kv --http-port 8000 &"]
+    elif len(servers) > 1 or (chosen == "sglang" and len(copies) > 1):
+        first = [router(chosen, copies, nodes)]
+    elif len(copies) > 1:
+        addresses = ", ".join(server.address(nodes) for server in copies)
+        first = [f"# Users are shared out over {addresses} by a balancer of yours."]
+    if first and nodes > 1 and not first[0].startswith("#"):
+        first = ["# NODE_0 and so on stand for the hosts of your nodes.", f'[ "${{NODE_RANK:-0}}" = 0 ] && {first[0]}']
+    return [*first, "wait"]
+
+
+def router(framework: str, copies: list[PlacedServer], nodes: int) -> str:
+    """The command of what stands before servers: before pools apart, and before SGLang's copies."""
     if framework == "trtllm":
-        return "trtllm-serve disaggregated -c servers.yaml"
+        return "trtllm-serve disaggregated -c servers.yaml &"
     if framework == "vllm":
         return (
-            "# vLLM comes without one: its production-stack's or llm-d's router, or another that speaks Nixl's protocol"
+            "# vLLM comes without a router for pools apart: take framework=dynamo or framework=llm-d, which bring one"
         )
-    urls: list[str] = []
-    for each in servers:
-        for at in range(each.replicas):
-            urls += [f"--{each.role}", f"http://{each.role.upper()}_{at}:{PORTS[each.role]}"]
-            urls += [str(BOOTSTRAP_PORT)] if each.role == PREFILL else []
-    return shlex.join(["python", "-m", "sglang_router.launch_router", "--pd-disaggregation", *urls, "--port", "8000"])
+    words = ["python", "-m", "sglang_router.launch_router"]
+    if copies[0].role.role:
+        words += ["--pd-disaggregation"]
+        for server in copies:
+            words += [f"--{server.role.role}", f"http://{server.address(nodes)}"]
+            words += [str(BOOTSTRAP_PORT + server.copy)] if server.role.role == PREFILL else []
+    else:
+        words += ["--worker-urls", *(f"http://{server.address(nodes)}" for server in copies)]
+    return shlex.join([*words, "--port", str(ROUTER_PORT)]) + " &"

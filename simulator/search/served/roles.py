@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...trace.models import resolve
 from .request import LAYOUT, OF_PREFILL, ServedSearchRequest
 
 BOTH, PREFILL, DECODE = "", "prefill", "decode"
 PORTS = {BOTH: 8000, PREFILL: 8100, DECODE: 8200}
 BOOTSTRAP_PORT = 8998
+ROUND = 256  # tokens that a length is rounded up to: a whole number of KV blocks in every engine
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class ServedRole:
     batch: int
     max_tokens: int
     max_len: int
+    room: int
     quantization: str
     kv_dtype: str
     replicas: int
@@ -40,12 +43,59 @@ class ServedRole:
         return self.tp * self.pp * self.dp
 
 
+@dataclass(frozen=True)
+class PlacedServer:
+    """A copy of a server: on which node and GPUs of it, and at which port."""
+
+    role: ServedRole
+    copy: int
+    node: int
+    gpus: tuple[int, ...]
+    port: int
+
+    def address(self, nodes: int) -> str:
+        """Where it is reached: this machine, or ``NODE_1`` and so on where there are several."""
+        return f"{'localhost' if nodes == 1 else f'NODE_{self.node}'}:{self.port}"
+
+
+def longest(request: ServedSearchRequest) -> int:
+    """Tokens that a server takes of prompt and answer: a tenth more than was asked for, as far as the model goes."""
+    asked = request.input_len + request.output_len
+    with_room = -(-(asked + asked // 10) // ROUND) * ROUND
+    known = dict(resolve(request.step.model).language)
+    most = known.get("max_position_embeddings") or known.get("n_positions") or with_room
+    return max(asked, min(with_room, int(most)))
+
+
+def placed(servers: Sequence[ServedRole], per_node: int) -> list[PlacedServer]:
+    """Every copy of every role on GPUs of its own, node by node, with a port that no other on its node has.
+
+    A server of more than a node's GPUs has whole nodes, and no list of its GPUs.
+    """
+    copies: list[PlacedServer] = []
+    node = used = 0
+    for role in servers:
+        for copy in range(role.replicas):
+            if role.devices > per_node:
+                node, used = (node + 1, 0) if used else (node, used)
+                copies.append(PlacedServer(role, copy, node, (), PORTS[role.role] + copy))
+                node += -(-role.devices // per_node)
+                continue
+            if used + role.devices > per_node:
+                node, used = node + 1, 0
+            gpus = tuple(range(used, used + role.devices))
+            copies.append(PlacedServer(role, copy, node, gpus, PORTS[role.role] + copy))
+            used += role.devices
+    return copies
+
+
 def roles(request: ServedSearchRequest, row: Mapping[str, Any]) -> list[ServedRole]:
     """The servers of a point: one role, or one that prefills and one that decodes."""
-    max_len = request.input_len + request.output_len
+    max_len = longest(request)
+    room = max_len - request.input_len - request.output_len
     asked = request.step.kv_dtype or str(request.step.options.get("kv_dtype") or "")
     kv_dtype = "" if asked == "same" else asked
-    rest = {"max_len": max_len, "quantization": row["precision"], "kv_dtype": kv_dtype}
+    rest = {"max_len": max_len, "room": room, "quantization": row["precision"], "kv_dtype": kv_dtype}
     degrees = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in LAYOUT), strict=True))
     own = {**degrees, "batch": row["batch"], **rest, "replicas": row["replicas"]}
     if row["pools"] == "together":

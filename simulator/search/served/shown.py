@@ -35,7 +35,7 @@ WAYS = RowsView(
     grid="layouts",
     name=settings,
     place=lambda row: f"{settings(row)} on {row['cluster']}",
-    subtitle=lambda row: f"{settings(row)}, on {units.count(row['devices'])} GPUs",
+    title=lambda row: f"{settings(row)}, on {units.count(row['devices'])} GPUs",
     columns={
         "devices": ViewColumn("GPUs"),
         "tokens_per_s_per_gpu": ViewColumn("tokens/s/GPU", "count", bar=True),

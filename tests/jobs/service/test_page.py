@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from opcast.jobs.cli import main
+from opcast.jobs.service.guard import encoded
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright (the extra dev)")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -14,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="the page is tested in Chromium, which is not installed"),
 ]
-OP = "op?kind=gemm&m=512&n=512&k=512&vary=m"
+OP = "op?op.kind=gemm&op.m=512&op.n=512&op.k=512&vary=m"
 PHONE = {"width": 390, "height": 844}
 
 
@@ -43,15 +49,24 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     assert [url for url in asked if not url.startswith((address, "blob:", "data:"))] == []
 
 
+def is_in_view(page: Any, selector: str) -> bool:
+    """Whether the top of an element can be seen: below the page's head and above the window's end."""
+    script = """selector => { const { top } = document.querySelector(selector).getBoundingClientRect();
+      return top >= document.querySelector('.top').offsetHeight - 1 && top < innerHeight - 40; }"""
+    found: bool = page.evaluate(script, selector)
+    return found
+
+
 def test_an_op_is_asked_and_its_address_can_be_shared(page: Any, address: str, browser: Any) -> None:
     page.goto(address)
-    page.fill("#field-m", "2048")
+    page.wait_for_selector(".big")
+    page.fill("#field-op-m", "2048")
     page.click("button.main")
-    page.wait_for_selector(".curve circle")
+    page.wait_for_selector('pre:has-text("2048")', state="attached")
     latency = page.text_content(".big")
     assert latency is not None
     assert latency.endswith(("µs", "ms"))
-    assert "m=2048" in page.url
+    assert "op.m=2048" in page.url
     other = browser.new_page()
     other.goto(page.url)
     other.wait_for_selector(".big")
@@ -61,39 +76,45 @@ def test_an_op_is_asked_and_its_address_can_be_shared(page: Any, address: str, b
 
 def test_another_kind_brings_its_own_fields(page: Any, address: str) -> None:
     page.goto(address)
-    page.select_option("#field-kind", "all_reduce")
-    page.wait_for_selector("#field-size_bytes")
-    page.fill("#field-size_bytes", "1048576")
-    page.fill("#field-ranks", "8")
+    page.select_option("#field-op-kind", "all_reduce")
+    page.wait_for_selector("#field-op-size_bytes")
+    page.fill("#field-op-size_bytes", "1048576")
+    page.fill("#field-op-ranks", "8")
     page.click("button.main")
     page.wait_for_selector(".big")
-    assert page.query_selector("#field-m") is None
+    assert page.query_selector("#field-op-m") is None
 
 
 def test_a_bad_value_is_said_in_words(page: Any, address: str) -> None:
     page.goto(f"{address}/#op?kind=gemm&m=0&n=64&k=64")
-    page.wait_for_selector("#error:not([hidden])")
-    assert "m" in (page.text_content("#error") or "")
+    page.wait_for_selector("#field-op-m-error")
+    said = page.text_content("#field-op-m-error") or ""
+    assert said.startswith("m: ")
+    assert "m=0" in said
+    assert page.get_attribute("#field-op-m", "aria-invalid") == "true"
+    assert is_in_view(page, "#field-op-m-error")
 
 
 def test_a_step_shows_its_report_and_two_can_be_compared(page: Any, address: str) -> None:
     for seq_len in ("256", "512"):
         page.goto(f"{address}/#step?model=tiny_llama_100m&cluster=dgx_h100&tp=1&seq_len={seq_len}")
         page.wait_for_selector(f'pre:has-text("{seq_len}")', state="attached")
-        report = page.frame_locator("iframe")
-        report.locator("h1").wait_for()
-        assert "tiny_llama_100m" in (report.locator("h1").text_content() or "")
+        page.wait_for_selector(".report .plot .trace, .report .plot .point")
+        assert page.locator("iframe").count() == 0
+        assert "Step time" in (page.text_content(".report") or "")
         page.click("text=Pin to compare")
     page.click("#tab-compare")
     page.wait_for_selector("tbody tr")
     rows = page.locator("tbody tr").all_inner_texts()
-    assert any(row.startswith("seq_len") and "256" in row and "512" in row for row in rows)
-    assert any(row.startswith("step_time_s") and "%" in row for row in rows)
+    assert any(row.startswith("sequence length, tokens") and "256" in row and "512" in row for row in rows)
+    assert any(row.startswith("step time") and " ms" in row and "%" in row for row in rows)
+    assert "than the" in (page.text_content("#said") or "")
+    assert "_s" not in (page.text_content("#result") or "")
 
 
 def test_a_search_leads_to_the_step_of_a_layout(page: Any, address: str) -> None:
     page.goto(
-        f"{address}/#search?model=tiny_llama_100m&cluster=dgx_h100&global_batch=16&seq_len=256&tp=1,2&pp=1&recompute=none"
+        f"{address}/#search?model=tiny_llama_100m&cluster=dgx_h100&global_batch=16&seq_len=256&space.tp=1,2&space.pp=1&space.recompute=none"
     )
     page.wait_for_selector(".curve circle")
     assert "layouts" in (page.text_content(".cards") or "")
@@ -104,34 +125,37 @@ def test_a_search_leads_to_the_step_of_a_layout(page: Any, address: str) -> None
     assert box["x"] + box["width"] <= frame["x"] + frame["width"], "a reason is wrapped, not cut off"
     page.focus(".curve circle")
     page.keyboard.press("Enter")
-    page.wait_for_selector("iframe")
+    page.wait_for_selector(".report .cards")
     assert page.url.partition("#")[2].startswith("step?model=tiny_llama_100m")
 
 
 def test_ways_to_serve_lead_to_their_traffic(page: Any, address: str) -> None:
-    page.goto(f"{address}/#ways?model=tiny_llama_100m&tp=1&batch=8,32&max_tokens=2048&input_len=256&output_len=64")
+    page.goto(
+        f"{address}/#ways?model=tiny_llama_100m&space.tp=1&space.batch=8,32&space.max_tokens=2048&input_len=256&output_len=64"
+    )
     page.wait_for_selector(".curve circle")
     assert "tokens/s a GPU" in (page.get_attribute(".curve circle", "aria-label") or "")
     assert "ways" in (page.text_content(".cards") or "")
     if page.query_selector(".curve circle[role=link]"):
         page.focus(".curve circle[role=link]")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#field-rate")
+        page.wait_for_selector("#field-traffic-rate")
         assert page.url.partition("#")[2].startswith("serving?model=tiny_llama_100m")
 
 
 def test_the_fabric_shows_its_links(page: Any, address: str) -> None:
     page.goto(f"{address}/#fabric?kind=all_reduce&cluster=dgx_h100&nodes=2&ranks=16&size_bytes=1048576")
-    report = page.frame_locator("iframe")
-    report.locator("svg").first.wait_for()
-    assert "all_reduce" in (report.locator("h1").text_content() or "")
+    page.wait_for_selector(".report svg")
+    assert page.locator("iframe").count() == 0
+    assert "Bus bandwidth" in (page.text_content(".report") or "")
 
 
 def test_a_whole_job_shows_its_lives(page: Any, address: str) -> None:
-    page.goto(f"{address}/#job?model=tiny_llama_100m&seq_len=128&global_batch=64&tokens=10&nodes=1")
-    frame = page.frame_locator("iframe")
-    frame.locator("text=Progress of ten lives").first.wait_for()
-    assert "days" in (frame.locator("body").text_content() or "")
+    page.goto(f"{address}/#job?model=tiny_llama_100m&seq_len=128&global_batch=64&tokens=1e10&nodes=1")
+    page.wait_for_selector(".report svg")
+    report = page.text_content(".report") or ""
+    assert "Progress of ten lives" in report
+    assert "days" in report
 
 
 def test_a_served_load(page: Any, address: str) -> None:
@@ -143,27 +167,140 @@ def test_a_served_load(page: Any, address: str) -> None:
 def test_the_keyboard_is_enough(page: Any, address: str) -> None:
     page.goto(address)
     page.wait_for_selector("button.main")
-    page.focus("#field-k")
+    page.focus("#field-op-k")
     page.keyboard.press("Control+A")
     page.keyboard.type("8192")
     page.keyboard.press("Enter")
     page.wait_for_selector(".big")
-    assert "k=8192" in page.url
+    assert "op.k=8192" in page.url
+
+
+SIZES = [(390, 844), (1280, 850), (1920, 1080)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_ask_is_in_reach_and_the_answer_in_view(
+    browser: Any, address: str, width: int, height: int, scheme: str
+) -> None:
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&traffic.requests=30&traffic.rate=20&edit=1")
+    page.wait_for_selector("button.main")
+    ask = page.locator("button.main").bounding_box()
+    assert ask["y"] + ask["height"] <= height, "Ask is in the window before anybody scrolls"
+    page.focus("#field-slo-tpot_ms")
+    page.click("button.main")
+    page.wait_for_selector("#result .big")
+    page.wait_for_function("document.querySelector('#status').textContent.startsWith('Answered')")
+    assert is_in_view(page, "#result .card")
+    page.fill("#field-model", "tiny_llama_100mm")
+    page.click("button.main")
+    page.wait_for_selector("#field-model-error")
+    assert (page.text_content("#field-model-error") or "").startswith("model: ")
+    assert is_in_view(page, "#field-model-error")
+    context.close()
+
+
+def test_the_first_view_is_an_answered_example(page: Any, address: str) -> None:
+    page.set_viewport_size({"width": 1280, "height": 850})
+    page.goto(address)
+    page.wait_for_selector(".curve circle")
+    assert "example" in (page.text_content("#status") or "")
+    assert is_in_view(page, ".big")
+
+
+def test_a_table_that_is_wider_than_a_phone_says_that_it_scrolls(page: Any, address: str) -> None:
+    page.goto(f"{address}/#known?device=h100_sxm")
+    page.wait_for_selector("tbody tr")
+    assert page.locator(".sideways:visible").count() == 0
+    page.set_viewport_size(PHONE)
+    page.wait_for_selector(".sideways:visible")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "step?model=tiny_llama_100m&cluster=dgx_h100&tp=2&seq_len=256&global_batch=8",
+        "op?op.kind=all_reduce&op.size_bytes=1048576&op.ranks=8&cluster=dgx_h100&nodes=1",
+        "serving?model=tiny_llama_100m&device=h100_sxm&traffic.requests=30&slo.ttft_ms=500&scheduler.cuda_graphs=8, 16",
+    ],
+)
+def test_a_question_goes_along_as_a_command_and_in_python(
+    page: Any, address: str, question: str, capsys: pytest.CaptureFixture[str], home: str
+) -> None:
+    page.goto(f"{address}/#{question}")
+    page.wait_for_selector("#as-command", state="attached")
+    shown = json.loads(page.text_content("#as-json") or "")
+    words = shlex.split(page.text_content("#as-command") or "")
+    assert main([*words[1:], "format=json", f"home={home}"]) == 0
+    assert untimed(json.loads(capsys.readouterr().out)) == untimed(shown)
+    code = (
+        (page.text_content("#as-python") or "")
+        .replace("print(answer.to_dict())", "")
+        .replace(")\n", f", home={home!r})\n")
+    )
+    told: dict[str, Any] = {}
+    exec(code, told)
+    assert untimed(json.loads(encoded(told["answer"].to_dict()))) == untimed(shown)
+
+
+def untimed(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without how long it took to find."""
+    return {name: value for name, value in answer.items() if "wall_time" not in name}
+
+
+def test_a_search_tells_how_far_it_is_and_can_be_cancelled(page: Any, address: str) -> None:
+    page.goto(f"{address}/#search?model=llama3_8b&cluster=dgx_h100&nodes=8&global_batch=512&seq_len=4096")
+    page.wait_for_selector("#cancel:visible")
+    page.wait_for_selector("#progress:visible")
+    assert is_in_view(page, "#answer")
+    page.click("#cancel")
+    page.wait_for_selector("#cancel", state="hidden")
+    assert page.text_content("#status") == "Cancelled."
+    assert page.text_content("#result") == ""
+
+
+def test_all_calls_are_told_and_tried_without_internet(page: Any, address: str) -> None:
+    page.goto(f"{address}/docs")
+    described = page.evaluate("fetch('/openapi.json').then((answer) => answer.json())")
+    told = page.locator("main > section h2").all_inner_texts()
+    assert sorted(told) == sorted(
+        f"{method.upper()} {path}" for path, methods in described["paths"].items() for method in methods
+    )
+    call = page.locator("section", has=page.get_by_text("POST /v1/predict", exact=True))
+    call.get_by_text(re.compile("fields of the body")).click()
+    call.get_by_text("Try it").click()
+    assert "h100_sxm" in call.locator("textarea").input_value()
+    assert "power_cap_w" in (call.locator("table").text_content() or "")
+    call.get_by_text("Send").click()
+    page.wait_for_function("[...document.querySelectorAll('pre')].some((each) => each.textContent.startsWith('200'))")
+
+
+def test_what_users_expect_leaves_the_picture_its_room(page: Any, address: str) -> None:
+    page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&traffic.requests=30&slo.ttft_ms=100000")
+    page.wait_for_selector(".curve")
+    path = page.locator(".curve .line").first.evaluate(
+        "(line) => [line.getBBox().width, line.ownerSVGElement.viewBox.baseVal.width]"
+    )
+    assert path[0] > 0.7 * path[1]
+    assert "users expect" in (page.text_content("#result") or "")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(
-    "tab", ["op?kind=gemm&m=512&n=512&k=512&vary=m", "known", "compare", "step", "search", "serving", "ways", "fabric"]
-)
+@pytest.mark.parametrize("tab", [OP, "known", "compare", "step", "search", "serving", "ways", "fabric", "calls"])
 def test_nothing_serious_for_axe_and_nothing_wider_than_a_phone(
     browser: Any, address: str, tab: str, scheme: str
 ) -> None:
     axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe checks pages (the extra dev)")
     context = browser.new_context(viewport=PHONE, color_scheme=scheme)
     made = context.new_page()
-    made.goto(f"{address}/#{tab}")
+    made.goto(f"{address}/docs" if tab == "calls" else f"{address}/#{tab}")
     made.wait_for_selector(
-        ".curve" if "vary" in tab else {"known": "table", "compare": "#result p"}.get(tab, "button.main")
+        ".curve"
+        if "vary" in tab
+        else {"known": "table", "compare": "#result p", "calls": "section"}.get(tab, "button.main")
     )
     found = axe.Axe().run(made)["violations"]
     serious = {each["id"]: each["nodes"][0]["html"] for each in found if each["impact"] in ("serious", "critical")}

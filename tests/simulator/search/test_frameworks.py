@@ -9,15 +9,21 @@ TensorRT-LLM (whose package there is a stub): they are read where a checkout of 
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from opcast.simulator.search.launch import MEGATRON_BRIDGE, MEGATRON_LM, TORCHTITAN
+from opcast.simulator.search import accelerate
+from opcast.simulator.search.architecture import megatron_model
+from opcast.simulator.search.launch import MADE_UP, MEGATRON_BRIDGE, MEGATRON_LM, TORCHTITAN
+from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.served.kubernetes import router_words
 from opcast.simulator.search.served.launch import SGLANG, TRTLLM, VLLM
+from opcast.simulator.trace.models import known_models, resolve
 
 FOLDER = Path(os.environ.get("OPCAST_FRAMEWORKS", "nowhere"))
 BRIDGE = {  # first part of an override -> files and classes of its fields
@@ -33,14 +39,17 @@ BRIDGE = {  # first part of an override -> files and classes of its fields
 }
 
 
-OF_THE_PARSER = {  # arguments of Megatron-LM's own parser that are no fields of megatron-core or Megatron-Bridge
-    "--num-experts",
+OF_THE_PARSER = {  # arguments of Megatron-LM's own parser (core 0.16) that are no fields of megatron-core or -bridge
+    "--disable-bias-linear",
     "--group-query-attention",
-    "--max-position-embeddings",
-    "--num-virtual-stages-per-pipeline-rank",
+    "--mock-data",
     "--no-gradient-accumulation-fusion",
     "--no-overlap-p2p-communication",
-    "--fp8-format",
+    "--norm-epsilon",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--swiglu",
+    "--untie-embeddings-and-output-weights",
+    "--use-rope-scaling",
 }
 
 
@@ -140,17 +149,47 @@ def as_arguments(names: set[str]) -> set[str]:
     return {"--" + name.replace("_", "-") for name in names}
 
 
+def told_to_megatron() -> set[str]:
+    """Every argument that some shipped model, layout or run brings."""
+    told = {*MEGATRON_LM, *MADE_UP, "--tokenizer-type", "--tokenizer-model"}
+    for name in known_models():
+        with contextlib.suppress(LaunchError):
+            told |= set(megatron_model(dict(resolve(name).language)))
+    return told
+
+
+def test_accelerate_knows_its_settings() -> None:
+    known = (FOLDER / "accelerate/commands/launch.py", FOLDER / "accelerate/utils/launch.py")
+    tree("accelerate/commands/launch.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in known)
+    own = ast.walk(ast.parse(Path(accelerate.__file__).read_text(encoding="utf-8")))
+    names = {node.value for node in own if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    told = {name for name in names if re.fullmatch(r"(fsdp|parallelism_config)_[a-z_]+", name)} - {"fsdp_config"}
+    assert len(told) > 6
+    assert {name for name in told if name not in text} == set()
+
+
+def test_dynamo_knows_the_roles_of_its_workers() -> None:
+    tree("dynamo/vllm/backend_args.py")
+    for name in ("vllm", "sglang"):
+        told = "".join(path.read_text(encoding="utf-8") for path in (FOLDER / "dynamo" / name).glob("*.py"))
+        assert "--disaggregation-mode" in told
+    assert "--router-mode" in (FOLDER / "dynamo/frontend/frontend_args.py").read_text(encoding="utf-8")
+
+
 def test_what_megatron_lm_is_told_are_fields_of_its_core() -> None:
     """Megatron-LM makes most of its arguments of these fields; its parser itself is on no package index."""
-    paths = {path for places in BRIDGE.values() for path, _ in places}
-    assert set(MEGATRON_LM) - as_arguments(any_fields(sorted(paths))) == OF_THE_PARSER
+    tree("megatron/core/transformer/transformer_config.py")
+    rooms = [FOLDER / "megatron" / room for room in ("core", "bridge/training", "bridge/models")]
+    paths = [str(path.relative_to(FOLDER)) for room in rooms for path in sorted(room.rglob("*.py"))]
+    assert told_to_megatron() - as_arguments(any_fields(paths)) == OF_THE_PARSER
 
 
 def test_megatron_lm_knows_its_arguments() -> None:
     known = arguments("megatron/training/arguments.py")
     configs = [str(path.relative_to(FOLDER)) for path in sorted((FOLDER / "megatron/training/config").glob("*.py"))]
     configs += [path for path, _ in BRIDGE["model"][:2] + BRIDGE["ddp"] if (FOLDER / path).is_file()]
-    assert set(MEGATRON_LM) <= known | as_arguments(any_fields(configs))
+    assert told_to_megatron() <= known | as_arguments(any_fields(configs))
 
 
 def test_tensorrt_llm_knows_its_options() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +13,11 @@ import yaml
 
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.served.launch import launch_serving
 from opcast.simulator.search.served.request import ServedSearchRequest
+from opcast.simulator.serving.engine_args import read_arguments
+from opcast.simulator.serving.engines import load_serving_engine
 
 REQUEST = ServedSearchRequest(
     step=SimulateRequest(model="deepseek_v3", cluster=load_cluster("dgx_h200")), input_len=4000, output_len=1000
@@ -41,21 +47,28 @@ APART |= {"prefill_replicas": 3, "ratio": "3:2"}
 
 def commands(text: str) -> list[dict[str, str]]:
     """The servers' commands, each as its options by name; a flag's value is empty."""
-    lines = [line.removesuffix(" &") for line in text.splitlines() if line[:4] in ("vllm", "pyth", "trtl")]
     found = []
-    for words in map(shlex.split, lines):
+    for line in text.splitlines():
+        words = [] if line.startswith("#") else shlex.split(line.removesuffix(" &"))
+        while words and re.match(r"[A-Z_]+=|\$\{|\[$|\]$|&&$|=$|0$|\d*$", words[0]):
+            words = words[1:]
+        if not words or words[0] not in ("vllm", "python", "trtllm-serve"):
+            continue
         names = [at for at, word in enumerate(words) if word.startswith("--")]
         found.append({words[at]: words[at + 1] if at + 1 < len(words) and at + 1 not in names else "" for at in names})
     return found
 
 
 def test_vllm_is_told_of_every_degree() -> None:
-    (own,) = commands(launch_serving(REQUEST, TOGETHER, None))
+    own, other = commands(launch_serving(REQUEST, TOGETHER, None))
+    assert (own["--port"], other["--port"]) == ("8000", "8001")
     assert own["--tensor-parallel-size"] == "2"
     assert own["--data-parallel-size"] == "4"
     assert own["--enable-expert-parallel"] == ""
-    assert (own["--max-num-seqs"], own["--max-num-batched-tokens"], own["--max-model-len"]) == ("64", "8192", "5000")
-    prefill, decode = commands(launch_serving(REQUEST, APART, "vllm"))
+    assert (own["--max-num-seqs"], own["--max-num-batched-tokens"], own["--max-model-len"]) == ("64", "8192", "5632")
+    servers = commands(launch_serving(REQUEST, APART, "vllm"))
+    prefill, decode = servers[0], servers[-1]
+    assert len(servers) == 5
     assert '"kv_role": "kv_producer"' in prefill["--kv-transfer-config"]
     assert '"kv_role": "kv_consumer"' in decode["--kv-transfer-config"]
     assert prefill["--tensor-parallel-size"] == "8"
@@ -63,7 +76,7 @@ def test_vllm_is_told_of_every_degree() -> None:
 
 
 def test_sglang_counts_tensor_and_data_ranks_together() -> None:
-    prefill, decode, router = commands(launch_serving(REQUEST, APART, "sglang"))
+    prefill, *_, decode, router = commands(launch_serving(REQUEST, APART, "sglang"))
     assert (decode["--tp-size"], decode["--attn-dp-size"], decode["--ep-size"]) == ("8", "4", "8")
     assert decode["--max-running-requests"] == "256"
     assert (prefill["--disaggregation-mode"], decode["--disaggregation-mode"]) == ("prefill", "decode")
@@ -72,7 +85,7 @@ def test_sglang_counts_tensor_and_data_ranks_together() -> None:
 
 def test_tensorrt_llm_is_told_in_files() -> None:
     text = launch_serving(REQUEST, APART, "trtllm")
-    prefill, decode, _ = [*commands(text), {}][:3]
+    prefill, *_, decode, _router = commands(text)
     assert (decode["--tp_size"], decode["--ep_size"], prefill["--tp_size"]) == ("8", "8", "8")
     files = {part.split(".yaml")[0]: part.split("<<'END'\n")[1].split("END")[0] for part in text.split("cat > ")[1:]}
     assert yaml.safe_load(files["decode"])["enable_attention_dp"] is True
@@ -107,3 +120,71 @@ def test_a_manifest_is_one_that_kubernetes_knows(row: dict[str, Any]) -> None:
 def test_what_an_engine_cannot_be_told(changes: dict[str, Any], framework: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         launch_serving(REQUEST, TOGETHER | changes, framework)
+
+
+SMALL = ServedSearchRequest(
+    step=SimulateRequest(model="llama3_8b", cluster=load_cluster("dgx_h100")), input_len=1000, output_len=200
+)
+POOL = TOGETHER | {"cluster": "dgx_h100", "precision": "", "tp": 2, "dp": 1, "ep": 1, "replicas": 4}
+POOLS = POOL | {"pools": "apart", "replicas": 3, "prefill_tp": 1, "prefill_pp": 1, "prefill_dp": 1, "prefill_ep": 1}
+POOLS |= {"prefill_replicas": 2}
+
+
+@pytest.mark.parametrize("framework", ["vllm", "sglang", "trtllm", "dynamo"])
+@pytest.mark.parametrize("row", [POOL, POOLS], ids=["together", "apart"])
+def test_copies_have_gpus_and_ports_of_their_own(framework: str, row: dict[str, Any]) -> None:
+    text = launch_serving(SMALL, row, framework)
+    devices = [gpus for found in re.findall(r"CUDA_VISIBLE_DEVICES=([\d,]+)", text) for gpus in found.split(",")]
+    assert sorted(devices) == [str(gpu) for gpu in range(8)]
+    marks = re.findall(r"DYN_SYSTEM_PORT=(\d+)" if framework == "dynamo" else r"--port (\d+) &", text)
+    assert len(marks) == len(set(marks)) >= row["replicas"] + row["prefill_replicas"] * (row is POOLS)
+    sides = re.findall(r"SIDE_CHANNEL_PORT=(\d+)|bootstrap-port (\d+)", text)
+    assert len(sides) == len(set(sides))
+    assert "336 of room" in text
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_servers_of_several_nodes_are_started_by_node() -> None:
+    text = launch_serving(REQUEST, APART, "sglang")
+    assert re.findall(r"^(\d+)\)$", text, re.M) == ["0", "1", "2", "3", "4"]
+    assert "http://NODE_4:8201" in text
+    assert '[ "${NODE_RANK:-0}" = 0 ] && python -m sglang_router.launch_router' in text
+    assert subprocess.run(["sh", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_a_request_never_is_longer_than_the_model_takes() -> None:
+    long = replace(SMALL, input_len=8000, output_len=150)
+    own, *_ = commands(launch_serving(long, POOL, "vllm"))
+    assert own["--max-model-len"] == "8192"
+
+
+@pytest.mark.parametrize("framework", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("row", [POOL, POOLS], ids=["together", "apart"])
+def test_every_argument_is_one_that_the_engine_of_that_version_has(framework: str, row: dict[str, Any]) -> None:
+    engine = load_serving_engine(framework)
+    assert engine.version
+    lines = [line for line in launch_serving(SMALL, row, framework).splitlines() if line.startswith("CUDA_")]
+    for line in lines:
+        text = re.sub(r"--extra_llm_api_options \S+", "", line.partition(" ")[2].removesuffix(" &"))
+        read = read_arguments(engine, text)
+        assert read.parallel.get("tp", 1) in (1, 2)
+
+
+def test_llm_d_gets_values_of_its_chart() -> None:
+    values = yaml.safe_load(launch_serving(SMALL, POOLS, "llm-d"))
+    assert (values["prefill"]["replicas"], values["decode"]["replicas"]) == (2, 3)
+    (container,) = values["decode"]["containers"]
+    assert container["command"] == ["vllm", "serve"]
+    assert container["args"][:3] == ["meta-llama/Meta-Llama-3-8B", "--tensor-parallel-size", "2"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert yaml.safe_load(launch_serving(SMALL, POOL, "llm-d"))["prefill"] == {"create": False}
+
+
+def test_dynamo_has_a_frontend_and_workers_with_roles() -> None:
+    text = launch_serving(SMALL, POOLS, "dynamo")
+    assert text.count("--disaggregation-mode prefill") == 2
+    assert text.count("--disaggregation-mode decode") == 3
+    assert "python -m dynamo.frontend" in text
+    assert "--port" not in text.replace("--http-port", "")
+    with pytest.raises(LaunchError, match=r"take space.policy=vllm or sglang"):
+        launch_serving(SMALL, POOL | {"policy": "trtllm"}, "dynamo")

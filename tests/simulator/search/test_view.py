@@ -47,7 +47,7 @@ FOUND = SearchReport(
     notes=(),
     wall_time_s=1.0,
 )
-VIEW = replace(LAYOUTS, name=lambda each: f"tp={each['tp']} <&>", place=lambda each: "x", subtitle=lambda each: "x")
+VIEW = replace(LAYOUTS, name=lambda each: f"tp={each['tp']} <&>", place=lambda each: "x", title=lambda each: "x")
 
 
 def test_every_point_is_in_the_picture_and_text_is_escaped() -> None:
@@ -63,3 +63,14 @@ def test_every_point_is_in_the_picture_and_text_is_escaped() -> None:
     assert "99 GiB of 79" in text
     alone = page(replace(FOUND, sensitivity=(), objectives=("step_time",)), VIEW)
     assert [section.id for section in alone.sections] == ["best", "left"]
+
+
+def test_the_headline_names_the_whole_layout_and_ties_are_a_sentence() -> None:
+    best = row(1, 1.0, 60.0) | {"pp": 1, "dp": 8, "devices": 8, "zero_stage": 1, "micro_batch": 2}
+    best |= dict.fromkeys(("vpp", "cp", "ep", "etp"), 1) | {"schedule": "1f1b", "recompute": "none"}
+    made = page(replace(FOUND, best=(best,)), replace(LAYOUTS, place=lambda each: "x", name=lambda each: "x"))
+    assert "tp=1 pp=1" in made.title
+    assert "micro_batch=2, dp=8 on 8 GPUs" in made.title
+    assert made.subtitle.endswith("layouts by step time")
+    assert made.cards[-1].verdict.startswith("One other layout cannot be told apart")
+    assert page(replace(FOUND, ties=0), VIEW).cards[-1].verdict == "No other layout is as good."

@@ -1,0 +1,234 @@
+"""A command of Megatron-LM read back: the settings of the step that it starts.
+
+What the command says of the model must be what a model that opcast knows is made of; layout, batch, format and
+recomputation become settings of ``opcast simulate``. What the GPUs are no command says.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...datasets.loading import nearest
+from ..trace.models import known_models, resolve, shipped_source
+from .architecture import megatron_model
+from .launch import FP8_RECIPES, MADE_UP, MEGATRON_LM
+from .launch_errors import LaunchError
+
+SCRIPT = re.compile(r"pretrain_\w+\.py$")
+OF_MODEL = ("--max-position-embeddings", "--vocab-size")  # which a run may have longer or padded
+WITHOUT_TIME = (  # what changes neither time nor memory of a step
+    *MADE_UP,
+    "--tokenizer-type",
+    "--tokenizer-model",
+    "--data-path",
+    "--split",
+    "--seed",
+    "--min-lr",
+    "--lr-warmup-iters",
+    "--lr-decay-iters",
+    "--weight-decay",
+    "--adam-beta1",
+    "--adam-beta2",
+    "--clip-grad",
+    "--init-method-std",
+    "--save",
+    "--load",
+    "--save-interval",
+    "--eval-interval",
+    "--log-throughput",
+    "--use-mcore-models",
+    "--transformer-impl",
+    "--tensorboard-dir",
+    "--distributed-backend",
+    "--distributed-timeout-minutes",
+    "--moe-router-load-balancing-type",
+    "--moe-aux-loss-coeff",
+)
+DEFAULTS = {  # of Megatron-LM's own parser, which a command need not say
+    "--normalization": "LayerNorm",
+    "--norm-epsilon": 1e-5,
+    "--position-embedding-type": "learned_absolute",
+    "--rotary-base": 10000,
+    "--rotary-percent": 1.0,
+    "--attention-dropout": 0.1,
+    "--hidden-dropout": 0.1,
+    "--moe-router-topk": 2,
+    "--moe-router-load-balancing-type": "aux_loss",
+    "--moe-token-dispatcher-type": "allgather",
+}
+ARRAY = re.compile(r"^\s*(\w+)=\(((?:[^()]|\([^()]*\))*)\)\s*$", re.M)  # as Megatron-LM's own examples hold arguments
+VARIABLE = re.compile(r"^\s*(?:export\s+)?(\w+)=([\w./:-]+)\s*$", re.M)
+USED = re.compile(r"\"?\$\{?(\w+)(?:\[@\])?\}?\"?")
+COUNTS = {
+    "--seq-length": "workload.seq_len",
+    "--micro-batch-size": "workload.micro_batch",
+    "--global-batch-size": "workload.global_batch",
+    "--tensor-model-parallel-size": "parallel.tp",
+    "--pipeline-model-parallel-size": "parallel.pp",
+    "--num-virtual-stages-per-pipeline-rank": "parallel.vpp",
+    "--context-parallel-size": "parallel.cp",
+    "--expert-model-parallel-size": "parallel.ep",
+    "--expert-tensor-parallel-size": "parallel.etp",
+}
+
+
+def settings_of_launch(path: Path, model: str = "") -> dict[str, Any]:
+    """The settings of ``opcast simulate``, by their paths, that a file with a command of Megatron-LM says.
+
+    Without a ``model`` it is the shipped one that the arguments describe. LaunchError for a file that holds no such
+    command, a model that is none of these or not the one that is named, and an argument that may change the step and
+    that opcast does not read.
+    """
+    start, given = _command(path)
+    model = model or _model(given)
+    model_flags = megatron_model(dict(resolve(model).language))
+    if differ := _differences(given, model_flags):
+        raise LaunchError(f"launch={path} starts another model than {model}: they differ in {', '.join(differ)}")
+    settings: dict[str, Any] = {"model": model, "workload": "train"}
+    settings |= {setting: int(_number(given, name)) for name, setting in COUNTS.items() if name in given}
+    settings |= {f"cluster.{setting}": int(start[name]) for name, setting in PLACES.items() if name in start}
+    settings["parallel.sequence_parallel"] = "--sequence-parallel" in given
+    settings["parallel.zero_stage"] = _zero_stage(given)
+    settings["precision"] = _precision(given)
+    settings["workload.recompute"] = _recompute(given)
+    if settings.get("parallel.vpp", 1) > 1:
+        settings["parallel.schedule"] = "interleaved"
+    settings["stack.overlap"] = _overlap(given)
+    _check(given, model_flags, path)
+    return settings
+
+
+DEEPEST = 4  # variables within variables
+PLACES = {"--nnodes": "nodes", "--nproc-per-node": "devices_per_node"}
+
+
+def _command(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """What torchrun is told, and what the script is: values by name, True for a flag, a list for several."""
+    try:
+        text = path.expanduser().read_text(encoding="utf-8").replace("\\\n", " ")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"launch={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    values = dict(VARIABLE.findall(text)) | {name: " ".join(held.split()) for name, held in ARRAY.findall(text)}
+    for line in text.splitlines():
+        if SCRIPT.search(line) or "pretrain_" in line:
+            for _ in range(DEEPEST):
+                line = USED.sub(lambda match: values.get(match[1], match[0]), line)
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            continue
+        at = next((at for at, word in enumerate(words) if SCRIPT.search(word)), None)
+        if at is not None:
+            start = {name.replace("_", "-"): value for name, value in _pairs(words[:at]).items()}
+            return {name: str(value) for name, value in start.items()}, _pairs(words[at + 1 :])
+    raise LaunchError(f"launch={path} has no command of Megatron-LM: torchrun … pretrain_gpt.py --num-layers …")
+
+
+def _pairs(words: Sequence[str]) -> dict[str, Any]:
+    values_by_name: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            values_by_name[name] = [value] if equals else []
+        elif name:
+            values_by_name[name].append(word)
+    return {
+        name: True if not values else values[0] if len(values) == 1 else values
+        for name, values in values_by_name.items()
+    }
+
+
+def _number(given: Mapping[str, Any], name: str) -> float:
+    try:
+        return float(given[name])
+    except (TypeError, ValueError):
+        raise LaunchError(f"{name} {given[name]} must be a number") from None
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return float(one) == float(other)
+    except (TypeError, ValueError):
+        return str(one) == str(other)
+
+
+def _differences(given: Mapping[str, Any], model_flags: Mapping[str, Any]) -> list[str]:
+    """The arguments in which a command and a model differ."""
+    told = DEFAULTS | dict(given)
+    compared = model_flags.keys() - set(OF_MODEL)
+    return sorted(name for name in compared if name not in told or not _same(told[name], model_flags[name]))
+
+
+def _model(given: Mapping[str, Any]) -> str:
+    """The shipped model that the arguments describe; of several alike the one whose tokenizer is named."""
+    closest: tuple[int, str, list[str]] = (1 << 30, "", [])
+    matches: list[tuple[bool, bool, str]] = []
+    for name in known_models():
+        try:
+            model_flags = megatron_model(dict(resolve(name).language))
+        except LaunchError:
+            continue
+        differ = _differences(given, model_flags)
+        if not differ:
+            matches.append(
+                (shipped_source(name) != given.get("--tokenizer-model"), _vocabulary(given, model_flags), name)
+            )
+        closest = min(closest, (len(differ), name, differ))
+    if matches:
+        return min(matches)[2]
+    raise LaunchError(
+        f"no model that opcast ships has these arguments; {closest[1]} comes closest and differs in "
+        f"{', '.join(closest[2][:6])}"
+    )
+
+
+def _vocabulary(given: Mapping[str, Any], model_flags: Mapping[str, Any]) -> bool:
+    return any(name in given and not _same(given[name], model_flags.get(name)) for name in OF_MODEL)
+
+
+def _zero_stage(given: Mapping[str, Any]) -> int:
+    if "--use-megatron-fsdp" in given:
+        return {"optim_grads": 2, "optim_grads_params": 3, "optim": 1}.get(
+            str(given.get("--data-parallel-sharding-strategy", "optim_grads_params")), 0
+        )
+    return int("--use-distributed-optimizer" in given)
+
+
+def _precision(given: Mapping[str, Any]) -> str:
+    if "--fp8-format" in given:
+        recipe = str(given.get("--fp8-recipe", "delayed"))
+        formats = {value: name for name, value in FP8_RECIPES.items()} | {"delayed": "fp8"}
+        if recipe not in formats:
+            raise LaunchError(f"--fp8-recipe {recipe} is not simulated; {nearest(recipe, formats, 'choose from')}")
+        return formats[recipe]
+    return "fp16" if "--fp16" in given else "bf16" if "--bf16" in given else "fp32"
+
+
+def _recompute(given: Mapping[str, Any]) -> str:
+    if "--recompute-activations" in given:
+        return "selective"
+    return str(given.get("--recompute-granularity", "none"))
+
+
+def _overlap(given: Mapping[str, Any]) -> list[str]:
+    """What runs beside compute, of what arguments say; context parallelism and plain pipelines always do."""
+    states = {
+        "dp": "--overlap-grad-reduce" in given,
+        "tp": "--tp-comm-overlap" in given or "--sequence-parallel" not in given,
+        "cp": True,
+        "pp": "--no-overlap-p2p-communication" not in given,
+    }
+    return [name for name, overlaps in states.items() if overlaps]
+
+
+def _check(given: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path) -> None:
+    """LaunchError for what is neither of the model nor read nor without effect."""
+    read = {*model_flags, *MEGATRON_LM, *COUNTS, *WITHOUT_TIME, "--fp16", "--recompute-activations"}
+    if unknown := sorted(name for name in given if name not in read):
+        raise LaunchError(f"launch={path}: {', '.join(unknown)} may change the step and is not read: take it out")
