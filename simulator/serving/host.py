@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...datasets.figure_sources import FigureSource
 from ...datasets.loading import choice, load, number
 from ...datasets.reading import read_json
 from .engines import HostRule, ServingEngineError
@@ -27,6 +28,8 @@ SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "serving_host.json"
 SERIAL = " serial"
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")  # as configurations call their number
 FIGURES = ("step_us", "seq_us", "request_us", "client_us", "prompt_us", "layer_us", "experts_us")
+
+NOBODY = FigureSource(assumed="the file of hosts does not say what it was fitted on")
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class FittedHosts:
     engines: Mapping[str, FittedHost]
     widths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     made_by: str = ""
+    source: FigureSource = NOBODY  # of all figures and widths
 
     def of(self, name: str) -> HostTime:
         """The host of an engine, with ``serial`` behind its name where it schedules no step ahead."""
@@ -136,7 +140,9 @@ def fitted_hosts(path: Path = SHIPPED) -> FittedHosts:
         name: load(FittedHost, fit, ServingEngineError, f"{path.name}: {name}")
         for name, fit in values.get("engines", {}).items()
     }
-    return FittedHosts(engines, values.get("widths", {}), values.get("made_by", ""))
+    given = values.get("source")
+    source = load(FigureSource, given, ServingEngineError, f"{path.name}: source") if given else NOBODY
+    return FittedHosts(engines, values.get("widths", {}), values.get("made_by", ""), source)
 
 
 def host_name(engine: str, rule: HostRule, version: str = "", overlapped: bool | None = None) -> str:

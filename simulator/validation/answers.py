@@ -62,9 +62,9 @@ class Predictions:
     def left_out(self, row: Row, error: Exception) -> None:
         """Notes why a row has no prediction: opcast's own words for what it cannot do, else a failure."""
         if isinstance(error, ValueError) and type(error).__module__.startswith("opcast"):
-            self.unsupported.append(UnsupportedRow(row.id, str(error)))
+            self.unsupported.append(UnsupportedRow(row.id, str(error), row.source))
         else:
-            self.failed.append(FailedRow.by(row.id, error))
+            self.failed.append(FailedRow.by(row.id, error, row.source))
 
 
 @dataclass

@@ -301,6 +301,7 @@ def as_values(hosts: FittedHosts) -> dict[str, object]:
     """Fitted hosts as their file has them."""
     return {
         "made_by": hosts.made_by,
+        "source": {name: text for name, text in asdict(hosts.source).items() if text},
         "engines": {name: asdict(each) for name, each in hosts.engines.items()},
         "widths": {name: dict(each) for name, each in hosts.widths.items()},
     }
