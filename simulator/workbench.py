@@ -397,11 +397,11 @@ class Workbench:
         setting = replace(
             self.validation(request.rules), device=request.device, cluster=request.cluster, stack=request.stack
         )
-        read = read_table(Path(request.truth).expanduser(), request.limit, rules=setting.rules)
+        table = read_table(Path(request.truth).expanduser(), request.limit, rules=setting.rules)
         if request.half:
-            read = only_half(read, request.half)
-        with (progress or _silent)(len(read.rows) + len(read.by_outcome)) as advance:
-            scored = validate(read, setting, request.rival, request.details, advance)
+            table = only_half(table, request.half)
+        with (progress or _silent)(len(table.rows) + len(table.by_outcome)) as advance:
+            scored = validate(table, setting, request.rival, request.details, advance)
         return replace(scored.without_rows() if request.half == UNSEEN else scored, half=request.half)
 
     def validation(self, rules: str = "") -> ValidationSettings:

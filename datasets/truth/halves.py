@@ -34,7 +34,10 @@ def source_of(cells: Cells, kind: str, table: str) -> str:
 
 def only_half(table: TruthTable, half: str) -> TruthTable:
     """The rows of a table whose sources are in a half."""
-    parts = ("rows", "unsupported", "failed", "by_outcome")
     return replace(
-        table, **{name: tuple(row for row in getattr(table, name) if half_of(row.source) == half) for name in parts}
+        table,
+        rows=tuple(row for row in table.rows if half_of(row.source) == half),
+        unsupported=tuple(row for row in table.unsupported if half_of(row.source) == half),
+        failed=tuple(row for row in table.failed if half_of(row.source) == half),
+        by_outcome=tuple(row for row in table.by_outcome if half_of(row.source) == half),
     )
