@@ -16,7 +16,7 @@ import numpy as np
 from ...datasets.own_warnings import own_warnings
 from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
 from ...datasets.truth.cells import FILL, REFUSE
-from ...datasets.truth.halves import HALVES
+from ...datasets.truth.halves import HALVES, UNSEEN
 from ..question.calibration import NONE, UNKNOWN, Calibration, load_calibration
 from ..question.plan import Plan, PlanError
 from .answers import Engines
@@ -58,8 +58,9 @@ class Calibrating:
         """Median, mean, p90 and bias in percent, by table and by how runs were answered.
 
         ``all`` is of every run; ``tables`` is the mean of the tables' figures, in which a large table counts no more
-        than another, ``looked_at`` and ``unseen`` the same over the runs whose source is in that half. Of what was left
-        out also how the 90 % intervals did (:func:`.intervals.interval_score`).
+        than another, ``looked_at`` and ``unseen`` the same over the runs whose source is in that half; ``unseen TABLE``
+        is of such runs of a table. Of what was left out also how the 90 % intervals did
+        (:func:`.intervals.interval_score`).
         """
         tables = grouped(self.observed, lambda each: each.table)
         known = without_source(self.observed, self.errors, self.start)
@@ -77,7 +78,9 @@ class Calibrating:
         for half in HALVES:
             steps = [step for step in self.observed if step.half == half]
             if steps:
-                means[half] = _mean_scores([scored(of) for of in grouped(steps, lambda step: step.table).values()])
+                parts = {table: scored(of) for table, of in sorted(grouped(steps, lambda step: step.table).items())}
+                means |= {f"{half} {table}": of for table, of in parts.items()} if half == UNSEEN else {}
+                means[half] = _mean_scores(list(parts.values()))
         return scores | {"all": scored(self.observed)} | means
 
 
