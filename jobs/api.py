@@ -335,11 +335,14 @@ def validate(
     rival: str = "",
     details: bool = False,
     rules: str | Path = "",
+    half: str = "",
     backend: str | None = None,
     engines: Sequence[str] = ORDER,
     home: str | Path | None = None,
 ) -> Validation:
     """Every row of a table of published results simulated and scored (``opcast validate``).
+
+    ``half`` takes ``looked_at`` or ``unseen`` sources alone; of unseen ones it says scores, no rows.
 
     Raises TruthError for what is no table or no folder of rules, RivalError for a rival that is not there.
     """
@@ -348,7 +351,7 @@ def validate(
 
     chosen = load_stack(stack) if isinstance(stack, str) else stack
     sources = _sources(home, engines, backend)
-    request = ValidateRequest(str(truth), limit, rival, details, str(rules), stack=chosen, sources=sources)
+    request = ValidateRequest(str(truth), limit, rival, details, str(rules), half, stack=chosen, sources=sources)
     return _bench(sources).validate(request)
 
 

@@ -161,8 +161,11 @@ def stacks(config: Mapping[str, Any]) -> Rows:
 
 
 def figures(config: Mapping[str, Any]) -> Rows:
-    """The numbers that frameworks set, and where each is from."""
+    """The numbers that frameworks, serving engines, their hosts and networks have, and where each is from."""
+    from ..simulator.network.tunings import PCIE_TUNINGS, TUNINGS, TUNINGS_SOURCE
     from ..simulator.question.stack import known_stacks, load_stack
+    from ..simulator.serving.engines import engine_figures, known_serving_engines, load_serving_engine
+    from ..simulator.serving.host import fitted_hosts
 
     rows: list[tuple[object, ...]] = []
     for one in map(load_stack, known_stacks()):
@@ -170,6 +173,16 @@ def figures(config: Mapping[str, Any]) -> Rows:
             parts = value.items() if isinstance(value, Mapping) else [("", value)]
             text = " ".join(f"{label}={number:g}".removeprefix("=") for label, number in parts)
             rows.append((one.id, name, text, one.sources[name].basis, str(one.sources[name])))
+    for engine in map(load_serving_engine, known_serving_engines()):
+        for name, value, source in engine_figures(engine):
+            rows.append((f"serving engine {engine.id}", name, value, source.basis, str(source)))
+    hosts = fitted_hosts()
+    for name, host in hosts.engines.items():
+        for figure, us in host.value.items():
+            rows.append((f"serving host {name}", figure, f"{us:g}", hosts.source.basis, str(hosts.source)))
+    for name, tuning in {**TUNINGS, **PCIE_TUNINGS}.items():
+        for figure, value in vars(tuning).items():
+            rows.append((f"nccl on {name}", figure, f"{value:g}", TUNINGS_SOURCE.basis, str(TUNINGS_SOURCE)))
     return ("stack", "setting", "value", "from", "evidence"), rows
 
 

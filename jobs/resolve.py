@@ -181,6 +181,7 @@ def validate_request(config: Mapping[str, Any]) -> ValidateRequest:
         limit=config["limit"],
         rival=str(config["rival"] or ""),
         details=bool(config["details"]),
+        half=str(config["half"] or ""),
         device=own,
         cluster=dict(config.get("cluster") or {}),
         stack=stack_from_dict(config["stack"]) if config.get("stack") else None,

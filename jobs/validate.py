@@ -26,8 +26,8 @@ def run(config: dict[str, Any]) -> int:
     error = (
         f"none of the {validation.rows} rows of {validation.table} was simulated" if not validation.simulated else ""
     )
-    if error and validation.unsupported:
-        error += f": {Counter(row.why for row in validation.unsupported).most_common(1)[0][0]}"
+    if error and validation.refused:
+        error += f": {next(iter(validation.refused))}"
     if as_json:
         print_json({**validation.to_dict(), **({"error": error} if error else {})})
     else:
@@ -66,6 +66,8 @@ def show(validation: Validation) -> None:
         "its score %",
     )
     rows = list(lines("opcast", validation.metrics))
+    if validation.with_refused is not None:
+        rows += lines(f"with {validation.refused_by_outcome} refused by result", validation.with_refused)
     if validation.baseline is not None:
         rows += lines("constant MFU", validation.baseline["metrics"])
         rows += lines("opcast on these", validation.baseline["opcast_on_same_rows"])
@@ -74,7 +76,8 @@ def show(validation: Validation) -> None:
         rows += lines(f"rival {validation.rival.name}", validation.rival.metrics)
         rows += lines("opcast on these", validation.rival.opcast)
     table(
-        f"{validation.table}: {validation.simulated} of {validation.rows} rows simulated, {validation.kind}",
+        f"{validation.table}: {validation.simulated} of {validation.rows} rows simulated, {validation.kind}"
+        + (f", {validation.half} sources" if validation.half else ""),
         heads,
         rows,
     )
@@ -87,11 +90,12 @@ def show(validation: Validation) -> None:
         say(f"rank correlation of layouts of one model: median {median:.2f}, mean {mean:.2f}")
     if validation.per_row is not None:
         show_rows(validation.per_row)
-    for why, count in Counter(row.why for row in validation.unsupported).most_common():
+    for why, count in validation.refused.items():
         say(f"not simulated, {count} rows: {why}")
     for error, count in Counter(row.error for row in validation.failed).most_common():
         first = next(row.id for row in validation.failed if row.error == error)
-        say(f"failed, {count} rows (the first is {first}): {error}")
+        named = f" (the first is {first})" if first else ""
+        say(f"failed, {count} rows{named}: {error}")
 
 
 def lines(name: str, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[object, ...]]:

@@ -409,14 +409,18 @@ class Workbench:
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
         """The errors of every row of a table. ``progress`` opens a bar of so many rows, which is told of those done."""
         from ..datasets.truth import read_table
+        from ..datasets.truth.halves import UNSEEN, only_half
         from .validation import validate
 
         setting = replace(
             self.validation(request.rules), device=request.device, cluster=request.cluster, stack=request.stack
         )
-        read = read_table(Path(request.truth).expanduser(), request.limit, rules=setting.rules)
-        with (progress or _silent)(len(read.rows)) as advance:
-            return validate(read, setting, request.rival, request.details, advance)
+        table = read_table(Path(request.truth).expanduser(), request.limit, rules=setting.rules)
+        if request.half:
+            table = only_half(table, request.half)
+        with (progress or _silent)(len(table.rows) + len(table.by_outcome)) as advance:
+            scored = validate(table, setting, request.rival, request.details, advance)
+        return replace(scored.without_rows() if request.half == UNSEEN else scored, half=request.half)
 
     def validation(self, rules: str = "") -> ValidationSettings:
         """What validation is told of these sources; ``rules`` is a folder (empty: that of a checkout)."""

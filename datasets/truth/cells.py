@@ -12,6 +12,7 @@ from typing import Any
 from .. import precisions
 from .rows import TruthError
 
+FILL, REFUSE = "fill", "refuse"
 BLANK = {"", "nan", "none", "null", "n/a", "-"}
 
 # What tables call a precision where opcast has another name for it.
@@ -34,13 +35,15 @@ class Cells:
     """The cells of one line by column; ``line`` is its place in the file (the first after the head is 1).
 
     ``options`` are the simulator's, by what is known of the row's publication: ``rules`` is the folder that says it
-    (:mod:`.published`).
+    (:mod:`.published`). ``outcomes`` are what rules may do that were read off measured results: :data:`FILL`,
+    :data:`REFUSE`.
     """
 
     values: Mapping[str, str]
     line: int
     options: Mapping[str, Any] = field(default_factory=dict)
     rules: Path | None = None
+    outcomes: tuple[str, ...] = (REFUSE,)
 
     @property
     def id(self) -> str:

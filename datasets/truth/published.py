@@ -8,8 +8,12 @@ name, whose words it has. Files with ``every`` apply to all rows of their kinds,
 A rule counts where every condition of its ``when`` holds: it fills columns that a row leaves blank (``usual``),
 replaces what a row says (``set``, or ``look_up`` in a file) or says why the row cannot be simulated (``refuse``). Later
 rules see what earlier ones did. Columns called ``options.NAME`` are the simulator's options. Every rule names its
-source. ``look_up`` is ``{file: NAME.csv, by: [columns]}``: the first line of that file whose ``by`` cells are a row's
-own (blank: any; ``a|b``: either; ``>8``: more) fills its other columns.
+source, and of which kind it is (``basis``, one of :data:`BASES`). ``look_up`` is ``{file: NAME.csv, by: [columns]}``:
+the first line of that file whose ``by`` cells are a row's own (blank: any; ``a|b``: either; ``>8``: more) fills its
+other columns. A line may have a ``basis`` of its own.
+
+What was ``read off TABLE`` was told by measured results. It fills nothing where the rows of that table are scored, as
+nobody would know it before the run; a row that it refuses is answered, too, and scores are given with it and without.
 
 A file with ``table`` is about tables that have these columns, and ``columns`` says which of theirs are ours:
 ``{ours: theirs}``, or ``{ours: {of: theirs, words: pattern}}`` for the part of a cell that a pattern's first group
@@ -27,13 +31,20 @@ from pathlib import Path
 from typing import Any
 
 from ..reading import read_yaml
-from .cells import Cells
+from .cells import FILL, REFUSE, Cells
 from .rows import TruthError
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ROOT / "conf" / "own_tables"
 CHECKOUT = ROOT / "tests" / "evidence" / "published"  # what is known of published runs; no wheel has it
 OPTION = "options."
+BASES = ("documented", "code", "measured elsewhere", "assumed")  # and read off a table
+READ_OFF = "read off "
+NOT_FILLED = ("source", "basis")  # columns of a file to look up in
+
+
+class OutcomeError(TruthError):
+    """A row that is refused because of its measured result."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +57,22 @@ class PublishedRule:
     set: Mapping[str, Any] = field(default_factory=dict)
     look_up: Mapping[str, Any] = field(default_factory=dict)
     refuse: str = ""
+    basis: str = ""
     lines: tuple[Mapping[str, str], ...] = ()  # of the file to look up in
+
+    @property
+    def is_outcome(self) -> bool:
+        """Whether measured results told it."""
+        return self.basis.startswith(READ_OFF)
 
     def looked_up(self, cells: Cells) -> dict[str, Any]:
         """What the file to look up in has for a row, by column."""
         by = self.look_up.get("by", ())
-        line = next((each for each in self.lines if all(meant(fact(cells, name), each[name]) for name in by)), {})
-        return {name: value_of(text) for name, text in line.items() if text and name not in (*by, "source")}
+        lines = (
+            line for line in self.lines if FILL in cells.outcomes or not line.get("basis", "").startswith(READ_OFF)
+        )
+        line = next((each for each in lines if all(meant(fact(cells, name), each[name]) for name in by)), {})
+        return {name: value_of(text) for name, text in line.items() if text and name not in (*by, *NOT_FILLED)}
 
 
 @dataclass(frozen=True)
@@ -99,6 +119,9 @@ def check(made: Publication) -> None:
     """ValueError, re.error and their like for patterns, conditions and columns that are none."""
     re.compile(made.said)
     for rule in made.rules:
+        for basis in (rule.basis, *(line.get("basis") or "" for line in rule.lines)):
+            if basis and basis not in BASES and not re.fullmatch(READ_OFF + r"\w+", basis):
+                raise ValueError(f"basis: {basis!r} is none of {', '.join(BASES)}, {READ_OFF}TABLE")
         for condition in rule.when.values():
             holds("", condition)
         for number, line in enumerate(rule.lines, start=2):
@@ -185,8 +208,10 @@ def applied(cells: Cells, rule: PublishedRule) -> Cells:
     """The cells after a rule; TruthError where it refuses the row."""
     if not all(holds(fact(cells, name), condition) for name, condition in rule.when.items()):
         return cells
+    if rule.is_outcome and (REFUSE if rule.refuse else FILL) not in cells.outcomes:
+        return cells
     if rule.refuse:
-        raise TruthError(rule.refuse.format_map(_Facts(cells)))
+        raise (OutcomeError if rule.is_outcome else TruthError)(rule.refuse.format_map(_Facts(cells)))
     filled = {name: value for name, value in rule.usual.items() if not cells.has(name)} | dict(rule.set)
     filled |= rule.looked_up(cells)
     options = {name.removeprefix(OPTION): value for name, value in filled.items() if name.startswith(OPTION)}

@@ -15,10 +15,12 @@ class TruthError(ValueError):
 
 @dataclass(frozen=True)
 class UnsupportedRow:
-    """A row that is not simulated, and why."""
+    """A row that is not simulated, and why. ``by_outcome``: because of its measured result."""
 
     id: str
     why: str
+    source: str = ""
+    by_outcome: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,12 @@ class FailedRow:
 
     id: str
     error: str
+    source: str = ""
 
     @classmethod
-    def by(cls, row_id: str, error: Exception) -> FailedRow:
+    def by(cls, row_id: str, error: Exception, source: str = "") -> FailedRow:
         """The row and what was raised, in one line."""
-        return cls(row_id, " ".join(f"{type(error).__name__}: {error}".split()))
+        return cls(row_id, " ".join(f"{type(error).__name__}: {error}".split()), source)
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class Row:
 
     Units: ``step_time`` s, ``peak_memory`` GiB, ``fits`` true or false, ``ttft``, ``tpot``, ``e2e`` ms, ``throughput``
     tokens/s of all devices, ``latency`` ms, ``activation_share`` % of what the same run keeps for its backward pass
-    without sequence parallelism and recomputation. ``tags`` are what rows are grouped by.
+    without sequence parallelism and recomputation. ``tags`` are what rows are grouped by, ``source`` is who published
+    the row (:mod:`.halves`).
     """
 
     id: str
@@ -89,6 +93,7 @@ class Row:
     measured: Mapping[str, float]
     peer: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +240,8 @@ class NetworkRow(Row):
 class TruthTable:
     """The rows of a file that can be simulated, and those that cannot, with reasons; ``kind`` is what they hold.
 
-    Reading the ``failed`` ones raised what no row should.
+    Reading the ``failed`` ones raised what no row should. ``by_outcome`` are rows that can be simulated, too, but are
+    refused because of their measured result; each stands among the ``unsupported`` with its reason.
     """
 
     name: str
@@ -243,6 +249,7 @@ class TruthTable:
     rows: tuple[Row, ...]
     unsupported: tuple[UnsupportedRow, ...]
     failed: tuple[FailedRow, ...] = ()
+    by_outcome: tuple[Row, ...] = ()
 
     @property
     def count(self) -> int:

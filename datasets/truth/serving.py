@@ -130,7 +130,7 @@ def distinct(rows: Iterable[Row]) -> tuple[list[Row], list[UnsupportedRow]]:
             continue
         key = (round(row.measured["ttft"], 2), round(row.measured["tpot"], 2), row.tags["system"])
         if key in seen:
-            copies.append(UnsupportedRow(row.id, f"a copy of {seen[key]}"))
+            copies.append(UnsupportedRow(row.id, f"a copy of {seen[key]}", row.source))
         else:
             seen[key] = row.id
             kept.append(row)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from ..clusters import ClusterError
 from ..devices import DeviceError
 from ..ops import OpError
-from .cells import Cells
+from .cells import REFUSE, Cells
+from .halves import source_of
 from .inference import inference_row, whole_model_row
 from .networks import network_row
 from .operators import collective_row, operator_row
-from .published import columns_of, named
+from .published import OutcomeError, columns_of, named
 from .rows import FailedRow, Row, TruthError, TruthTable, UnsupportedRow
 from .serving import distinct, serving_row, with_peer
 from .training import training_row
@@ -36,10 +38,17 @@ KINDS: tuple[tuple[frozenset[str], str, Reader], ...] = (
 )
 
 
-def read_table(path: Path, limit: int | None = None, setting: str = "truth", rules: Path | None = None) -> TruthTable:
+def read_table(
+    path: Path,
+    limit: int | None = None,
+    setting: str = "truth",
+    rules: Path | None = None,
+    outcomes: tuple[str, ...] = (REFUSE,),
+) -> TruthTable:
     """All lines of a CSV file as rows and reasons; ``limit`` takes the first so many, ``setting`` named the file.
 
-    ``rules`` is the folder that says what is known of published tables (None: that of the checkout, if it is one).
+    ``rules`` is the folder that says what is known of published tables (None: that of the checkout, if it is one),
+    ``outcomes`` what those of them may do that measured results told (:mod:`.published`).
 
     TruthError for a file that cannot be read, or whose columns are not those of a table of results.
     """
@@ -63,20 +72,34 @@ def read_table(path: Path, limit: int | None = None, setting: str = "truth", rul
     rows: list[Row] = []
     unsupported: list[UnsupportedRow] = []
     failed: list[FailedRow] = []
+    by_outcome: list[Row] = []
     for number, line in enumerate(lines, start=1):
         given = {key: value for key, value in line.items() if isinstance(key, str)}
-        cells = Cells(named(given, columns), number, rules=rules)
+        cells = Cells(named(given, columns), number, rules=rules, outcomes=outcomes)
+        source = source_of(cells, kind, path.stem)
         try:
             if None in line:  # a comma in a cell without quotes: what follows it would be read one column off
                 raise TruthError(f"{len(names) + len(line[None])} cells under {len(names)} columns")
-            rows.append(read(cells, path.parent))
+            rows.append(replace(read(cells, path.parent), source=source))
+        except OutcomeError as error:
+            unsupported.append(UnsupportedRow(cells.id, str(error), source, by_outcome=True))
+            by_outcome += _without_outcomes(read, cells, path.parent, source)
         except (TruthError, DeviceError, ClusterError, OpError) as error:
-            unsupported.append(UnsupportedRow(cells.id, str(error)))
+            unsupported.append(UnsupportedRow(cells.id, str(error), source))
         except Exception as error:  # one row never ends a run
-            failed.append(FailedRow.by(cells.id, error))
+            failed.append(FailedRow.by(cells.id, error, source))
     rows, copies = distinct(rows)
     rows = with_peer(rows, path) if kind == "serving" else rows
-    return TruthTable(path.stem, kind, tuple(rows), (*unsupported, *copies), tuple(failed))
+    again, _ = distinct((*rows, *by_outcome))  # a copy of another row says nothing new
+    return TruthTable(path.stem, kind, tuple(rows), (*unsupported, *copies), tuple(failed), tuple(again[len(rows) :]))
+
+
+def _without_outcomes(read: Reader, cells: Cells, folder: Path, source: str) -> list[Row]:
+    """The row as it is where measured results refuse nothing; none where something else does."""
+    try:
+        return [replace(read(replace(cells, outcomes=()), folder), source=source)]
+    except (TruthError, DeviceError, ClusterError, OpError):
+        return []
 
 
 def kind_of(path: Path, columns: frozenset[str], setting: str = "truth") -> tuple[str, Reader]:

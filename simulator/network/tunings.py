@@ -8,8 +8,12 @@ in all-to-all 0.92 over two nodes and 0.78 over four (Oracle's and CoreWeave's d
 from __future__ import annotations
 
 from ...datasets.devices import Device
+from ...datasets.figure_sources import FigureSource
 from .nccl_times import Tuning
 
+TUNINGS_SOURCE = FigureSource(
+    measured_elsewhere="NCCL tables of aiconfigurator, half of the groups of each; nothing of a scored table"
+)  # of all constants below
 # fmt: off
 # groups of four GB200 do not use NVLS: its figures are those of B200
 TUNINGS = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 from ...datasets.devices import Device
-from ...datasets.loading import choice, load
+from ...datasets.loading import choice, load, number
 from ...datasets.ops import KINDS, Op
 from ...datasets.reading import read_json
 from .errors import PlanError
@@ -31,7 +31,11 @@ WITHOUT_FORMAT = ("collective_inside", "collective_between", "rest", "host")
 EXPERTS = ("grouped_gemm", "fused_moe")
 PARTS = ("framework", "chip", "format", "regime")  # what an op of a question is made of
 MOST = 10.0  # that an effect, a width (both ln) or a factor of a calibration may be
-UNKNOWN = ("", "pair", "chip", "framework", "both")  # what of framework and chip no run had, the least first
+KIND = "kind"
+UNKNOWN = ("", KIND, "pair", "chip", "framework", "both")  # what of a question no run had, the least first
+KINDS_OF_STEP = ("train", "prefill", "decode")
+FIXED = "fixed"  # what follows no family: sends between stages, data loading, gaps of CUDA graphs
+SPREAD_BASE = "base"
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,16 @@ class Effect:
 class Calibration:
     """All effects, factors on the ``host`` by framework, and ``widths``: what 90 % of the errors of runs are within.
 
-    Widths are ln of measured over predicted, each way: by framework and chip that runs are known of
-    (``megatron hopper-132``, with `` experts`` for mixtures of experts and :data:`ACROSS` for tensor groups that leave
-    their node), and by what of the two is not (:data:`UNKNOWN`) from runs that were left out.
+    Widths are ln of measured over predicted, each way, of a step of usual make-up: by framework, chip and kind of step
+    that runs are known of (``megatron hopper-132 train``, with `` experts`` for mixtures of experts and :data:`ACROSS`
+    for tensor groups that leave their node), and by what of the three is not (:data:`UNKNOWN`) from runs whose source
+    was left out. ``spread`` says how much wider a step is by what it is made of (:func:`relative_spread`).
     """
 
     effects: tuple[Effect, ...] = ()
     host: Mapping[str, float] = field(default_factory=dict)
     widths: Mapping[str, float] = field(default_factory=dict)
+    spread: Mapping[str, float] = field(default_factory=dict)
     made_by: str = ""
     rows: Mapping[str, int] = field(default_factory=dict)
 
@@ -74,6 +80,8 @@ class Calibration:
             for name, value in values.items():
                 if not least <= value <= MOST:
                     raise PlanError(f"calibration: {what}.{name}={value!r} must be a number from {least:g} to {MOST:g}")
+        for name in (SPREAD_BASE, *FAMILIES, FIXED) if self.spread else ():
+            number(PlanError, f"calibration: spread.{name}", self.spread.get(name))
 
     @cached_property
     def formats(self) -> tuple[str, ...]:
@@ -84,10 +92,10 @@ class Calibration:
     @cached_property
     def known(self) -> Mapping[str, Mapping[str, float]]:
         """Effects by what they are of, then by family."""
-        made: dict[str, dict[str, float]] = {}
-        for each in self.effects:
-            made.setdefault(each.of, {})[each.family] = each.value
-        return made
+        by_level: dict[str, dict[str, float]] = {}
+        for effect in self.effects:
+            by_level.setdefault(effect.of, {})[effect.family] = effect.value
+        return by_level
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,11 @@ class RunKind:
         """Whether tensor groups leave their node."""
         return self.regime.endswith(ACROSS)
 
+    @property
+    def kind(self) -> str:
+        """Of :data:`KINDS_OF_STEP`."""
+        return self.regime.removesuffix(ACROSS)
+
     def levels(self, format: str = "") -> tuple[str, ...]:
         """What effects on ops of a format are of; those that have none know no format."""
         values = zip(PARTS, (self.framework, self.chip, format, self.regime), strict=True)
@@ -113,17 +126,18 @@ class RunKind:
 
 @dataclass(frozen=True)
 class StepCalibration:
-    """What a calibration says of a question: factors by cell, and what of framework and chip no run had.
+    """What a calibration says of a question: factors by cell, and what of framework, chip and kind of step no run had.
 
     Cells are families with the format of their ops (:func:`cell_of`), and families alone for formats of no known run.
     90 % of answers are within ``width`` (ln, each way; None where no run says so), those for a mixture of experts
-    within ``width_experts``.
+    within ``width_experts``, both times the ``spread`` of what the step is made of (:func:`relative_spread`).
     """
 
     factors: Mapping[str, float] = field(default_factory=dict)
     width: float | None = None
     width_experts: float | None = None
     unknown: str = ""
+    spread: Mapping[str, float] = field(default_factory=dict)
 
     def factor(self, cell: str) -> float:
         """What multiplies the times of a cell: its own, else that of its family; else 1."""
@@ -150,7 +164,7 @@ def chip_of(device: Device) -> str:
 
 def of_chip(calibration: Calibration, chip: str) -> Calibration:
     """Only what runs on a chip say of it, with their widths."""
-    effects = tuple(each for each in calibration.effects if f"chip={chip}" in each.of.split(" "))
+    effects = tuple(effect for effect in calibration.effects if f"chip={chip}" in effect.of.split(" "))
     return replace(calibration, effects=effects, host={})
 
 
@@ -163,29 +177,40 @@ def own_calibration(home: str) -> str:
     return str(path) if path.is_file() else USUAL
 
 
+def relative_spread(spread: Mapping[str, float], shares: Mapping[str, float]) -> float:
+    """How many times as far off as usual a step is, whose time is made of such shares by family and :data:`FIXED`.
+
+    Errors of one family go together, those of different families do not: shares times their spreads add in quadrature,
+    with what all steps have. 1 without a spread.
+    """
+    if not spread:
+        return 1.0
+    return math.hypot(spread[SPREAD_BASE], *(spread[family] * share for family, share in shares.items()))
+
+
 def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:
     """What a calibration says of a question."""
     if not calibration.effects:
         return StepCalibration()
-    known = calibration.widths
-    unknown = unknown_of(setting, known)
-    usual = max(known[unknown], known.get(ACROSS, 0.0) if setting.across else 0.0)
-    names = (pair_of(setting, experts) for experts in (False, True))
-    dense = known.get(next(names), max(usual, _usual_width(setting.framework, known)))
-    name = next(names)
-    experts = known.get(name, max(dense, usual))
-    return StepCalibration(factors(calibration, setting), dense, experts, unknown)
+    widths = calibration.widths
+    unknown = unknown_of(setting, widths)
+    usual = max(widths.get(unknown, widths["pair"]), widths.get(ACROSS, 0.0) if setting.across else 0.0)
+    dense = widths.get(pair_of(setting, False), max(usual, _usual_width(setting.framework, widths)))
+    experts = widths.get(pair_of(setting, True), max(dense, usual))
+    return StepCalibration(factors(calibration, setting), dense, experts, unknown, calibration.spread)
 
 
 def _usual_width(framework: str, widths: Mapping[str, float]) -> float:
     """The median width of a framework on the chips that runs are known of: on others it is no surer. 0 without any."""
-    own = [width for name, width in widths.items() if name.split(" ")[0] == framework and name.count(" ") == 1]
-    return median(own) if own else 0.0
+    names = ((name.split(" "), width) for name, width in widths.items())
+    plain = [width for words, width in names if words[0] == framework and set(words[2:]) <= set(KINDS_OF_STEP)]
+    return median(plain) if plain else 0.0
 
 
 def pair_of(setting: RunKind, experts: bool) -> str:
-    """What the width of a framework on a chip is called: mixtures of experts and :data:`ACROSS` have their own."""
-    return f"{setting.framework} {setting.chip}{' experts' * experts}{f' {ACROSS}' * setting.across}"
+    """What the width of a framework on a chip is called: kinds of step, experts and :data:`ACROSS` have their own."""
+    beside = " experts" * experts + f" {ACROSS}" * setting.across
+    return f"{setting.framework} {setting.chip} {setting.kind}{beside}"
 
 
 def factors(calibration: Calibration, setting: RunKind) -> dict[str, float]:
@@ -198,19 +223,27 @@ def factors(calibration: Calibration, setting: RunKind) -> dict[str, float]:
 
 
 def _factors(calibration: Calibration, levels: Iterable[str]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    total: dict[str, float] = {}
     for level in levels:
         for family, value in calibration.known.get(level, {}).items():
-            found[family] = found.get(family, 0.0) + value
-    return {family: math.exp(value) for family, value in found.items()}
+            total[family] = total.get(family, 0.0) + value
+    return {family: math.exp(value) for family, value in total.items()}
 
 
 def unknown_of(setting: RunKind, pairs: Mapping[str, float]) -> str:
-    """Of :data:`UNKNOWN`: what of a question's framework and chip is in no pair that runs are known of."""
-    known = [name.split(" ") for name in pairs if " " in name]
-    if any(each[:2] == [setting.framework, setting.chip] for each in known):
-        return ""
-    missing = setting.framework not in {each[0] for each in known}, setting.chip not in {each[1] for each in known}
+    """Of :data:`UNKNOWN`: what of a question's framework, chip and kind of step is in no pair that runs are known of.
+
+    Pairs of older files name no kind: they stand for all.
+    """
+    runs = [name.split(" ") for name in pairs if " " in name]
+    kinds = {
+        words[2] if set(words[2:]) & set(KINDS_OF_STEP) else ""
+        for words in runs
+        if words[:2] == [setting.framework, setting.chip]
+    }
+    if kinds:
+        return "" if kinds & {setting.kind, ""} else KIND
+    missing = setting.framework not in {words[0] for words in runs}, setting.chip not in {words[1] for words in runs}
     return {(False, False): "pair", (False, True): "chip", (True, False): "framework", (True, True): "both"}[missing]
 
 
@@ -243,8 +276,8 @@ def load_calibration(name: str) -> Calibration:
     except PlanError as error:
         ways = f"{USUAL}, {NONE} or a file that `opcast calibrate` wrote"
         raise PlanError(f"calibration={name} does not exist or is no JSON ({error}): take {ways}") from None
-    found = load(Calibration, values, PlanError, f"calibration={name}")
-    missing = [each for each in UNKNOWN if each not in found.widths]
-    if found.effects and missing:
+    calibration = load(Calibration, values, PlanError, f"calibration={name}")
+    missing = [gap for gap in UNKNOWN if gap not in calibration.widths and gap != KIND]
+    if calibration.effects and missing:
         raise PlanError(f"calibration={name} has no width for {missing[0]!r}; make it with `opcast calibrate`")
-    return found
+    return calibration

@@ -14,6 +14,7 @@ from typing import Any
 from ...datasets.clusters import Cluster, one_device
 from ...datasets.devices import Device
 from ...datasets.loading import choice, number, whole
+from ...datasets.truth.halves import HALVES, UNSEEN
 from ...models.power import Limits
 from ..formats.simai import SimaiWorkload, read_busbw, read_workload
 from ..network.astra import FormatError
@@ -150,19 +151,27 @@ class SimulateRequest(Request):
 class ValidateRequest(Request):
     """Every row of a table of published results, simulated and scored; figures of ``device`` and ``cluster`` go before
     the rows' own, a ``stack`` before their frameworks. ``rules`` is a folder that says what is known of published
-    tables (empty: that of a checkout). ``rival`` names another tool on the same rows."""
+    tables (empty: that of a checkout). ``rival`` names another tool on the same rows. ``half`` is that of the sources
+    (``looked_at`` or ``unseen``, empty: both); of unseen ones nothing but scores is said."""
 
     truth: str = ""
     limit: int | None = None
     rival: str = ""
     details: bool = False
     rules: str = ""
+    half: str = ""
     device: Mapping[str, Any] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
     stack: Stack | None = None
     sources: Sources = field(default_factory=Sources)
 
     def __post_init__(self) -> None:
+        choice(RequestError, "half", self.half or HALVES[0], HALVES)
+        for name, value in (("details", self.details), ("limit", self.limit)) if self.half == UNSEEN else ():
+            if value:
+                raise RequestError(
+                    f"half={UNSEEN} {name}={value}: of these rows nobody sees more than scores; leave {name} out"
+                )
         if not self.truth:
             raise RequestError("name a table: `opcast validate truth=FILE.csv`")
         if self.limit is not None:

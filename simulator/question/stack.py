@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...datasets.figure_sources import FigureSource
 from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.reading import read_yaml
 from .errors import PlanError
@@ -30,43 +31,6 @@ PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
 OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 EVERY_TABLE = ("*",)
-
-
-@dataclass(frozen=True)
-class FigureSource:
-    """Where a setting of a stack is from: one line for each kind of evidence that it rests on.
-
-    ``documented`` in the framework's documents, releases or papers; read in its ``code``; ``measured_elsewhere``, not
-    on runs of a scored table; ``read_off`` published runs of ``table``, whose score therefore says little of it.
-    """
-
-    documented: str = ""
-    code: str = ""
-    measured_elsewhere: str = ""
-    read_off: str = ""
-    table: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.kinds:
-            raise PlanError("stack.sources: say documented, code, measured_elsewhere or read_off")
-        if bool(self.read_off) != bool(self.table):
-            raise PlanError("stack.sources: read_off needs the table that it was read off, and no other source has one")
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of evidence, by name."""
-        return tuple(name for name in ("documented", "code", "measured_elsewhere", "read_off") if getattr(self, name))
-
-    @property
-    def basis(self) -> str:
-        """The kinds of evidence in words, with the table."""
-        return ", ".join(self._called(name) for name in self.kinds)
-
-    def _called(self, kind: str) -> str:
-        return f"read off {self.table}" if kind == "read_off" else kind.replace("_", " ")
-
-    def __str__(self) -> str:
-        return "; ".join(f"{self._called(name)}: {getattr(self, name)}" for name in self.kinds)
 
 
 def setting(default: Any, means: str) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from ...models.choice import LAW, NETWORK, OWN_ROWS
 from ..engines import Witness
 from ..passes.verify import tensor_flops
-from ..question.calibration import EXPERTS, StepCalibration
+from ..question.calibration import EXPERTS, StepCalibration, relative_spread
 from ..question.plan import Plan
 from ..question.work import COVERAGE, tokens_of
 from ..step.state import Executed, State, Step
@@ -27,6 +27,7 @@ from . import distribution, trust
 from .answer import Breakdown, InferenceReport, Knowledge, OpShare, StageShare, StepReport
 from .energy import cost, energy
 from .ledger import Ledger, ledger_of
+from .parts import family_shares
 
 FORMULA_SOURCES = (NETWORK, LAW, "bytes")  # sources that are no measurements of an op
 NOTE_SHARE = 0.01  # of the kernels' time: a smaller share of another machine is not worth a note
@@ -121,7 +122,9 @@ def calibrated_width(state: State, experts: bool) -> float | None:
         if width is None:
             return None
         total += width * step.total_us * step.times
-    return total / max(state.total_us, ROUNDING_SHARE)
+    spread = next((calibration.spread for calibration in state.plan.calibrated.values()), {})
+    relative = relative_spread(spread, family_shares(state)) if spread else 1.0
+    return total / max(state.total_us, ROUNDING_SHARE) * relative
 
 
 def common_fields(

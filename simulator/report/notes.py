@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from ..question.calibration import relative_spread
 from ..question.work import Work
 from ..step.state import State
 from .answer import InferenceReport, StepReport
+from .parts import family_shares
 
 HOST_BOUND_SHARE = 1 / 3  # part of the time that the device waits for launches from which it is worth a line
 
@@ -34,6 +36,7 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
 
 
 UNCALIBRATED_TEXTS = {
+    "kind": "of {framework} on this chip that does such steps, but others of both",
     "pair": "of {framework} on this chip, but of both apart",
     "chip": "on this chip, but of {framework} on others",
     "framework": "of {framework}, but of others on this chip",
@@ -46,9 +49,11 @@ def _uncalibrated(state: State) -> list[str]:
     for calibration in state.plan.calibrated.values():
         if calibration.unknown and calibration.width is not None:
             gap = UNCALIBRATED_TEXTS[calibration.unknown].format(framework=state.plan.stack.name)
-            width = f"{math.expm1(calibration.width):.0%}"
+            relative = relative_spread(calibration.spread, family_shares(state)) if calibration.spread else 1.0
+            width = f"{math.expm1(calibration.width * relative):.0%}"
             line = f"no published run is known {gap}: 90 % of such answers are within {width}"
-            return [f"{line}, and what nobody measured of the ops adds to that"]
+            adds = calibration.unknown in ("chip", "both")
+            return [line + ", and what nobody measured of the ops adds to that" * adds]
     return []
 
 

@@ -1,15 +1,17 @@
 """What serving engines are: figures of memory, CUDA graphs, limits, host and arguments, one YAML each.
 
-``conf/serving_engine/NAME.yaml`` says where each figure is from.
+``conf/serving_engine/NAME.yaml`` says where each figure is from: ``sources``, by its name (``kv.spare_gib``) or that of
+the part that it is in (``kv``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from ...datasets.figure_sources import FigureSource
 from ...datasets.loading import choice, load, nearest, number, whole
 from ...datasets.reading import read_yaml
 
@@ -117,7 +119,7 @@ class ServingEngine:
     not_simulated: Sequence[str] = ()
     data_parallel: str = "ranks"
     prefix_caching: bool = True
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, FigureSource] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         choice(ServingEngineError, "data_parallel", self.data_parallel, DATA_PARALLEL)
@@ -130,6 +132,18 @@ class ServingEngine:
             if memory_gib >= limit.from_gib and not (limit.not_on and limit.not_on in device)
         )
         return next(fitting, UsualLimits())
+
+
+def engine_figures(engine: ServingEngine) -> Iterator[tuple[str, str, FigureSource]]:
+    """(name, value in words, source) of every figure of an engine. KeyError for one that no source is named of."""
+    for part in ("kv", "graphs", "host"):
+        for name, value in asdict(getattr(engine, part)).items():
+            full = f"{part}.{name}"
+            yield full, str(value), engine.sources[full if full in engine.sources else part]
+    for limit in engine.limits:
+        for name in ("max_tokens", "max_seqs", "chunk"):
+            if (value := getattr(limit, name)) is not None:
+                yield f"limits.{name} from {limit.from_gib:g} GiB", str(value), engine.sources["limits"]
 
 
 @lru_cache

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
+from ...datasets.figure_sources import FigureSource
 from ...datasets.loading import choice, load, number
 from ...datasets.reading import read_json
 from .engines import HostRule, ServingEngineError
@@ -26,8 +27,11 @@ from .engines import HostRule, ServingEngineError
 NUMBERS = re.compile(r"\d+")
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "serving_host.json"
 SERIAL = " serial"
+KNOWN_OF = ("engine", "version", "system", "model")  # of a run: what widths ask for
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")  # as configurations call their number
 FIGURES = ("step_us", "seq_us", "request_us", "client_us", "prompt_us", "layer_us", "experts_us")
+
+NOBODY = FigureSource(assumed="the file of hosts does not say what it was fitted on")
 
 
 @dataclass(frozen=True)
@@ -109,12 +113,17 @@ class FittedHost:
 
 @dataclass(frozen=True)
 class FittedHosts:
-    """All engines; ``all`` for those of which no run is known. ``widths`` are what 90 % of errors (ln) are within, by
-    engine and quantity."""
+    """All engines; ``all`` for those of which no run is known.
+
+    ``widths`` are what 90 % of errors (ln) are within, by quantity, where so many of engine, version, system and model
+    (:data:`KNOWN_OF`) are of no known run; ``known`` are those that runs are known of.
+    """
 
     engines: Mapping[str, FittedHost]
     widths: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     made_by: str = ""
+    source: FigureSource = NOBODY  # of all figures and widths
+    known: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def of(self, name: str) -> HostTime:
         """The host of an engine, with ``serial`` behind its name where it schedules no step ahead."""
@@ -122,10 +131,13 @@ class FittedHosts:
         most = fit.most_clients or math.inf
         return HostTime(**fit.value, overlapped=not name.endswith(SERIAL), most_clients=most)
 
-    def width(self, name: str, quantity: str) -> float | None:
+    def unknown(self, run: Mapping[str, str]) -> list[str]:
+        """What of a run (by :data:`KNOWN_OF`) no known run has."""
+        return [name for name in KNOWN_OF if run.get(name, "") not in self.known.get(name, ())]
+
+    def width(self, run: Mapping[str, str], quantity: str) -> float | None:
         """ln of what 90 % of a quantity's errors are within; None where nothing is known."""
-        device_widths = self.widths.get(name) or self.widths.get("all") or {}
-        return device_widths.get(quantity)
+        return self.widths.get(str(len(self.unknown(run))), {}).get(quantity)
 
 
 NO_HOSTS = FittedHosts({})
@@ -139,7 +151,9 @@ def fitted_hosts(path: Path = SHIPPED) -> FittedHosts:
         name: load(FittedHost, fit, ServingEngineError, f"{path.name}: {name}")
         for name, fit in values.get("engines", {}).items()
     }
-    return FittedHosts(engines, values.get("widths", {}), values.get("made_by", ""))
+    given = values.get("source")
+    source = load(FigureSource, given, ServingEngineError, f"{path.name}: source") if given else NOBODY
+    return FittedHosts(engines, values.get("widths", {}), values.get("made_by", ""), source, values.get("known", {}))
 
 
 def host_time(name: str, rule: HostRule, hosts: FittedHosts | None = None) -> HostTime:

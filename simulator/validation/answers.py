@@ -62,9 +62,9 @@ class Predictions:
     def left_out(self, row: Row, error: Exception) -> None:
         """Notes why a row has no prediction: opcast's own words for what it cannot do, else a failure."""
         if isinstance(error, ValueError) and type(error).__module__.startswith("opcast"):
-            self.unsupported.append(UnsupportedRow(row.id, str(error)))
+            self.unsupported.append(UnsupportedRow(row.id, str(error), row.source))
         else:
-            self.failed.append(FailedRow.by(row.id, error))
+            self.failed.append(FailedRow.by(row.id, error, row.source))
 
 
 @dataclass
@@ -191,16 +191,16 @@ def ninety(value: float, low: float, high: float, coverage: float) -> tuple[floa
 
 
 def _spread(row: ServingRow, values: Mapping[str, float]) -> Quantities:
-    """Quantities of a served run with what 90 % of known runs of its engine were within."""
+    """Quantities of a served run with what 90 % of runs were within of which as much was known."""
     from ..serving.host import fitted_hosts
-    from .serving import host_of
+    from .serving import named_of
 
-    made, engine = {}, host_of(row)
+    estimates = {}
     for name, value in values.items():
-        width = fitted_hosts().width(engine, name)
+        width = fitted_hosts().width(named_of(row), name)
         within = None if width is None else (value * math.exp(-width), value * math.exp(width))
-        made[name] = Estimate(value, within)
-    return made
+        estimates[name] = Estimate(value, within)
+    return estimates
 
 
 def network_quantities(row: NetworkRow) -> Quantities:

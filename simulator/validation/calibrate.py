@@ -15,12 +15,15 @@ import numpy as np
 
 from ...datasets.own_warnings import own_warnings
 from ...datasets.truth import InferenceRow, TrainingRow, TruthError, read_table
+from ...datasets.truth.cells import FILL, REFUSE
+from ...datasets.truth.halves import HALVES, UNSEEN
 from ..question.calibration import NONE, UNKNOWN, Calibration, load_calibration
 from ..question.plan import Plan, PlanError
 from .answers import Engines
-from .calibration import NOTHING, as_json, corrected, halves, interval_score, known_of, score, stated, widths
+from .calibration import as_json, corrected, halves, known_of, score
 from .cases import ValidationSettings
 from .holdout import WAYS, answer_holdouts, answer_rooflines, holdouts
+from .intervals import NOTHING, fit_spread, fit_widths, interval_score, stated, without_source
 from .metrics import grouped
 from .observed import ObservedStep, group_of, observe, quantity
 
@@ -55,20 +58,30 @@ class Calibrating:
         """Median, mean, p90 and bias in percent, by table and by how runs were answered.
 
         ``all`` is of every run; ``tables`` is the mean of the tables' figures, in which a large table counts no more
-        than another. Of what was left out also how the 90 % intervals did (:func:`.calibration.interval_score`).
+        than another, ``looked_at`` and ``unseen`` the same over the runs whose source is in that half; ``unseen TABLE``
+        is of such runs of a table. Of what was left out also how the 90 % intervals did
+        (:func:`.intervals.interval_score`).
         """
         tables = grouped(self.observed, lambda each: each.table)
-        half_widths = {how: stated(self.observed, self.errors, how, self.start) for how in WAYS}
-        made = {name: [each.id for each in members] for name, members in sorted(tables.items())}
-        made["all"] = [each.id for each in self.observed]
-        scores = {
-            table: {
-                how: score(found[key] for key in ids) | _intervals(found, half_widths.get(how, {}), ids)
-                for how, found in self.errors.items()
+        known = without_source(self.observed, self.errors, self.start)
+        half_widths = {how: stated(self.observed, known, how) for how in WAYS}
+
+        def scored(steps: Sequence[ObservedStep]) -> dict[str, dict[str, float]]:
+            ids = [step.id for step in steps]
+            return {
+                how: score(errors[key] for key in ids) | _intervals(errors, half_widths.get(how, {}), ids)
+                for how, errors in self.errors.items()
             }
-            for table, ids in made.items()
-        }
-        return scores | {EACH_TABLE: _mean_scores([scores[table] for table in tables])}
+
+        scores = {table: scored(steps) for table, steps in sorted(tables.items())}
+        means = {EACH_TABLE: _mean_scores(list(scores.values()))}
+        for half in HALVES:
+            steps = [step for step in self.observed if step.half == half]
+            if steps:
+                parts = {table: scored(of) for table, of in sorted(grouped(steps, lambda step: step.table).items())}
+                means |= {f"{half} {table}": of for table, of in parts.items()} if half == UNSEEN else {}
+                means[half] = _mean_scores(list(parts.values()))
+        return scores | {"all": scored(self.observed)} | means
 
 
 def _mean_scores(scores: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
@@ -171,7 +184,9 @@ def concluded(
     known = _calibration(observed, hosts, begun)
     errors = {**held_out, "fitted": {each.id: corrected(each, known) for each in observed}}
     rows = {name: len(members) for name, members in sorted(grouped(observed, lambda each: each.table).items())}
-    return replace(known, widths=widths(observed, errors, begun), rows={**begun.rows, **rows}), errors
+    spread = dict(begun.spread) if begun.widths else fit_spread(observed, errors["table"])
+    widths = fit_widths(observed, errors, spread, begun)
+    return replace(known, widths=widths, spread=spread, rows={**begun.rows, **rows}), errors
 
 
 def hosts_of(
@@ -249,7 +264,7 @@ def _observed(
 
     ``only`` names the rows wanted, where not all are.
     """
-    table = read_table(path, setting="tables", rules=setting.rules)
+    table = read_table(path, setting="tables", rules=setting.rules, outcomes=(FILL, REFUSE))  # effects may know results
     rows = [row for row in sampled(table.rows, most) if only is None or row.id in only]
 
     def changed(plan: Plan) -> Plan:

@@ -9,14 +9,14 @@ around what it says, with its standard errors. The mode is found by Gauss-Newton
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from ..question.calibration import ACROSS, Calibration, Effect, StepCalibration, calibrated, factors, pair_of
-from .metrics import grouped
-from .observed import FIXED, ObservedStep, table_of
+from ..question.calibration import FIXED, Calibration, Effect, StepCalibration, factors
+from .intervals import NINETY, NOTHING
+from .observed import ObservedStep, table_of
 
 # Standard deviations of effects by what they are of. What is left out scores alike from half to twice of them, and
 # worse with other pairs than of a framework on a chip (docs/validation.md, other shapes of the effect model)
@@ -28,12 +28,8 @@ FREEDOM = 4.0  # degrees of freedom of the errors
 ERROR = 0.05  # their scale
 LEAST_SHARE = 0.003  # a part of a step that small says nothing
 LONGEST, STEPS, ENOUGH = 0.3, 80, 1e-4  # of the search for the mode: longest step (ln), steps, and when it ends
-NINETY = 0.9  # of the errors are within a width
-LEAST_WIDTH = 0.01  # ln: no answer is surer
 LEAST_ERROR = 0.001  # ln: no effect is known better
-DRAWN = 4  # the width of a pair is drawn towards that of all pairs as by so many more rows
 DIGITS = 4
-NOTHING = Calibration()  # is known at the start
 
 
 @dataclass(frozen=True)
@@ -144,98 +140,11 @@ def halves(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> di
     return left_out(observed, half_of, start)
 
 
-def widths(
-    observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]], start: Calibration = NOTHING
-) -> dict[str, float]:
-    """What 90 % of the errors are within, by framework and chip (experts and groups across nodes apart) and by what is
-    not known.
-
-    ``errors`` are by row: of ``halves``, with the ``framework`` and the ``chip`` left out. What holds for all counts
-    each row as the fit does, so that no table speaks for the others; a pair's own is drawn towards it. Widths of the
-    ``start`` stay, and a pair's own is drawn towards the one that it had.
-    """
-    made = dict(start.widths) or _usual_widths(observed, errors)
-    for pair, of in grouped(observed, lambda each: pair_of(each.setting, each.has_experts)).items():
-        own = max(float(np.quantile([abs(errors["halves"][each.id]) for each in of], NINETY)), LEAST_WIDTH)
-        towards = start.widths.get(pair, made.get(ACROSS, made[""]) if of[0].setting.across else made[""])
-        made[pair] = float(np.exp((len(of) * np.log(own) + DRAWN * np.log(towards)) / (len(of) + DRAWN)))
-    return {name: round(width, DIGITS) for name, width in made.items()}
-
-
-def _usual_widths(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Widths by what is not known."""
-    usual = [each for each in observed if not each.setting.across]
-    made = {"": within(usual or observed, errors["halves"])}
-    for name, other in (("chip", "framework"), ("framework", "chip")):
-        runs = _known_by(usual or observed, name, other) or usual or observed
-        made[name] = max(within(runs, errors[name]), made[""])
-    made["pair"] = (made[""] * min(made["chip"], made["framework"])) ** 0.5
-    made["both"] = float(np.hypot(made["chip"], made["framework"]))
-    if len(usual) < len(observed):
-        made[ACROSS] = max(within([each for each in observed if each.setting.across], errors["halves"]), made[""])
-    return made
-
-
-def _known_by(observed: Sequence[ObservedStep], left_out: str, known: str) -> list[ObservedStep]:
-    """The runs whose framework (or chip) others know, without those on their chip (or of their framework)."""
-    others: dict[str, set[str]] = {}
-    for each in observed:
-        others.setdefault(getattr(each, known), set()).add(getattr(each, left_out))
-    return [each for each in observed if len(others[getattr(each, known)]) > 1]
-
-
-def within(observed: Sequence[ObservedStep], errors: Mapping[str, float]) -> float:
-    """What 90 % of the absolute errors are within, rows of large tables weighing less (:func:`.observed.table_of`)."""
-    missed, weight = np.abs([errors[each.id] for each in observed]), table_of(observed)
-    order = np.argsort(missed)
-    reached = np.cumsum(weight[order]) / weight.sum()
-    return max(float(missed[order][np.searchsorted(reached, NINETY)]), LEAST_WIDTH)
-
-
-def stated(
-    observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str, float]], how: str, start: Calibration = NOTHING
-) -> dict[str, float]:
-    """By row: the half-width that it would get with so much left out, from widths of the other half of the groups."""
-    found: dict[str, float] = {}
-    for half in "01":
-        own = [each for each in observed if half_of(each, "widths") == half]
-        others = [each for each in observed if half_of(each, "widths") != half]
-        if not own or not others:
-            continue
-        known = widths(others, errors, start)
-        for each in own:
-            if how in ("chip", "framework"):
-                held = {name: width for name, width in known.items() if getattr(each, how) not in name.split(" ")}
-            elif how == "table":
-                left = {pair_of(e.setting, e.has_experts) for e in others if e.table != each.table}
-                left |= set(start.widths)
-                held = {name: width for name, width in known.items() if name in left or "-" not in name}
-            else:
-                held = known
-            one = calibrated(Calibration((Effect("gemm", "all", 0.0, 1.0, 1),), widths=held), each.setting)
-            found[each.id] = float((one.width_experts if each.has_experts else one.width) or 0.0)
-    return found
-
-
 def half_of(each: ObservedStep, salt: str = "") -> str:
     """The half of all groups that a run is in: "0" or "1", by a hash of its group's name."""
     import hashlib
 
     return str(hashlib.sha256((salt + each.group).encode()).digest()[0] % 2)
-
-
-def interval_score(errors: Iterable[float], half_widths: Iterable[float]) -> dict[str, float]:
-    """Coverage and mean width (ln) of intervals, and their score: width + 20 times what lies outside.
-
-    The interval score of Gneiting and Raftery (2007, eq. 43) for 90 %; the lower, the better.
-    """
-    missed, half = np.abs(np.array(list(errors))), np.array(list(half_widths))
-    scores = 2.0 * half + 2.0 / (1.0 - NINETY) * np.maximum(missed - half, 0.0)
-    return {
-        "coverage": round(float((missed <= half).mean()), 3),
-        "width": round(float(2.0 * half.mean()), 3),
-        "interval_score": round(float(scores.mean()), 3),
-    }
 
 
 def score(errors: Iterable[float]) -> dict[str, float]:

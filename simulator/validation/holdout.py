@@ -2,7 +2,7 @@
 
 What is left out leaves no trace: the run is simulated anew, under effects and factors on hosts that were fitted on the
 other runs, and under its stack without the figures that were read off a table of what is left out
-(:class:`~..question.stack.FigureSource`).
+(:class:`~...datasets.figure_sources.FigureSource`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..question.stack import EVERY_TABLE, without_figures_of
 from ..timing.modifiers import MODIFIERS
 from .answers import Engines
 from .baseline import roofline_engine
-from .calibration import NOTHING, as_json, half_of, known_of
+from .calibration import as_json, half_of, known_of
 from .cases import ValidationSettings
+from .intervals import NOTHING
 from .metrics import grouped
 from .observed import ObservedStep, observe
 

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ...datasets.truth import InferenceRow, Row, TrainingRow
-from ..question.calibration import RunKind, StepCalibration, cell_of, load_calibration, run_kind
+from ...datasets.truth.halves import half_of
+from ..question.calibration import RunKind, StepCalibration, load_calibration, run_kind
 from ..question.plan import Plan
-from ..step.state import Executed, State
-from ..timing.modifiers import Run, modify
-from ..timing.phases import select_nodes
+from ..report.parts import Part, parts_of
 from .answers import CACHED, Engines, inference_quantities, simulated_case, training_quantities
 from .cases import Question, ValidationSettings, inference_case, training_case
 
-FIXED = "fixed"  # what follows no family: sends between stages, data loading, gaps of CUDA graphs
-NO_FACTOR = ("shard_copies", "collective_checks")  # host's time that the calibration's factor was not fitted on
 THROUGHPUT = "throughput"
 TIMED = ("step_time", "e2e", THROUGHPUT, "ttft", "tpot")  # what a row is observed by: the first that it has
-
-Part = tuple[str, str]  # cell (family and format of ops), regime
 
 
 @dataclass(frozen=True)
 class ObservedStep:
     """A run and its prediction: ``parts`` are the shares of the predicted time, by cell and regime; they sum to 1.
 
-    ``applied`` is ln of the factors that the prediction was made with already.
+    ``applied`` is ln of the factors that the prediction was made with already, ``half`` that of its source
+    (:mod:`....datasets.truth.halves`).
     """
 
     id: str
@@ -40,6 +36,7 @@ class ObservedStep:
     measured: float
     parts: Mapping[Part, float] = field(default_factory=dict)
     applied: Mapping[Part, float] = field(default_factory=dict)
+    half: str = ""
 
     @property
     def setting(self) -> RunKind:
@@ -136,69 +133,8 @@ def _observed(
     for cell, regime in parts:
         known = plan.calibrated[regime] if regime in plan.calibrated else StepCalibration()
         applied[cell, regime] = math.log(known.factor(cell) / (usual if cell == "host" else 1.0))
-    return ObservedStep(f"{table} {row.id}", table, group_of(row), settings, predicted, measured, parts, applied)
-
-
-def parts_of(state: State, left_out: str = "", only: str = "") -> dict[Part, float]:
-    """Shares of the time of a workload that follow each cell's factor, by regime.
-
-    Kernels of a family count as far as they are not hidden: compute by its share of computing time, collectives by what
-    is exposed. Bubbles follow what fills the pipeline. ``left_out`` is a phase that does not count, ``only`` the one
-    kind of step that does.
-    """
-    found: dict[Part, float] = {}
-    graphs = state.plan.stack.cuda_graph or bool(state.plan.settings.cuda_graph)  # gaps between kernels, no host
-    for step in state.steps:
-        if only and step.kind != only:
-            continue
-        own: dict[str, float] = {}
-        for stage in step.speaking:
-            for each in step.executions(stage):
-                for family, us in _families(each, state.plan) if each.phase != left_out else ():
-                    family = FIXED if family == "host" and graphs else family
-                    own[family] = own.get(family, 0.0) + us
-        worked, whole = sum(own.values()), step.total_us * step.times
-        sends = float(step.pipeline.sending_us[step.busiest]) * step.times if step.trains else 0.0
-        fixed = min(sends + step.overhead_us * step.times, whole / 2)
-        for family, us in own.items():
-            found[family, step.kind] = found.get((family, step.kind), 0.0) + us / worked * (whole - fixed)
-        found[FIXED, step.kind] = found.get((FIXED, step.kind), 0.0) + fixed
-    total = sum(found.values())
-    return {part: us / total for part, us in found.items() if us > 0.0}
-
-
-def _families(each: Executed, plan: Plan) -> Iterator[tuple[str, float]]:
-    """Microseconds of a phase by cell: computing, exposed communication, waiting for the host.
-
-    What hosts take for collectives beside issuing them (:mod:`..timing.hosts`) follows no factor.
-    """
-    chosen = select_nodes(each.costs, each.phase)
-    busy: dict[bool, dict[str, float]] = {False: {}, True: {}}
-    weights = (each.costs.kernel_us[chosen] * each.costs.repeats[chosen]).tolist()
-    for place, us in zip(chosen.tolist(), weights, strict=True):
-        cell = cell_of(each.costs.nodes[place].op)
-        side = busy[cell.startswith("collective")]
-        side[cell] = side.get(cell, 0.0) + us
-    times: dict[bool, float] = {False: each.time.compute_us, True: sum(each.time.exposed_us.values())}
-    for waited, by_cell in busy.items():
-        whole = sum(by_cell.values())
-        for cell, us in by_cell.items():
-            yield cell, us / whole * times[waited] * each.times if whole else 0.0
-    apart = _apart(each, chosen, plan)
-    yield "host", each.time.host_us * each.times * (1.0 - apart)
-    yield FIXED, each.time.host_us * each.times * apart
-
-
-def _apart(each: Executed, chosen: np.ndarray, plan: Plan) -> float:
-    """The share of the host's time in a phase that no factor on the host reaches."""
-    if not (plan.stack.check_us or plan.stack.share_us):
-        return 0.0
-    costs = each.costs
-    nothing = replace(costs, host_us=np.zeros(len(costs.nodes)))
-    run = Run(plan, plan.figures, lambda now: 0.0, [({}, {})])
-    alone = modify([nothing], run, NO_FACTOR)[0].host_us
-    whole = float(costs.host_us[chosen] @ costs.repeats[chosen])
-    return float(alone[chosen] @ costs.repeats[chosen]) / whole if whole else 0.0
+    half = half_of(row.source or table)
+    return ObservedStep(f"{table} {row.id}", table, group_of(row), settings, predicted, measured, parts, applied, half)
 
 
 def table_of(observed: Sequence[ObservedStep]) -> np.ndarray:

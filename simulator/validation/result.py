@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...datasets.truth import FailedRow, UnsupportedRow
@@ -37,7 +37,9 @@ class Validation:
 
     ``unsupported`` rows are beyond what opcast simulates; ``failed`` ones met an error of opcast's own. ``by_group``
     is metrics by tag and its value. ``baseline`` is what a constant MFU scores beside opcast on the same rows,
-    ``rank_correlation`` Spearman's of layouts within a model, ``noise_floor`` the spread of repeats.
+    ``rank_correlation`` Spearman's of layouts within a model, ``noise_floor`` the spread of repeats. ``refused`` counts
+    the unsupported rows by reason. ``with_refused`` are metrics that count, too, the ``refused_by_outcome`` rows: those
+    refused because of their measured result (None without any). ``half`` is that of the sources (empty: all).
     """
 
     table: str
@@ -54,6 +56,15 @@ class Validation:
     rival: RivalResult | None = None
     per_row: tuple[Mapping[str, Any], ...] | None = None
     wall_time_s: float = 0.0
+    half: str = ""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    refused_by_outcome: int = 0
+    with_refused: Metrics | None = None
+
+    def without_rows(self) -> Validation:
+        """Scores alone, without what tells single rows: all that is said of sources that nobody looks into."""
+        failed = tuple(replace(row, id="") for row in self.failed)
+        return replace(self, unsupported=(), failed=failed, by_group={}, rank_correlation=None, per_row=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; ``per_row`` and ``rival`` only where they were asked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,7 +46,7 @@ def validate(
         raise RivalError(f"rival={rival!r} is not known; take {CARRIED}: what the table carries of another tool")
     peer = (rival, carried(table.rows)) if rival else None
     json.dumps(summary(table, as_measured(table.rows), peer, details=True).to_dict())
-    found = summary(table, simulated(table.rows, setting, progress), peer, details)
+    found = summary(table, simulated((*table.rows, *table.by_outcome), setting, progress), peer, details)
     return replace(found, wall_time_s=time.perf_counter() - started)
 
 
@@ -66,12 +67,13 @@ def as_measured(rows: Sequence[Row]) -> Predictions:
 
 def summary(table: TruthTable, answers: Predictions, peer: tuple[str, Answered] | None, details: bool) -> Validation:
     """Errors of the answers, in all and by group, beside a baseline, the noise of repeats and what a peer answered."""
+    unsupported = (*table.unsupported, *answers.unsupported)
     return Validation(
         table=table.name,
         kind=table.kind,
         rows=table.count,
-        simulated=len(answers.predicted),
-        unsupported=(*table.unsupported, *answers.unsupported),
+        simulated=sum(row.id in answers.predicted for row in table.rows),
+        unsupported=unsupported,
         failed=(*table.failed, *answers.failed),
         metrics=scores(answers, table.rows),
         by_group=by_group(answers, table.rows),
@@ -80,6 +82,9 @@ def summary(table: TruthTable, answers: Predictions, peer: tuple[str, Answered] 
         noise_floor=noise_floor(table.rows),
         rival=compared(*peer, answers.predicted, table.rows) if peer else None,
         per_row=per_row(answers, table.rows) if details else None,
+        refused=dict(Counter(row.why for row in unsupported).most_common()),
+        refused_by_outcome=sum(row.by_outcome for row in table.unsupported),
+        with_refused=scores(answers, (*table.rows, *table.by_outcome)) if table.by_outcome else None,
     )
 
 

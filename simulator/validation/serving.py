@@ -190,6 +190,12 @@ def host_of(row: ServingRow) -> str:
     return host_name(row.framework, load_serving_engine(row.framework).host, row.version)
 
 
+def named_of(row: ServingRow) -> dict[str, str]:
+    """What a row ran, as known runs name it (:data:`..serving.host.KNOWN_OF`)."""
+    version = f"{row.framework} {row.version}"
+    return {"engine": host_of(row), "version": version, "system": row.hardware.device, "model": row.model}
+
+
 def played(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> ServingReport:
     """A row's clients served, under the hosts that ship unless others are given. The errors of simulating."""
     host = host_time(host_of(row), load_serving_engine(row.framework).host, hosts)

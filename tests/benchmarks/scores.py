@@ -13,6 +13,7 @@ import html
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,8 @@ ROWS = {  # how a row of the documents begins -> the table it is of
     "NeuSight's whole models, fp32": "neusight_e2e_labels",
     "all ": "all",
     "mean of the tables": "tables",
+    "mean of the unseen half": "unseen",
+    "mean of the other half": "looked_at",
 }
 ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|")
 ERRORS = {  # a column of the documents -> the way of answering whose errors it shows
@@ -69,6 +72,11 @@ ERRORS = {  # a column of the documents -> the way of answering whose errors it 
 }
 INSIDE = "inside"  # the column of the share of runs within the 90 % interval, with their framework left out
 
+UNSEEN = "unseen"
+HEADLINE = re.compile(r"<!-- headline -->.*?<!-- end of headline -->", re.DOTALL)
+LEDGER = ROOT / "tests" / "evidence" / "ledger"
+NUMBER = re.compile(r"\b\d[\d,.]*\b")
+REFUSED = re.compile(r"<!-- refused -->.*?<!-- end of refused -->", re.DOTALL)
 COVERAGE = re.compile(r"<!-- coverage -->.*?<!-- end of coverage -->", re.DOTALL)
 
 
@@ -82,7 +90,38 @@ def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
     lines = text.splitlines()
     for at, heads, _, table in score_rows(text):
         lines[at] = f"| {' | '.join(_cells(lines[at], heads, scores[table]))} |"
-    return COVERAGE.sub(lambda _: covered(text, scores), "\n".join(lines) + "\n")
+    made = HEADLINE.sub(lambda _: headline(scores), "\n".join(lines) + "\n")
+    made = REFUSED.sub(lambda _: refused(), made)
+    return COVERAGE.sub(lambda _: covered(text, scores), made)
+
+
+def headline(scores: dict[str, dict[str, dict[str, float]]]) -> str:
+    """What the front page says of the half of the sources that nobody looks into."""
+    of = scores[UNSEEN]["framework"]
+    tables = sum(name.startswith(f"{UNSEEN} ") for name in scores)
+    said = (
+        f"In the mean of {tables} tables half of the runs are within {of['median']:.1f} %, nine of ten within "
+        f"{of['p90']:.1f} %, and {100 * of['coverage']:.0f} % are inside their 90 % interval."
+    )
+    return f"<!-- headline -->\n{said}\n<!-- end of headline -->"
+
+
+def refused() -> str:
+    """How many rows of each table have no answer, and why, by the newest release in the ledger."""
+    import pyarrow.parquet as pq
+
+    lines = ["| table | rows answered | refused | why |", "| --- | --- | --- | --- |"]
+    releases = sorted(LEDGER.glob("*.parquet"))
+    rows = pq.read_table(releases[-1]).to_pylist() if releases else []
+    for table in dict.fromkeys(row["table"] for row in rows):
+        answered = {row["id"] for row in rows if row["table"] == table and row["predicted"] is not None}
+        why = Counter(NUMBER.sub("N", row["why"]) for row in rows if row["table"] == table and row["why"])
+        reasons = "; ".join(f"{count} × {text.replace('|', '/')}" for text, count in why.most_common(3))
+        rest = len(why) - 3
+        lines.append(
+            f"| {table} | {len(answered)} | {why.total()} | {reasons}{f'; {rest} other reasons' if rest > 0 else ''} |"
+        )
+    return "\n".join(["<!-- refused -->", *lines, "<!-- end of refused -->"])
 
 
 def score_rows(text: str) -> Iterator[tuple[int, list[str], str, str]]:
@@ -127,9 +166,14 @@ def covered(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
 def drawn(scores: dict[str, dict[str, dict[str, float]]], names: dict[str, str]) -> str:
     """The errors with the framework left out as SVG: bars to the median, lines to the 90th percentile, best first.
 
-    ``names`` are those that tables have in the documents; what is beside each bar is the median by physics alone.
+    Of each table the runs count whose source is in the half that nobody looks into. ``names`` are those that tables
+    have in the documents; what is beside each bar is the median by physics alone.
     """
-    order = sorted((each for each in names if each != "all"), key=lambda each: scores[each]["framework"]["median"])
+    names = {f"{UNSEEN} {table}": name for table, name in names.items()} | {UNSEEN: "mean of these tables"}
+    order = sorted(
+        (each for each in names if each in scores and each != UNSEEN),
+        key=lambda each: scores[each]["framework"]["median"],
+    )
     height = TOP + LINE * (len(order) + 1) + 42
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
@@ -142,11 +186,11 @@ def drawn(scores: dict[str, dict[str, dict[str, float]]], names: dict[str, str])
     for mark in range(0, int(MOST), 10):
         parts.append(f'<path d="M{_x(mark):.1f} {TOP - 6}V{height - 36}" stroke="#d8dee4"/>')
         parts.append(_text(_x(mark), TOP - 12, f"{mark} %", "small mid"))
-    for at, table in enumerate(["all", *order]):
+    for at, table in enumerate([UNSEEN, *order]):
         of, y, physics = scores[table]["framework"], TOP + LINE * at + LINE / 2, scores[table]["physics"]["median"]
-        hue = "#24292f" if table == "all" else "#3f51b5"
+        hue = "#24292f" if table == UNSEEN else "#3f51b5"
         parts += [
-            _text(16, y + 4, f"{names[table]} ({of['rows']})"),
+            _text(16, y + 4, f"{names[table]} ({of['rows']:.0f})"),
             f'<path d="M{_x(0):.1f} {y}H{_x(of["p90"]):.1f}" stroke="{hue}" stroke-width="1.5" opacity=".55"/>',
             f'<path d="M{_x(0):.1f} {y}H{_x(of["median"]):.1f}" stroke="{hue}" stroke-width="9"/>',
             f'<circle cx="{_x(physics):.1f}" cy="{y}" r="3.5" fill="#fff" stroke="#d9660a"/>',

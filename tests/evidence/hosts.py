@@ -1,6 +1,6 @@
 """Fits what the host adds to served runs: one command on a table of them, scored on groups that were left out.
 
-    python tests/evidence/hosts.py TABLE.csv [--output conf/serving_host.json] [--scores FILE.json] [--rows N]
+    python tests/evidence/hosts.py TABLE.csv [--runs FILE] [--output conf/serving_host.json] [--scores FILE.json]
 
 Runs are simulated without a host. An iteration's host time lengthens every token by itself, a first token's the TTFT by
 itself; to first order nothing else changes. The figures of an engine (``HostTime``, none below 0) are those of least
@@ -20,11 +20,16 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from opcast.datasets.figure_sources import FigureSource
 from opcast.datasets.truth import Row, ServingRow, read_table
+from opcast.datasets.truth.halves import half_of
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.host import (
     FIGURES,
+    KNOWN_OF,
     SERIAL,
     FirstToken,
     FittedHost,
@@ -34,6 +39,7 @@ from opcast.simulator.serving.host import (
 )
 from opcast.simulator.validation.answers import Engines
 from opcast.simulator.validation.cases import ValidationSettings
+from opcast.simulator.validation.intervals import interval_score
 from opcast.simulator.validation.metrics import grouped
 from opcast.simulator.validation.serving import Replicas, host_of, played
 from opcast.simulator.workbench import workbench
@@ -44,8 +50,9 @@ SPREAD = (2000.0, 50.0, 20e3, 500.0, 3.0, 300.0, 500.0)  # microseconds: how far
 BEFORE = (2000.0, 50.0, 50e3, 1000.0, 10.0, 500.0, 1000.0)  # and all of them from none
 HIDDEN = ("step_us", "seq_us")
 EVERY = "all"
+WITH_REFUSED = "with rows refused by their result"
 NINETY = 0.9  # of the errors are within a width
-DRAWN = 10  # rows: widths of an engine are drawn towards those of all
+LEAST_GROUPS = 4  # that tell a width; of fewer all that was left out does
 LEAST_ROWS = 8
 FOLDS = 4
 Errors = Mapping[str, Mapping[str, float]]
@@ -69,6 +76,18 @@ class ServedRun:
     measured: Mapping[str, float]
     layers: int = 0
     experts: int = 0
+    version: str = ""
+    source: str = ""
+
+    @property
+    def named(self) -> dict[str, str]:
+        """What it ran, as :data:`KNOWN_OF` has it."""
+        return {"engine": self.engine, "version": self.version, "system": self.system, "model": self.model}
+
+    @property
+    def half(self) -> str:
+        """The half of the frozen split that its model on its system is in."""
+        return half_of(self.source)
 
     @property
     def group(self) -> str:
@@ -101,8 +120,8 @@ def run_of(row: ServingRow, engine: str, times: Mapping[str, float]) -> ServedRu
         id=row.id,
         engine=engine,
         backend=row.framework,
-        system=row.tags["system"],
-        model=row.tags["model"],
+        system=row.hardware.device,
+        model=row.model,
         clients=row.concurrency,
         running=row.concurrency / dp * share,
         prompt=row.input_len * mean,
@@ -111,27 +130,48 @@ def run_of(row: ServingRow, engine: str, times: Mapping[str, float]) -> ServedRu
         measured=row.measured,
         layers=layers_and_experts(row.config)[0],
         experts=layers_and_experts(row.config)[1],
+        version=f"{row.framework} {row.version}",
+        source=row.source,
     )
 
 
 def observed(
     rows: Sequence[Row], setting: ValidationSettings, progress: Callable[[int], None] = lambda done: None
-) -> list[ServedRun]:
-    """Every served run of a table that can be simulated, without a host; those of workers that prefill and workers that
-    decode have other hosts, and are left out."""
+) -> dict[str, dict[str, float]]:
+    """TTFT and TPOT in ms without a host, by id, of every served run that can be simulated; those of workers that
+    prefill and workers that decode have other hosts, and are left out."""
     replicas = Replicas(setting, Engines(setting).of)
-    found = []
+    found = {}
     for row in rows:
         if isinstance(row, ServingRow) and row.decoding is None:
             try:
                 report = played(row, replicas, FittedHosts({}))
-                times = {"ttft": report.ttft_ms.mean, "tpot": report.tpot_ms.mean}
-                found.append(run_of(row, host_of(row), times))
+                found[row.id] = {"ttft": report.ttft_ms.mean, "tpot": report.tpot_ms.mean}
             except ValueError as error:
                 if not type(error).__module__.startswith("opcast"):
                     raise
         progress(1)
     return found
+
+
+def runs_of(rows: Iterable[Row], predicted: Mapping[str, Mapping[str, float]]) -> list[ServedRun]:
+    """The served runs that have a prediction."""
+    return [
+        run_of(row, host_of(row), predicted[row.id])
+        for row in rows
+        if isinstance(row, ServingRow) and row.id in predicted
+    ]
+
+
+def read_runs(path: Path) -> dict[str, dict[str, float]]:
+    """What ``--runs`` kept: TTFT and TPOT in ms without a host, by id."""
+    return {row["id"]: {name: row[name] for name in SCALE} for row in pq.read_table(path).to_pylist()}
+
+
+def write_runs(path: Path, predicted: Mapping[str, Mapping[str, float]]) -> None:
+    """The same, into a Parquet file: no measured time is in it."""
+    rows = [{"id": key, **times} for key, times in sorted(predicted.items())]
+    pq.write_table(pa.Table.from_pylist(rows), path, compression="zstd")
 
 
 # --- the fit -----------------------------------------------------------------------------------------------
@@ -220,31 +260,54 @@ def folds(runs: Iterable[ServedRun]) -> dict[str, int]:
 
 
 def ways(runs: Sequence[ServedRun]) -> dict[str, Callable[[ServedRun], str]]:
-    """What is left out: a part of the groups, a backend, a system."""
+    """What is left out: a part of the groups, a backend, a version of it, a system, a model."""
     part = folds(runs)
     return {
         "groups": lambda run: str(part[run.group]),
         "backend": lambda run: run.backend,
+        "version": lambda run: run.version,
         "system": lambda run: run.system,
+        "model": lambda run: run.model,
     }
 
 
-def widths(runs: Sequence[ServedRun], groups: Errors, backend: Errors) -> dict[str, dict[str, float]]:
-    """What 90 % of the errors (ln) are within, by engine and quantity: with a part of the groups left out, and for
-    ``all`` with the backend left out."""
-    made: dict[str, dict[str, float]] = {EVERY: {}}
-    for name in QUANTITIES:
-        made[EVERY][name] = _ninety([abs(backend[run.id][name]) for run in runs])
-        usual = _ninety([abs(groups[run.id][name]) for run in runs])
-        for engine, own in sorted(grouped(runs, lambda run: run.engine).items()):
-            of = _ninety([abs(groups[run.id][name]) for run in own])
-            mixed = (len(own) * np.log(of) + DRAWN * np.log(usual)) / (len(own) + DRAWN)
-            made.setdefault(engine, {})[name] = round(float(np.exp(mixed)), 4)
+def widths(runs: Sequence[ServedRun], errors: Mapping[str, Errors]) -> dict[str, dict[str, float]]:
+    """What the errors (ln) are within, by how many of engine, version, system and model no other run had and quantity.
+
+    ``errors`` are by what was left out. What is known of less is no narrower.
+    """
+    by_count: dict[int, list[tuple[ServedRun, Mapping[str, float]]]] = {}
+    for how, by in ways(runs).items():
+        for left in grouped(runs, by).values():
+            ids = {run.id for run in left}
+            known = known_of([run for run in runs if run.id not in ids])
+            for run in left:
+                count = len(FittedHosts({}, known=known).unknown(run.named))
+                by_count.setdefault(count, []).append((run, errors[how][run.id]))
+    made: dict[str, dict[str, float]] = {}
+    every = [pair for pairs in by_count.values() for pair in pairs]
+    for count in range(len(KNOWN_OF) + 1):
+        pairs = by_count.get(count, [])
+        enough = pairs if len({run.group for run, _ in pairs}) >= LEAST_GROUPS else every
+        before = made.get(str(count - 1), {})
+        made[str(count)] = {name: max(_within(enough, name), before.get(name, 0.0)) for name in QUANTITIES}
     return made
 
 
-def _ninety(errors: Sequence[float]) -> float:
-    return round(float(np.quantile(errors, NINETY)), 4)
+def known_of(runs: Iterable[ServedRun]) -> dict[str, list[str]]:
+    """The engines, versions, systems and models of some runs."""
+    every = [run.named for run in runs]
+    return {name: sorted({named[name] for named in every}) for name in KNOWN_OF}
+
+
+def _within(pairs: Sequence[tuple[ServedRun, Mapping[str, float]]], quantity: str) -> float:
+    """What nine of ten errors are within; a group of many rows counts as the root of its number."""
+    counts = {name: len(of) for name, of in grouped((run for run, _ in pairs), lambda run: run.group).items()}
+    weight = np.array([counts[run.group] ** -0.5 for run, _ in pairs])
+    missed = np.array([abs(errors[quantity]) for _, errors in pairs])
+    order = np.argsort(missed)
+    place = np.searchsorted(np.cumsum(weight[order]) / weight.sum(), NINETY)
+    return round(float(missed[order][min(int(place), len(missed) - 1)]), 4)
 
 
 @dataclass(frozen=True)
@@ -256,17 +319,19 @@ class HostFit:
     errors: Mapping[str, Errors]
 
     def scores(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-        """Median, p90 and bias in percent by group of rows, way of answering and quantity; of ``groups`` also how
-        often 90 % intervals, from widths of the other parts, held the measurement."""
-        stated = self._stated()
+        """Median, mean, p90 and bias in percent by group of rows, way of answering and quantity; of what was left out
+        also how often 90 % intervals, from the errors of other models alone, held the measurement, and their score.
+
+        ``looked_at`` and ``unseen`` are halves of the models on systems (:mod:`opcast.datasets.truth.halves`).
+        """
+        stated = {how: self._stated(how) for how in ways(self.runs)}
         parts: dict[str, list[ServedRun]] = {EVERY: list(self.runs)}
-        for name in ("backend", "system", "model"):
+        for name in ("half", "backend", "system", "model"):
             parts |= grouped(self.runs, lambda run: getattr(run, name))  # noqa: B023  used at once
         return {
             part: {
                 how: {
-                    name: _score([of[run.id][name] for run in own])
-                    | (_held([(of[run.id][name], stated[run.id][name]) for run in own]) if how == "groups" else {})
+                    name: _score([of[run.id][name] for run in own]) | self._held(own, stated.get(how, {}), how, name)
                     for name in QUANTITIES
                 }
                 for how, of in self.errors.items()
@@ -274,15 +339,29 @@ class HostFit:
             for part, own in parts.items()
         }
 
-    def _stated(self) -> dict[str, dict[str, float]]:
-        """Half-widths of each run's intervals, from the errors of the other parts of the groups."""
-        made, part = {}, folds(self.runs)
-        for fold in range(FOLDS):
-            others = [run for run in self.runs if part[run.group] != fold]
-            own = [run for run in self.runs if part[run.group] == fold]
-            known = widths(others or own, self.errors["groups"], self.errors["backend"])
-            for run in own:
-                made[run.id] = known.get(run.engine) or known[EVERY]
+    def _held(
+        self, own: Sequence[ServedRun], stated: Mapping[str, Mapping[str, float]], how: str, name: str
+    ) -> dict[str, float]:
+        known = [run.id for run in own if run.id in stated]
+        errors = self.errors[how]
+        return (
+            interval_score([errors[key][name] for key in known], [stated[key][name] for key in known]) if known else {}
+        )
+
+    def _stated(self, how: str) -> dict[str, Mapping[str, float]]:
+        """Half-widths of each run's intervals with so much left out, from the errors of other models."""
+        made: dict[str, Mapping[str, float]] = {}
+        by = ways(self.runs)[how]
+        for model, own in grouped(self.runs, lambda run: run.model).items():
+            others = [run for run in self.runs if run.model != model]
+            if not others:
+                continue
+            known_widths = widths(others, {way: self.errors[way] for way in ways(self.runs)})
+            for left, members in grouped(own, by).items():
+                known = known_of(run for run in self.runs if by(run) != left)
+                hosts = FittedHosts({}, known_widths, known=known)
+                for run in members:
+                    made[run.id] = {name: hosts.width(run.named, name) or 0.0 for name in QUANTITIES}
         return made
 
 
@@ -293,7 +372,8 @@ def host_fit(runs: Sequence[ServedRun]) -> HostFit:
     errors |= {how: left_out(runs, by) for how, by in ways(runs).items()}
     groups = len({run.group for run in runs})
     made_by = f"tests/evidence/hosts.py on {len(runs)} served runs of {groups} models on systems"
-    found = replace(hosts, widths=widths(runs, errors["groups"], errors["backend"]), made_by=made_by)
+    table = FigureSource(read_off="fitted by tests/evidence/hosts.py on served runs", table="serving_silicon")
+    found = replace(hosts, widths=widths(runs, errors), made_by=made_by, source=table, known=known_of(runs))
     return HostFit(found, tuple(runs), errors)
 
 
@@ -301,8 +381,10 @@ def as_values(hosts: FittedHosts) -> dict[str, object]:
     """Fitted hosts as their file has them."""
     return {
         "made_by": hosts.made_by,
+        "source": {name: text for name, text in asdict(hosts.source).items() if text},
         "engines": {name: asdict(each) for name, each in hosts.engines.items()},
         "widths": {name: dict(each) for name, each in hosts.widths.items()},
+        "known": {name: list(each) for name, each in hosts.known.items()},
     }
 
 
@@ -311,16 +393,9 @@ def _score(errors: Sequence[float]) -> dict[str, float]:
     return {
         "rows": len(errors),
         "median": round(float(np.median(off)), 1),
+        "mean": round(float(off.mean()), 1),
         "p90": round(float(np.quantile(off, NINETY)), 1),
         "bias": round(float(np.expm1(-np.median(errors)) * 100), 1),
-    }
-
-
-def _held(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    errors, half = (np.array(each) for each in zip(*pairs, strict=True))
-    return {
-        "coverage": round(float((np.abs(errors) <= half).mean()), 3),
-        "width": round(float(2 * half.mean()), 3),
     }
 
 
@@ -329,19 +404,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", type=Path, nargs="+")
     parser.add_argument("--rows", type=int, default=3000, help="the first so many")
+    parser.add_argument("--runs", type=Path, help="predictions without a host: read where it is there, else written")
     parser.add_argument("--output", type=Path, help="where figures of hosts are written")
     parser.add_argument("--scores", type=Path, help="where scores are written")
     chosen = parser.parse_args(arguments)
-    rows = [row for table in chosen.tables for row in read_table(table, setting="tables").rows]
-    made = host_fit(observed(rows[: chosen.rows], workbench(Sources()).validation()))
+    tables = [read_table(table, setting="tables") for table in chosen.tables]
+    rows = [row for table in tables for row in table.rows][: chosen.rows]
+    refused = [row for table in tables for row in table.by_outcome]
+    if chosen.runs and chosen.runs.is_file():
+        predicted = read_runs(chosen.runs)
+    else:
+        predicted = observed((*rows, *refused), workbench(Sources()).validation())
+        if chosen.runs:
+            write_runs(chosen.runs, predicted)
+    made = host_fit(runs_of(rows, predicted))
     scores = made.scores()
+    scores[WITH_REFUSED] = {"fitted": _scored(errors_of(runs_of((*rows, *refused), predicted), made.hosts))}
     for path, values in ((chosen.output, as_values(made.hosts)), (chosen.scores, scores)):
         if path:
             path.write_text(json.dumps(values, indent=1) + "\n")
     for name, of in scores.items():
         for quantity in QUANTITIES:
             said = (f"{how} {each[quantity]['median']:.1f} / {each[quantity]['p90']:.1f}" for how, each in of.items())
-            print(f"{name}: {quantity}, {of['none'][quantity]['rows']} rows: {', '.join(said)}")
+            print(f"{name}: {quantity}, {of['fitted'][quantity]['rows']} rows: {', '.join(said)}")
+
+
+def _scored(errors: Errors) -> dict[str, dict[str, float]]:
+    return {name: _score([of[name] for of in errors.values()]) for name in QUANTITIES}
 
 
 if __name__ == "__main__":

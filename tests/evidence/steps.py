@@ -32,6 +32,7 @@ def read_steps(path: Path, measured: Mapping[str, float]) -> tuple[list[Observed
                 measured[row["id"]],
                 {part: of["share"] for part, of in parts.items()},
                 {part: of["applied"] for part, of in parts.items()},
+                row["half"],
             )
         )
         for way, predicted in row["answers"].items():

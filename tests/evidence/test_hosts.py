@@ -19,6 +19,9 @@ from opcast.tests.evidence.hosts import (
     folds,
     host_fit,
     left_out,
+    read_runs,
+    ways,
+    write_runs,
 )
 
 TRUE = {
@@ -106,8 +109,8 @@ def test_groups_are_whole_on_one_side_and_scores_have_all_ways(fit) -> None:
     assert scores["all"]["none"]["tpot"]["median"] > 2
     for quantity in QUANTITIES:
         assert scores["all"]["groups"][quantity]["rows"] == len(runs())
-        assert 0.5 <= scores["all"]["groups"][quantity]["coverage"] <= 1
-    assert set(scores["all"]) == {"none", "fitted", "groups", "backend", "system"}
+        assert all(0.5 <= scores["all"][how][quantity]["coverage"] <= 1 for how in ways(runs()))
+    assert set(scores["all"]) == {"none", "fitted", *ways(runs())}
 
 
 def test_the_file_says_what_was_fitted(fit, tmp_path) -> None:
@@ -116,5 +119,18 @@ def test_the_file_says_what_was_fitted(fit, tmp_path) -> None:
     again = fitted_hosts(path)
     assert isinstance(again, FittedHosts)
     assert again.of("vllm serial") == fit.hosts.of("vllm serial")
-    assert again.width("vllm serial", "tpot") == fit.hosts.width("vllm serial", "tpot")
-    assert again.width("another", "tpot") == fit.hosts.width("all", "tpot")
+    seen = runs()[0].named
+    assert again.unknown(seen) == []
+    assert again.unknown(seen | {"model": "another"}) == ["model"]
+    less = (seen, seen | {"model": "another"}, seen | {"model": "another", "system": "new"}, {})
+    widths = [again.width(named, "ttft") for named in less]
+    assert widths == sorted(widths)  # what less is known of is no narrower
+    assert widths[-1] == again.widths["3"]["ttft"]  # a version is not named
+    assert again.source.table == "serving_silicon"
+    assert FittedHosts({}).width(seen, "tpot") is None
+
+
+def test_predictions_are_kept_without_what_was_measured(tmp_path) -> None:
+    predicted = {run.id: dict(run.predicted) for run in runs()}
+    write_runs(tmp_path / "runs.parquet", predicted)
+    assert read_runs(tmp_path / "runs.parquet") == predicted

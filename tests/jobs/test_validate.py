@@ -10,6 +10,7 @@ import pytest
 
 from opcast.datasets.devices import Device
 from opcast.datasets.truth import published
+from opcast.datasets.truth.halves import half_of
 from opcast.jobs.cli import main
 from opcast.simulator import workbench
 from opcast.simulator.engines import Engine, build_engine
@@ -49,6 +50,42 @@ def test_the_promised_fields(ops: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found["metrics"]["latency"]["median_ape"] < 25
     assert found["noise_floor"]["latency"]["groups"] == 1
     assert found["by_group"]["gpu"]["A100-80"] == found["metrics"]
+
+
+def test_of_unseen_sources_scores_alone_are_said(ops: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sides = {half_of(f"page {number}"): f"page {number}" for number in range(20)}
+    head, *lines = OPS.splitlines()
+    told = [f"{sides['unseen' if at < 2 else 'looked_at']},{line}" for at, line in enumerate(lines)]
+    ops.write_text("\n".join([f"source,{head}", *told, f"{sides['unseen']},{lines[3]}".replace("d,", "g,", 1), ""]))
+    unseen, looked_at = (answer(ops, capsys, f"half={half}") for half in ("unseen", "looked_at"))
+    assert (unseen["half"], unseen["rows"], unseen["simulated"]) == ("unseen", 3, 2)
+    assert unseen["metrics"]["latency"]["n"] == 2
+    assert (unseen["unsupported"], unseen["by_group"], list(unseen["refused"].values())) == ([], {}, [1])
+    assert "per_row" not in unseen
+    assert (looked_at["rows"], looked_at["simulated"]) == (4, 1)
+    assert looked_at["unsupported"]
+    assert main(["validate", f"truth={ops}", "half=unseen"]) == 0
+    said = "".join(capsys.readouterr())
+    assert "not simulated, 1 rows" in said
+    assert "unseen sources" in said
+
+
+def test_rows_refused_by_their_result_count_once_with_and_once_without(
+    ops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "rules"
+    folder.mkdir()
+    (folder / "ops.yaml").write_text(
+        "of: [operator]\nsaid: ''\nrules:\n  - when: {latency_ms: {above: 4}}\n    refuse: slow\n"
+        "    basis: read off some_table\n    source: its times\n"
+    )
+    found = answer(ops, capsys, f"rules={folder}")
+    assert (found["simulated"], found["refused_by_outcome"]) == (2, 1)
+    assert found["metrics"]["latency"]["n"] == 2
+    assert found["with_refused"]["latency"]["n"] == 3
+    assert found["refused"]["slow"] == 1
+    assert main(["validate", f"truth={ops}", f"rules={folder}"]) == 0
+    assert "with 1 refused by result: latency" in capsys.readouterr().out
 
 
 def test_details_and_limit(ops: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +144,8 @@ def test_a_row_that_fails_leaves_the_others_answered(
     ops.write_text(text.replace("b,matmul,FP16,A100-80", "b,matmul,FP16,H100"))
     assert main(["validate", f"truth={ops}", "format=json", "details=true"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["failed"] == [{"id": "b", "error": "RuntimeError: a fault of opcast's own"}]
+    (failed,) = found["failed"]
+    assert (failed["id"], failed["error"]) == ("b", "RuntimeError: a fault of opcast's own")
     answered = [row["id"] for row in found["per_row"]]
     assert answered == [row for row in ("a", "c") if row not in {left["id"] for left in found["unsupported"]}]
     assert found["metrics"][quantity]["n"] == found["simulated"] == len(answered)
@@ -149,6 +187,9 @@ def test_a_published_run_needs_rules_or_a_framework_told(
         (["truth={ops}", "limit=0"], "at least 1"),
         (["truth={ops}", "rules=/no/such"], "rules=/no/such: no folder with rules on published tables"),
         (["truth={ops}", "rules=[a]"], "must be a path"),
+        (["truth={ops}", "half=unseen", "details=true"], "half=unseen details=True: of these rows nobody sees more"),
+        (["truth={ops}", "half=unseen", "limit=1"], "leave limit out"),
+        (["truth={ops}", "half=mine"], "half='mine' is not one of looked_at, unseen"),
         (["truth={ops}", "rival=nobody"], "is not known; take table"),
         (["truth={ops}", "device.memory_gb=3"], "no figure 'memory_gb'"),
         (["truth={ops}", "device=h100_sx"], "unknown device 'h100_sx'; did you mean h100_sxm"),

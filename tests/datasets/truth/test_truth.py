@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from opcast.datasets.truth import InferenceRow, OperatorRow, ServingRow, TrainingRow, TruthError, read_table
-from opcast.datasets.truth.cells import Cells, precision_of
+from opcast.datasets.truth.cells import FILL, REFUSE, Cells, precision_of
 from opcast.datasets.truth.dimensions import dimensions_of
 from opcast.datasets.truth.hardware import hardware_of
 from opcast.datasets.truth.shapes import configuration, shipped
@@ -162,8 +162,12 @@ def test_adapters_are_those_of_the_publication(tmp_path: Path, source: str, rank
 def test_hosts_that_wait_are_told_by_what_their_network_measured(
     tmp_path: Path, nodes: str, gathers: str, scatters: str, framework: str
 ) -> None:
-    row = one(tmp_path, source="nanotron", nodes=nodes, nccl_allgather_GBps=gathers, nccl_reducescatter_GBps=scatters)
+    said = {"nodes": nodes, "nccl_allgather_GBps": gathers, "nccl_reducescatter_GBps": scatters}
+    path = written(tmp_path, STEP | said | {"source": "nanotron"})
+    (row,) = read_table(path, outcomes=(FILL, REFUSE)).rows
+    assert isinstance(row, TrainingRow)
     assert row.framework == framework
+    assert one(tmp_path, source="nanotron", **said).framework == "nanotron"  # where it is scored nobody knows
 
 
 def test_shares_of_activations_are_read(tmp_path: Path) -> None:

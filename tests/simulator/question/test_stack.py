@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from opcast.datasets.figure_sources import FigureSource, FigureSourceError
 from opcast.datasets.truth.published import CHECKOUT
 from opcast.jobs import listing, resolve
 from opcast.simulator.question.errors import PlanError
@@ -18,7 +19,6 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.stack import (
     EVERY_TABLE,
     STACK_DIRECTORY,
-    FigureSource,
     Stack,
     help_of,
     known_stacks,
@@ -129,7 +129,7 @@ def test_figures_that_were_read_off_name_a_table_that_is_scored() -> None:
     [({}, "say documented, code"), ({"read_off": "a step"}, "needs the table"), ({"code": "x", "table": "y"}, "table")],
 )
 def test_a_source_without_a_basis_is_none(given: dict[str, str], wrong: str) -> None:
-    with pytest.raises(PlanError, match=wrong):
+    with pytest.raises(FigureSourceError, match=wrong):
         FigureSource(**given)
 
 

@@ -31,6 +31,7 @@ from opcast.simulator.question.calibration import (
     family_of,
     load_calibration,
     regime_of,
+    relative_spread,
     run_kind,
     unknown_of,
 )
@@ -45,14 +46,19 @@ from opcast.simulator.validation.calibration import (
     corrected,
     fit,
     halves,
-    interval_score,
     known_of,
     left_out,
     score,
-    stated,
-    widths,
 )
 from opcast.simulator.validation.holdout import WAYS, holdouts
+from opcast.simulator.validation.intervals import (
+    family_shares,
+    fit_spread,
+    fit_widths,
+    interval_score,
+    stated,
+    without_source,
+)
 from opcast.simulator.validation.observed import ObservedStep, group_of, observe
 from opcast.simulator.workbench import workbench
 
@@ -156,22 +162,55 @@ def test_errors_of_what_was_left_out_come_from_the_others() -> None:
     assert set(halves(found)) == set(out)
 
 
+def all_errors(observed: list[ObservedStep]) -> dict[str, dict[str, float]]:
+    """Errors by what was left out, to first order."""
+    ways = ("table", "framework", "chip")
+    return {"halves": halves(observed)} | {
+        way: left_out(observed, lambda step, way=way: getattr(step, way)) for way in ways
+    }
+
+
+def test_steps_of_what_errs_more_have_a_wider_spread() -> None:
+    random = np.random.default_rng(5)
+    wild = []
+    for step in runs(0.02):
+        share = random.uniform(0.0, 0.6)
+        parts = {cell: value * (1.0 - share) for cell, value in step.parts.items()}
+        wild.append(replace(step, parts=parts | {("host", "train"): share}))
+    errors = {step.id: float(random.standard_normal()) * (0.02 + 0.8 * step.parts["host", "train"]) for step in wild}
+    spread = fit_spread(wild, errors)
+    assert spread["host"] > 5 * spread["gemm"]
+    assert relative_spread(spread, {"host": 0.5, "gemm": 0.5}) > 2 * relative_spread(spread, {"gemm": 1.0})
+    assert relative_spread({}, {"host": 0.5}) == 1.0
+    assert np.median([relative_spread(spread, family_shares(step)) for step in wild]) == pytest.approx(1.0, rel=0.1)
+
+
+def test_nothing_that_is_said_of_a_source_rests_on_its_own_errors() -> None:
+    observed = runs(0.02)
+    errors = all_errors(observed)
+    source = observed[0].table
+    ids = {step.id for step in observed if step.table == source}
+    worse = {way: {key: 9.0 * off if key in ids else off for key, off in of.items()} for way, of in errors.items()}
+    before, after = (without_source(observed, of) for of in (errors, worse))
+    assert after[source] == before[source]
+    assert any(after[name] != before[name] for name in before if name != source)
+
+
 def test_widths_grow_with_what_is_not_known() -> None:
     found = runs(0.02)
-    errors = {"halves": halves(found)} | {
-        name: left_out(found, lambda each, name=name: getattr(each, name)) for name in ("chip", "framework")
-    }
-    made = widths(found, errors)
-    assert made[""] <= made["pair"] <= max(made["chip"], made["framework"]) <= made["both"]
+    made = fit_widths(found, all_errors(found), {})
+    assert made[""] <= made["kind"] <= made["pair"] <= max(made["chip"], made["framework"]) <= made["both"]
     known = Calibration((Effect("gemm", "all", 0.1, 0.01, 9),), widths=made)
     found_of = calibrated(known, RunKind("fsdp", CHIPS[0], "train"))
-    assert found_of.width == made[f"fsdp {CHIPS[0]}"]
+    assert found_of.width == made[f"fsdp {CHIPS[0]} train"]
     assert found_of.width_experts == max(found_of.width, made[""])  # no run of theirs has any
-    wide = replace(known, widths=made | {f"fsdp {CHIPS[0]}": 2.0})
+    wide = replace(known, widths=made | {f"fsdp {CHIPS[0]} train": 2.0})
     assert calibrated(wide, RunKind("fsdp", CHIPS[0], "train")).width_experts == 2.0
     for chip in ("new", *CHIPS):  # what is wide where runs are known is no narrower where none is
-        wide = replace(known, widths=made | {f"other {CHIPS[1]}": 2.0})
+        wide = replace(known, widths=made | {f"other {CHIPS[1]} train": 2.0})
         assert calibrated(wide, RunKind("other", chip, "train")).width == 2.0
+    assert unknown_of(RunKind("fsdp", CHIPS[0], "decode"), made) == "kind"
+    assert unknown_of(RunKind("fsdp", CHIPS[0], "decode"), {f"fsdp {CHIPS[0]}": 0.1}) == ""  # of an older file
     assert unknown_of(RunKind("fsdp", "new", "train"), made) == "chip"
     assert unknown_of(RunKind("new", CHIPS[0], "train"), made) == "framework"
     assert unknown_of(RunKind("new", "new", "train"), made) == "both"
@@ -210,8 +249,11 @@ def test_formats_of_16_bits_are_one_and_chips_are_told_by_their_units() -> None:
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     found = runs(0.01)
-    errors = {name: halves(found) for name in ("halves", "chip", "framework")}
-    made = Calibration(fit(found).effects(), {"megatron": 3.0}, widths(found, errors), rows={"t": 3})
+    errors = all_errors(found)
+    spread = fit_spread(found, errors["table"])
+    made = Calibration(
+        fit(found).effects(), {"megatron": 3.0}, fit_widths(found, errors, spread), spread, rows={"t": 3}
+    )
     path = tmp_path / "steps.json"
     path.write_text(as_json(made))
     assert load_calibration(str(path)) == made
@@ -227,6 +269,8 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
         ('{"effects": [{"family": "gemm", "of": "all", "value": 800, "error": 0, "rows": 1}]}', "from -10 to 10"),
         ('{"host": {"torch": -5.0}}', "host.torch=-5.0 must be"),
         ('{"widths": {"both": 900.0}}', "widths.both=900.0 must be"),
+        ('{"spread": {"base": 1.0, "gemm": -1.0}}', "spread.gemm=-1.0 must be"),
+        ('{"spread": {"gemm": 1.0}}', "spread.base=None must be"),
         ('{"effects": [{"family": "gemm", "of": "all", "value": 1, "error": 0, "rows": 1}]}', "has no width"),
     ],
 )
@@ -332,10 +376,7 @@ def test_tensor_groups_across_nodes_have_effects_and_widths_of_their_own() -> No
     alone, beside = (Calibration(fit(own).effects()) for own in (found, found + bad))
     sane = RunKind("fsdp", CHIPS[0], "train")
     assert factors(beside, sane)["gemm 16bit"] == pytest.approx(factors(alone, sane)["gemm 16bit"], rel=0.15)
-    errors = {"halves": halves(found + bad)} | {
-        name: left_out(found + bad, lambda each, name=name: getattr(each, name)) for name in ("chip", "framework")
-    }
-    made = widths(found + bad, errors)
+    made = fit_widths(found + bad, all_errors(found + bad), {})
     known = replace(beside, widths=made)
     assert calibrated(known, setting).width > 3 * calibrated(known, sane).width
     assert calibrated(known, RunKind("megatron", CHIPS[0], setting.regime)).width == made[ACROSS]
@@ -350,11 +391,10 @@ def test_intervals_are_scored_by_what_they_miss_and_how_wide_they_are() -> None:
 
 def test_intervals_of_what_was_left_out_hold_most_of_it() -> None:
     found = runs(0.05)
-    errors = {"halves": halves(found)} | {
-        name: left_out(found, lambda each, name=name: getattr(each, name)) for name in ("chip", "framework")
-    }
+    errors = all_errors(found)
+    known = without_source(found, errors)
     for how, missed in errors.items():
-        half = stated(found, errors, how)
+        half = stated(found, known, how)
         assert set(half) == set(missed)
         assert interval_score([missed[key] for key in half], list(half.values()))["coverage"] >= 0.75
 
