@@ -57,12 +57,12 @@ def with_turns(traffic: RequestTraffic) -> tuple[RequestChunk, np.ndarray]:
     times[:sessions] = ArrivalClock(begun, arrivals).take(sessions)
     row_of = np.full((turns + 1) * sessions, NONE)
     row_of[rows] = np.arange(count)
-    session, said = rows % sessions, (prompt + output).ravel()[rows]
+    session, length = rows % sessions, (prompt + output).ravel()[rows]
     keys, more = np.zeros(0, np.int64), {}
     if traffic.prefixes:
         chosen = (contents.random(sessions) * traffic.prefixes).astype(np.int64)
         longest = np.zeros(sessions, np.int64)
-        np.maximum.at(longest, session, said)
+        np.maximum.at(longest, session, length)
         keys, first = session_keys(longest, chosen, traffic.prefix_tokens)
         more["keys"] = first[session]
     requests = chunk(
@@ -70,7 +70,7 @@ def with_turns(traffic: RequestTraffic) -> tuple[RequestChunk, np.ndarray]:
         prompt.ravel()[rows],
         output.ravel()[rows],
         session,
-        said,
+        length,
         comes_after=(rows >= sessions).astype(np.int8),
         follower=row_of[rows + sessions],
         think_us=pauses(traffic, count) * SECOND_US,
@@ -111,7 +111,7 @@ def session_keys(longest: np.ndarray, content: np.ndarray, shared_tokens: int) -
     blocks = -(-longest // KEY_TOKENS)
     first = np.cumsum(blocks) - blocks
     keys = np.arange(int(blocks.sum()), dtype=np.int64)  # no two alike,
-    place = keys - np.repeat(first, blocks)
-    shared = place < shared_tokens // KEY_TOKENS
-    whole = np.repeat(content, blocks) * (shared_tokens // KEY_TOKENS) + place
-    return np.where(shared, -1 - whole, keys), first  # but these, below 0
+    index = keys - np.repeat(first, blocks)
+    shared = index < shared_tokens // KEY_TOKENS
+    common = np.repeat(content, blocks) * (shared_tokens // KEY_TOKENS) + index
+    return np.where(shared, -1 - common, keys), first  # but these, below 0
