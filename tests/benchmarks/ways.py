@@ -82,6 +82,8 @@ def judge(name: str, home: str, most: int, reach: float, seeds: int) -> float:
     began, cpu = time.perf_counter(), time.process_time()
     report = bench.search_serving(request, 2)
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
+    if not report.best:
+        raise SystemExit(f"{name}: {report.notes[0]}")
     made, found = run.asked(request), Found()
     wanted = [(layout, request.space.policy[0]) for layout in made.layouts]
     engine = run.policy_of(request.space.policy[0]).framework
@@ -97,8 +99,6 @@ def judge(name: str, home: str, most: int, reach: float, seeds: int) -> float:
         if row["requests_per_s"] >= (1 - reach) * rows[0]["requests_per_s"]:
             kinds.setdefault((*shortlist.kind_of(row), row["max_tokens"]), []).append(row)
     tried = [row for each in kinds.values() for row in each[:2]][:most]
-    if not report.best:
-        raise SystemExit(f"{name}: {report.notes[0]}")
     pick = report.best[0]
     own = mean_rate(request, pick, replicas, seeds)
     rates = [(mean_rate(request, row, replicas, seeds), settings(row)) for row in tried]
