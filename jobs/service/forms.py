@@ -129,9 +129,7 @@ FORMS = (
             FormGroup("Where", ("cluster", "nodes", "stack")),
             FormGroup("Layout", ("tp", "pp", "zero_stage", "micro_batch")),
             FormGroup("Failures", ("failures.fleet", "restart.minutes", "spares")),
-            FormGroup(
-                "Checkpoints", ("checkpoint.every_minutes", "checkpoint.store_gbps", "checkpoint.asynchronous")
-            ),
+            FormGroup("Checkpoints", ("checkpoint.every_minutes", "checkpoint.store_gbps", "checkpoint.asynchronous")),
             FormGroup("Price and energy", ("price_per_gpu_hour", "energy.pue", "energy.grid_g_per_kwh")),
         ),
         {
