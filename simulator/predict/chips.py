@@ -28,7 +28,7 @@ class Question:
 
     label: str
     kind: str
-    dims: Mapping[str, int]
+    dims: Mapping[str, Any]
     dtypes: tuple[str, ...]
 
 
@@ -100,7 +100,7 @@ def _ask(
     question: Question, dtype: str, device: Device, engine: Engine, cards: Mapping[str, Mapping[str, Any]]
 ) -> ChipAnswer:
     """The answer for one op, and who gave it."""
-    kind, op = question.kind, make_op(question.kind, dtype=dtype, **question.dims)
+    kind, op = question.kind, make_op(question.kind, dtype, **question.dims)
     columns = {name: np.array([value]) for name, value in zip(KINDS[kind].names, op.dims, strict=True)}
     answer = predict_columns(kind, columns, op.dtype, op.out_dtype, device, engine)
     how = HOW.get(str(answer.engine[0]), str(answer.engine[0]))
@@ -123,7 +123,8 @@ def _error_percent(how: str, device: Device, kind: str, dtype: str, cards: Seque
     if not cards or cards[0]["kind"] != kind or dtype not in cards[0]["dtypes"]:
         return None
     if how == "learned":
-        scores = next(iter(cards[0].get("evaluations", {}).values()), {}).get("by_dtype", {})
+        evaluations: Sequence[Mapping[str, Any]] = list(cards[0].get("evaluations", {}).values())
+        scores = evaluations[0].get("by_dtype", {}) if evaluations else {}
         return float(scores.get(dtype, {}).get("median_ape", cards[0]["test_median_ape"]))
     nearness = tier(device, load_device(cards[0]["device_id"]), dtype)
     return median_error(kind, nearness) if nearness else None

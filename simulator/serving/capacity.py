@@ -166,8 +166,8 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
             break
     chance = None
     if has_figures and request.slo.ttft_ms is not None:
-        slow_and_fast = apply(at_once, [(side.at(z), rescale(request, rate)) for z in (-Z90, Z90)])
-        chance = chance_of_p99(reports, *slow_and_fast, request.slo.ttft_ms)
+        fast, slow = apply(at_once, [(side.at(z), rescale(request, rate)) for z in (-Z90, Z90)])
+        chance = chance_of_p99(reports, fast, slow, request.slo.ttft_ms)
     return Capacity(
         rate=rate,
         interval=interval,
