@@ -163,7 +163,7 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
     reports = list(apply(at_once, played))
     chance = None
     if has_figures and request.slo.ttft_ms is not None:
-        chance = chance_of_p99(reports[:-2], *reports[-2:], request.slo.ttft_ms)
+        chance = chance_of_p99(reports[:-2], reports[-2], reports[-1], request.slo.ttft_ms)
     return Capacity(
         rate=interval[0],
         interval=interval,
