@@ -25,7 +25,7 @@ class ClosedLoop:
     requests that come at once at the start of the run.
     """
 
-    concurrency: int
+    concurrency: float
     input_len: float
     output_len: float
     kv_tokens: float = float("inf")

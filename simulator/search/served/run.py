@@ -319,8 +319,8 @@ def points(made: ServedAsked, replicas: Replicas, found: Found) -> None:
             why = f"{held:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank"
             found.leave("memory", row, why)
     for _, group in groupby(fits, lambda each: (id(each[1]), id(each[2]), each[0]["policy"], each[0]["max_tokens"])):
-        alike = list(group)
-        for row, figures in zip((row for row, _, _ in alike), figures_of_alike(made, alike, curves), strict=True):
+        same = list(group)
+        for (row, _, _), figures in zip(same, figures_of_alike(made, same, curves), strict=True):
             found.rows += [{**row, "status": OK, "why": "", **each} for each in figures]
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from ...serving.capacity import between
 from ...serving.confidence import chance_of_p99
-from ..found import Row
 from ..objectives import OF_SERVING
-from ..rank import ranked
+from ..rank import Row, ranked
 from .estimate import with_load
 from .played import PRECISION, can_play, figures_at, highest_rate, part_of
 from .replicas import Replicas
@@ -48,11 +47,11 @@ class Shortlist:
     again: Again
     interval: Callable[[Row], tuple[float, float]]
 
-    def played(self, rows: Sequence[Row]) -> list[Row]:
+    def played(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """The rows, those that were played as the event loop has them, and rows near the best that are new."""
         most = self.request.confirm or WAYS
         if self.request.objectives[0] == CHANCE:
-            return [*self._with_chances(rows, most)]
+            return [dict(row) for row in self._with_chances(rows, most)]
         tried: dict[tuple[Any, ...], Row] = {}
         made = {key_of(row): row for row in rows}
         while len(tried) < most and (row := self._next(made, tried)):
@@ -63,7 +62,7 @@ class Shortlist:
         tried |= self._surer(tried)
         best = self._best(tried)
         rest = {key: self._behind(row, best) for key, row in self._corrected(made, tried).items() if key not in tried}
-        return list((rest | tried).values())
+        return [dict(row) for row in (rest | tried).values()]
 
     def _behind(self, row: Row, best: Row | None) -> Row:
         """A row that was not played, said to be no better than the best that was."""
@@ -131,7 +130,7 @@ class Shortlist:
             return {}
         least = best["requests_per_s"] / TIED
         near = [row for row in tried.values() if row["meets_slo"] and row["requests_per_s"] >= least]
-        found = {}
+        found: dict[tuple[Any, ...], Row] = {}
         for row in ranked(near, self.request.objectives)[:SURE]:
             own = row["requests_per_s"]
             parts = [part_of(self.request, row, self.replicas, seed) for seed in SEEDS]
@@ -164,10 +163,6 @@ class Shortlist:
         for row in ranked(self.request.good(rows), self.request.objectives):
             kinds.setdefault(kind_of(row), row)
         return list(kinds.values())
-
-    def _best(self, tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
-        order = ranked(self.request.good(list(tried.values())), self.request.objectives)
-        return order[0] if order else None
 
     def _beaten(self, row: Row, tried: Mapping[tuple[Any, ...], Row]) -> bool:
         """Whether a row cannot be the best even if it serves more than its closed form says."""
