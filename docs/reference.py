@@ -32,7 +32,7 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/ops.md": ops(),
         "reference/python.md": python(),
         "reference/columns.md": columns(),
-        "reference/chips.md": chips(),
+        "reference/chip-answers.md": chips(),
         **{f"examples/{path.stem}.md": notebook(path) for path in sorted((ROOT / "docs" / "examples").glob("*.ipynb"))},
         **{f"reference/{what}.md": listing(what) for what in ("devices", "clusters", "models")},
     }

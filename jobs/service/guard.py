@@ -26,7 +26,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Refusal = tuple[int, str, str]
 
 HELD = 4  # bodies of the largest size that may be in memory at a time, in whatever number of calls
-OPEN = ("/", "/health", "/static/")  # without a token: the page's own files, and whether the service lives
+OPEN = ("/", "/docs", "/health", "/static/")  # without a token: the page's own files, and whether the service lives
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"SAMEORIGIN"),

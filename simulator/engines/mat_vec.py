@@ -21,7 +21,8 @@ from .answers import Answers, Columns, Engine, in_turn
 
 MOST_ROWS = 16  # up to which kernels for few bits wait for weights (Marlin, arXiv 2408.11743, figure 1: up to 16 to 32)
 CONTRADICTION = 1.5  # times as long as 16-bit weights of as many bytes: unpacking takes less. A judgement
-WEIGHTS_ONLY = ("fp16", "bf16")  # what stands in for weights of few bits, the first that a device multiplies
+WHOLE_BITS = 16
+SIXTEEN_BITS = ("fp16", "bf16")
 STACK_FILE = "conf/stack"  # who says so: the file of the stack has the source of each kernel
 SPREAD = 1.25  # half of what mat-vec kernels of one engine and format are apart in, by shape and chip. A judgement
 
@@ -55,8 +56,16 @@ class MatVecEngine:
         return answers
 
     def kernel(self, bits: float) -> MatVec | None:
-        """The kernel for weights of so many bits: of this vendor's before any's, of those the nearest in bits."""
-        candidates = [kernel for kernel in self.kernels if kernel.vendor in ("", self.device.vendor)]
+        """The kernel for weights of so many bits: of this vendor's before any's, of those the nearest in bits.
+
+        None where the stack names none for weights that are quantized, or for those that are not.
+        """
+        whole = bits >= WHOLE_BITS
+        candidates = [
+            kernel
+            for kernel in self.kernels
+            if kernel.vendor in ("", self.device.vendor) and (kernel.bits >= WHOLE_BITS) == whole
+        ]
         return min(candidates, key=lambda kernel: (kernel.vendor == "", abs(kernel.bits - bits)), default=None)
 
 
@@ -83,7 +92,7 @@ class FewBitsEngine:
         share = weight_itemsize(dtype) / 2.0
         fewer_columns = {**few_columns, "n": np.maximum(np.ceil(few_columns["n"] * share), 1).astype(np.int64)}
         table_answers = in_turn(self.others, kind, few_columns, dtype, out_dtype, cache)
-        bytes_alike = in_turn(self.others, kind, fewer_columns, WEIGHTS_ONLY[0], out_dtype, cache)
+        bytes_alike = in_turn(self.others, kind, fewer_columns, SIXTEEN_BITS[0], out_dtype, cache)
         with np.errstate(invalid="ignore"):
             wrong = table_answers.latency_us > CONTRADICTION * bytes_alike.latency_us
         wrong &= (table_answers.engine != "measured") & ~np.isin(table_answers.clause.astype(str), (OWN, BEYOND))
@@ -98,4 +107,4 @@ class FewBitsEngine:
 
 def reads_weights(dtype: str) -> bool:
     """Whether products of a format compute in 16 bits, so that weights are most of what they read."""
-    return dtype in WEIGHTS_ONLY or dtype.endswith("a16")
+    return dtype in SIXTEEN_BITS or dtype.endswith("a16")

@@ -275,7 +275,8 @@ def report_of(
     """What all lives say."""
     hours = lives.total_s / 3600.0
     paid = cluster.devices + (request.spares or 0) * cluster.devices_per_node
-    price = request.step.price_per_gpu_hour or cluster.price_per_device_hour
+    price = request.step.price_per_gpu_hour
+    price = cluster.price_per_device_hour if price is None else price
     kwh = kilowatt_hours(request, timed, job, lives, cluster, device)
     grams = request.energy.grid_g_per_kwh
     mean_s = float(lives.total_s.mean())

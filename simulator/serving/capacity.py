@@ -63,7 +63,8 @@ class LargestRate:
 class Capacity:
     """The largest ``rate`` (requests a second; of a trace its speed) that meets the targets, as sure as 19 in 20.
 
-    ``rates`` are those of several seeds, ``interval`` has their mean in nine of ten cases; ``rate`` is its lower end.
+    ``rates`` are those of several seeds, ``interval`` has their mean in nine of ten cases; ``rate`` is its lower end,
+    or the largest rate of a seed below it at which a seed meets the targets.
     ``attained`` are the shares of requests that met all targets at this rate, seed by seed; ``seeds_met`` of them are
     enough, and ``at_rate`` is the first of these runs. ``rates_of_errors`` are the rates if steps take as long as 90 %
     of the errors of known runs let them, slow and fast; None where none are known. ``p_p99_ttft_met`` is how likely the

@@ -39,7 +39,7 @@ PARTS = (
     *(repeating, routing, moving, state),
 )
 CHAINS = (policies.FORMS, policies.AGAIN, routing.ROUTES)
-PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "most_tokens", "rejections", "rejection_note"}
+PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "tokens_allowed", "rejections", "rejection_note"}
 """With numpy or texts of their own, never called by the loop."""
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""

@@ -36,7 +36,7 @@ def spare_blocks(rules: SchedulerRules, output: int) -> int:
     return max(rules.watermark, rules.spare if output > 1 else 0)
 
 
-def most_tokens(rules: SchedulerRules, code: int) -> int:
+def tokens_allowed(rules: SchedulerRules, code: int) -> int:
     """How many tokens a limit allows: prompt and answer together, of an iteration the prompt alone."""
     if code == CONTEXT:
         return rules.max_model_len
@@ -53,7 +53,7 @@ def rejections(
     return {
         TOLD[code][0]: {
             "requests": count,
-            "most_tokens": min(most_tokens(rules, code), most_tokens(decode_rules, code)),
+            "most_tokens": min(tokens_allowed(rules, code), tokens_allowed(decode_rules, code)),
             "setting": TOLD[code][2],
         }
         for code, count in counts.items()

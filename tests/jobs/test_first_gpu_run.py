@@ -111,7 +111,18 @@ def test_a_step_that_fails_is_said_with_its_log_and_its_exit_code(root: Path, tm
 def test_steps_run_in_the_order_that_a_gpu_is_owed(root: Path) -> None:
     text = (root / "jobs" / "first_gpu_run.sh").read_text()
     steps = [line.split()[1] for line in text.splitlines() if line.lstrip().startswith("step ")]
-    assert steps == ["setup", "provenance", "tests", "campaign", "again", "collectives", "nodes", "quickstart", "check"]
+    assert steps == [
+        "setup",
+        "provenance",
+        "tests",
+        "campaign",
+        "again",
+        "collectives",
+        "collectives",
+        "nodes",
+        "quickstart",
+        "check",
+    ]
     # Files that need more than a bare machine has are not read: one that cannot be imported would end them all.
     assert r'grep -rl --include="test_*.py" "mark\.gpu" tests' in text
     assert 'pytest -m gpu -q -p no:cacheprovider "${alone[@]}" "${files[@]}"' in text

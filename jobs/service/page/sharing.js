@@ -11,11 +11,11 @@
     return typeof value === "string" && !/^[\w./:+-]+$/.test(text) ? `'${text.replaceAll("\\", "\\\\").replaceAll("'", "\\'")}'` : text;
   }
   const shell = (word) => (/^[\w./:=,+-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
-  const VERBS = { predict: "predict", simulate: "simulate", serving: "serving", search: "search", search_serving: "search serving" };
+  const VERBS = { search_serving: "search serving" }; // others are called as they are asked
   function asCommand(tab, body) {
     const specs = new Map(allFields(tab).map((spec) => [spec.name, spec]));
     const words = flat(body).map(([name, value]) => `${name === "op.kind" ? "op" : specs.get(name)?.path || name}=${hydra(value)}`);
-    return ["opcast", VERBS[FORMS[tab].verb], ...words.map(shell)].join(" ");
+    return ["opcast", VERBS[FORMS[tab].verb] ?? FORMS[tab].verb, ...words.map(shell)].join(" ");
   }
   function python(value) {
     if (value === null) return "None";

@@ -232,6 +232,7 @@ def apart(
         own.us / own.requests,
         own.us,
         moved_us,
+        request.output_len,
         hosts,
     )
     full = BUSIEST * np.minimum(*pools.most)

@@ -120,7 +120,7 @@ def together_load(own: LoadCurve, ranks: np.ndarray, batch: np.ndarray, expected
 class PoolsApart:
     """Pools of replicas that prefill and that decode, many pairs of them [places]: ranks of both, what a rank that
     decodes does, how many sequences it may run; of a prompt the microseconds alone, of its share of a whole iteration,
-    and of the way of its cache; ``host_us`` is what the host adds at a rate with a stay."""
+    and of the way of its cache; the tokens of an answer; ``host_us`` is what the host adds at a rate with a stay."""
 
     first: np.ndarray
     second: np.ndarray
@@ -130,6 +130,7 @@ class PoolsApart:
     service_us: float
     iteration_us: float
     moved_us: float
+    outputs: int
     host_us: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
     @property
@@ -147,7 +148,7 @@ class PoolsApart:
         prompt_us = self.alone_us + np.minimum(mean, self.iteration_us - self.alone_us)  # those that waited, too
         tpot_us = self.decode.at("tpot_us", beside)
         before_us = most + prompt_us + self.moved_us + place_us
-        return mean, before_us + self.host_us(rate, before_us + tpot_us), tpot_us, prompt_us
+        return mean, before_us + self.host_us(rate, before_us + tpot_us * self.outputs), tpot_us, prompt_us
 
 
 def apart_load(pools: PoolsApart, expected: Expected, busiest: float) -> np.ndarray:

@@ -157,23 +157,6 @@ class Shortlist:
             changed[key] = with_load(self.request, row, times) if row["meets_slo"] else row
         return changed
 
-    def _first(self, rows: Sequence[Row]) -> list[Row]:
-        """The best row of each way, whatever its batch and chunk, best first."""
-        kinds: dict[tuple[Any, ...], Row] = {}
-        for row in ranked(self.request.good(rows), self.request.objectives):
-            kinds.setdefault(kind_of(row), row)
-        return list(kinds.values())
-
-    def _beaten(self, row: Row, tried: Mapping[tuple[Any, ...], Row]) -> bool:
-        """Whether a row cannot be the best even if it serves more than its closed form says."""
-        best = self._best(tried)
-        if best is None:
-            return False
-        figure, sign = OF_SERVING[self.request.objectives[0]]
-        if figure in ("devices", "hourly_cost"):
-            return bool(row[figure] > best[figure] * OPTIMISM)
-        return bool(sign * row[figure] * OPTIMISM**-sign > sign * best[figure])
-
     def _play(self, row: Row, least: float) -> Row:
         """A row with the load that the event loop finds; ``least`` is the least that is of use."""
         made = self._at_load(row, least)

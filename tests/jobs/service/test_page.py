@@ -289,7 +289,7 @@ def test_what_users_expect_leaves_the_picture_its_room(page: Any, address: str) 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("tab", [OP, "known", "compare", "step", "search", "serving", "ways", "fabric", "calls"])
+@pytest.mark.parametrize("tab", [OP, "known", "compare", "step", "job", "search", "serving", "ways", "fabric", "calls"])
 def test_nothing_serious_for_axe_and_nothing_wider_than_a_phone(
     browser: Any, address: str, tab: str, scheme: str
 ) -> None:
