@@ -22,11 +22,13 @@ from ...datasets.dtypes import weight_itemsize
 from ...datasets.ops import LAYOUT, Op
 from ..engines import Answers, Engine, ask
 
-BEYOND = 4.0  # times the last-level cache: weights that no part of stays in it from call to call (5/3 in the cache law)
-SLOWER = 1.02  # a cold answer that is worth another question
+TIMES_CACHE = 4.0  # weights of so many last-level caches: no part of them stays from call to call. Judged
+SLOWER = 1.02  # a cold answer that is worth another question. Judged
 FEW_ROWS = 16  # products that wait for their weights
-MOST_ROWS = 512  # with more, products compute for longer than memory takes, and weights are not most of what they read
-NARROW = 128  # columns of the product that takes the shortest time for its depth
+MOST_ROWS = (
+    512  # with more, products compute for longer than memory takes, and weights are not most of what they read. Judged
+)
+NARROW = 128  # columns of the product that takes the shortest time for its depth. Judged
 WEIGHT_GRADIENT = LAYOUT.choices.index("tn")  # a product of activations: no weights are read
 TRANSFER = "transfer"  # the engine that asks kin
 
@@ -42,7 +44,7 @@ def bound_cold_products(
     """``warm`` and ``cold`` [n]: products that nobody timed cold take at most as long as warm, or as from memory.
 
     On a GPU, of weights and at most :data:`MOST_ROWS` rows. From memory they take their share of the time that
-    ``engine`` gives a product with :data:`BEYOND` times the cache of weights, and a kernel's shortest time. Those with
+    ``engine`` gives a product with :data:`TIMES_CACHE` times the cache of weights, and a kernel's shortest time. Those with
     few rows that kin answer take at most that share and the time of a narrow product as deep.
     """
     if device.synchronous or not ops:
@@ -54,7 +56,7 @@ def bound_cold_products(
     if not len(at):
         return warm, cold
     products = [ops[index] for index in at.tolist()]
-    times = np.array([np.ceil(BEYOND * device.l2_mib * 2**20 / weight_bytes(op)) for op in products])
+    times = np.array([np.ceil(TIMES_CACHE * device.l2_mib * 2**20 / weight_bytes(op)) for op in products])
     wide = [op.replace(n=int(op.n * count)) for op, count in zip(products, times, strict=True)]
     share = ask(engine, wide).latency_us / times
     narrow = np.full(len(ops), np.inf)
