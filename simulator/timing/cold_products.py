@@ -44,8 +44,8 @@ def bound_cold_products(
     """``warm`` and ``cold`` [n]: products that nobody timed cold take at most as long as warm, or as from memory.
 
     On a GPU, of weights and at most :data:`MOST_ROWS` rows. From memory they take their share of the time that
-    ``engine`` gives a product with :data:`TIMES_CACHE` times the cache of weights, and a kernel's shortest time. Those with
-    few rows that kin answer take at most that share and the time of a narrow product as deep.
+    ``engine`` gives a product with :data:`TIMES_CACHE` times the cache of weights, and a kernel's shortest time. Those
+    with few rows that kin answer take at most that share and the time of a narrow product as deep.
     """
     if device.synchronous or not ops:
         return warm, cold
