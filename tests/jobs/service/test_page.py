@@ -133,7 +133,7 @@ def test_ways_to_serve_lead_to_their_traffic(page: Any, address: str) -> None:
     page.goto(
         f"{address}/#ways?model=tiny_llama_100m&space.tp=1&space.batch=8,32&space.max_tokens=2048&input_len=256&output_len=64"
     )
-    page.wait_for_selector(".curve circle")
+    page.wait_for_selector(".curve circle", timeout=300_000)  # the event loop is compiled first, where nobody did
     assert "tokens/s a GPU" in (page.get_attribute(".curve circle", "aria-label") or "")
     assert "ways" in (page.text_content(".cards") or "")
     if page.query_selector(".curve circle[role=link]"):
