@@ -115,6 +115,6 @@ def json_records(path: Path) -> list[Any]:
         try:
             records.append(msgspec.json.decode(line))
         except (msgspec.DecodeError, RecursionError):
-            shown = line.strip()[:60].decode("utf-8", "replace")
-            raise RequestTraceError(f"{path} row {row} is no JSON: {shown}") from None
+            text = line.strip()[:60].decode("utf-8", "replace")
+            raise RequestTraceError(f"{path} row {row} is no JSON: {text}") from None
     return records
