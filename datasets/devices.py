@@ -181,6 +181,11 @@ def measured_machines() -> list[str]:
     return sorted(path.stem for path in MEASURED_DIRECTORY.glob("*.json"))
 
 
+def device_aliases() -> frozenset[str]:
+    """The short names of shipped devices (``conf/aliases.yaml``), in small letters."""
+    return frozenset(read_yaml(ALIASES, DeviceError)["device"])
+
+
 def device_id_of(name: str) -> str:
     """The id of a device by an alias (``conf/aliases.yaml``) or a driver's name for it; the name itself of no such."""
     if (DEVICE_DIRECTORY / f"{name}.yaml").is_file():

@@ -168,23 +168,33 @@ async def _send(
                 break
             moved = " (redirects are not followed)" if answer.is_redirect else ""
             raise ValueError(f"HTTP {answer.status_code}{moved} {' '.join(reason.split())}".rstrip())
-        waiting, total = b"", 0
+        waiting, total, ended = b"", 0, False
         async for piece in answer.aiter_bytes():
             now_s, total = time.perf_counter() - began, total + len(piece)
             *lines, waiting = (waiting + piece).split(b"\n")
             if len(waiting) > LONGEST_LINE or total > LONGEST_ANSWER:
                 raise ValueError("the answer is no stream of tokens: it is too long")
             for line in lines:
-                _take(line.strip(), now_s, row)
+                ended |= _take(line.strip(), now_s, row)
+    if not ended and not _is_done(waiting.strip()):
+        raise ValueError("the stream ended early")
     if not row.token_s:
         raise ValueError("the answer has no token")
     row.output_tokens = row.output_tokens or len(row.token_s)
 
 
-def _take(line: bytes, now_s: float, row: ObservedRequest) -> None:
-    """Note an event of a stream: a token, or the counts at its end. ValueError for what is neither."""
-    if not line.startswith(b"data:") or line == b"data: [DONE]":
-        return
+def _is_done(line: bytes) -> bool:
+    """Whether a line is the last of a stream that is whole."""
+    return line.startswith(b"data:") and line[5:].strip() == b"[DONE]"
+
+
+def _take(line: bytes, now_s: float, row: ObservedRequest) -> bool:
+    """Note an event of a stream: a token, or the counts at its end. ValueError for what is neither.
+
+    Returns whether it ends the stream: ``[DONE]``, counts alone, or a reason why the answer is finished.
+    """
+    if not line.startswith(b"data:") or _is_done(line):
+        return _is_done(line)
     try:
         event = json.loads(line[5:])
     except (ValueError, RecursionError):
@@ -192,7 +202,8 @@ def _take(line: bytes, now_s: float, row: ObservedRequest) -> None:
     if not isinstance(event, dict) or "error" in event:
         raise ValueError(f"the server says {str(event)[:SAID]}")
     choices, usage = event.get("choices"), event.get("usage")
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict) and choices[0].get("text"):
+    choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    if choice.get("text"):
         row.token_s.append(now_s)
     if isinstance(usage, dict):
         counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
@@ -200,3 +211,4 @@ def _take(line: bytes, now_s: float, row: ObservedRequest) -> None:
             count if isinstance(count, int) and count > 0 else known
             for count, known in zip(counts, (row.input_tokens, row.output_tokens), strict=True)
         )
+    return bool(choice.get("finish_reason")) or (isinstance(usage, dict) and not choices)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.clusters import CLUSTER_DIRECTORY, known_clusters, load_cluster
-from ..datasets.devices import DEVICE_DIRECTORY, known_devices, load_device
+from ..datasets.devices import DEVICE_DIRECTORY, device_aliases, known_devices, load_device
 from ..datasets.loading import meant
 from .show import BadInputError, print_json, say, wants_json
 from .writing import write_text
@@ -52,7 +52,8 @@ def _asked(config: Mapping[str, Any]) -> tuple[str, str, str]:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise BadInputError(f"`opcast new {what}` needs a name of letters, digits, - and _, not {name!r}")
     shipped = known_devices() if what == "device" else known_clusters()
-    if name in shipped:
+    short = device_aliases() if what == "device" else frozenset[str]()
+    if name in shipped or name.lower() in short:
         raise BadInputError(f"{what} {name} ships with opcast: take another name")
     if like is None:
         raise BadInputError(f"say which {what} it is like: like={shipped[0]}, or another of `opcast list {what}s`")
@@ -72,7 +73,8 @@ def own_figures(what: str, name: str, like: str) -> str:
         inside_sources = line.startswith("sources:") or (inside_sources and line.startswith((" ", "#")))
         if inside_sources or (not figures and line.startswith("#")):
             continue
-        figures.append(re.sub(r"^(id|name): .*", lambda match: f"{match[1]}: {name}", line))
+        # in quotes, so that on and 007 stay texts
+        figures.append(re.sub(r"^(id|name): .*", lambda match: f'{match[1]}: "{name}"', line))
     head = [
         f"# The figures of {like}, to be edited (docs/clusters.md); `sources` is where yours are from.",
         "",

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..simulator.serving.trace_formats.rows import RequestRows, complain, numbers
 from .show import BadInputError, table
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
     from ..simulator.report.served import ServingReport
 
 TIMES = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "itl_ms": "ITL", "e2e_ms": "end to end"}
@@ -17,12 +21,13 @@ FIGURES = ("mean", "p50", "p90", "p99")
 
 def observed_beside(path: Path, report: ServingReport) -> dict[str, dict[str, dict[str, float]]]:
     """By time and figure what was ``seen``, what is ``simulated``, and how far that is ``off`` (a share of what was
-    seen). BadInputError for a file that `opcast serving observe` did not write."""
+    seen). BadInputError for a file that `opcast serving observe` did not write, RequestTraceError for a time that is
+    none."""
     import numpy as np
     import pandas as pd
 
     try:
-        rows = pd.read_parquet(path)
+        rows = pd.read_parquet(path).reset_index(drop=True)
     except (OSError, ValueError) as error:
         raise BadInputError(f"observed={path} cannot be read: {str(error).splitlines()[0]}") from None
     if missing := [name for name in (*TIMES, "error") if name not in rows]:
@@ -30,8 +35,7 @@ def observed_beside(path: Path, report: ServingReport) -> dict[str, dict[str, di
     answered = rows[rows["error"] == ""]
     beside: dict[str, dict[str, dict[str, float]]] = {}
     for name in TIMES:
-        column = answered[name]
-        values = np.concatenate([*column, np.zeros(0)]) if name == "itl_ms" else column.dropna().to_numpy(float)
+        values = gaps_ms(path, answered) if name == "itl_ms" else times_ms(path, answered, name)
         if not len(values):
             continue
         figures = (float(np.mean(values)), *np.percentile(values, (50, 90, 99)).tolist())
@@ -42,6 +46,23 @@ def observed_beside(path: Path, report: ServingReport) -> dict[str, dict[str, di
             if value > 0
         }
     return beside
+
+
+def times_ms(path: Path, answered: pd.DataFrame, name: str) -> np.ndarray:
+    """The times [n] of a column, those that a row has. RequestTraceError for what is no number."""
+    present = answered[answered[name].notna()]
+    return numbers(RequestRows(path, present, None, name, name), name)
+
+
+def gaps_ms(path: Path, answered: pd.DataFrame) -> np.ndarray:
+    """The times between tokens of all rows, one after another. RequestTraceError for a row without a list of them."""
+    import numpy as np
+
+    lists = [np.asarray(gaps) for gaps in answered["itl_ms"]]
+    bad = [gaps.ndim != 1 or gaps.dtype.kind not in "fiu" or not np.isfinite(gaps).all() for gaps in lists]
+    rows = RequestRows(path, answered, None, "itl_ms", "itl_ms")
+    complain(rows, "itl_ms", np.array(bad, bool), "must be a list of numbers")
+    return np.concatenate([*lists, np.zeros(0)])
 
 
 def show_observed(beside: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:

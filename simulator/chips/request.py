@@ -28,7 +28,7 @@ class CompareRequest(Request):
         metadata={"hidden": True},
     )
     others: tuple[str, ...] = setting((), "names in conf/cluster that are compared with cluster=…, with as many GPUs")
-    prices: Mapping[str, float] = setting(
+    prices: Mapping[str, float | None] = setting(
         {}, "of a GPU-hour of each, such as {dgx_h200: 3.1}; null: no price, or its own"
     )
     power_caps_w: tuple[float, ...] = setting((), "watts that each GPU is held to in turn, beside its own limit")
@@ -48,6 +48,8 @@ class CompareRequest(Request):
         if not self.others and not self.power_caps_w:
             raise RequestError("nothing to compare: name others=[dgx_h200], or power_caps_w=[500,400]")
         for name in self.others:
+            if not isinstance(name, str):
+                raise RequestError(f"others has {name!r}: name clusters, such as others=[dgx_h200]")
             load_cluster(name)
         names = (self.step.cluster.id, *self.others)
         if len(set(names)) < len(names):
@@ -55,7 +57,8 @@ class CompareRequest(Request):
         for name, price in self.prices.items():
             if name not in names:
                 raise RequestError(f"prices has {name}, which is not compared: {', '.join(names)} are")
-            number(RequestError, f"prices.{name}", price)
+            if price is not None:
+                number(RequestError, f"prices.{name}", price)
         for watts in self.power_caps_w:
             Limits(watts)
         if self.power_caps_w and self.step.power_cap_w is not None:

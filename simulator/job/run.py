@@ -81,9 +81,11 @@ def plan_job(request: PlanRequest, bench: Answering) -> PlanReport:
         size_gb = state_gb(timed.report)
     cost = cost_of(request.checkpoint, size_gb, cluster, device)
     rates = rates_of(request.failures, request.restart, request.slow, cluster)
-    check_size(request, timed, rates)
+    whole_s = sum(phase.steps * phase.step_s for phase in timed.phases)
+    check_size(request, rates, timeline_of(request, timed, cost, whole_s, True))  # with one checkpoint, at its end
     interval, in_seconds, daly, best = interval_of(request, timed, cost, rates)
     job = timeline_of(request, timed, cost, interval, in_seconds)
+    check_size(request, rates, job)
     lives = lived(request, job, timed, cost, rates, request.lives, traced=TRACED)
     report = report_of(request, timed, cost, rates, job, lives, cluster, device, (daly, best))
     wall_s = time.perf_counter() - started
@@ -172,9 +174,12 @@ def _joules(reports: Mapping[tuple[int, int], StepReport], phase: PhaseSteps, us
     return None if watts is None else watts * phase.steps * phase.step_s
 
 
-def check_size(request: PlanRequest, timed: TimedPhases, rates: JobRates) -> None:
-    """RequestError for lives with more events, or more spare nodes, than are simulated."""
-    expected_events = rates.per_s * sum(phase.steps * phase.step_s for phase in timed.phases)
+def check_size(request: PlanRequest, rates: JobRates, job: JobTimeline) -> None:
+    """RequestError for lives with more events, or more spare nodes, than are simulated.
+
+    Events come in all of a job's time: evaluations and waiting for checkpoints count as steps do.
+    """
+    expected_events = rates.per_s * job.undisturbed_s
     if expected_events > MOST_EXPECTED:
         raise RequestError(
             f"a life with {expected_events:,.0f} interruptions is not simulated: at most {MOST_EXPECTED:,} are "

@@ -11,6 +11,7 @@ from ..question.canonical import RequestError
 from .request import BatchRamp, JobPhase
 
 MOST_CHECKPOINTS = 1_000_000
+MOST_TRAINED = 10**18  # tokens of a job: 64 bits hold them; some 10,000 times the largest known job (judged)
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,23 @@ def phase_steps(
 ) -> tuple[PhaseSteps, ...]:
     """The phases of a job, none of them timed. A phase has whole steps: the last one of each is full.
 
-    RequestError for phases that are longer than the job, and for a ramp that does not lead to the batch.
+    RequestError for phases that are longer than the job, for a ramp that does not lead to the batch, and for more
+    tokens than are counted.
     """
+    timed = _phases(phases, ramp, tokens, steps, seq_len, sequences)
+    longest = max(timed, key=lambda phase: phase.tokens)
+    if sum(phase.tokens for phase in timed) > MOST_TRAINED:
+        raise RequestError(
+            f"steps={longest.steps:,} of {longest.seq_len * longest.sequences:,} tokens are too long a job: "
+            f"at most {MOST_TRAINED:.0e} tokens are counted; take fewer steps or tokens"
+        )
+    return timed
+
+
+def _phases(
+    phases: Sequence[JobPhase], ramp: BatchRamp, tokens: float | None, steps: int | None, seq_len: int, sequences: int
+) -> tuple[PhaseSteps, ...]:
+    """The phases of a job, however long."""
     if ramp.start:
         return _ramped(ramp, tokens, steps, seq_len, sequences)
     timed: list[PhaseSteps] = []
@@ -145,6 +161,6 @@ def timeline(
     waits_s = np.full(len(at), blocking_s)
     waits_s[0] = 0.0
     waits_s[2:] += np.maximum(durable_s - np.diff(steps_s)[1:], 0.0)
-    pauses = at // evaluation_every if evaluation_every else np.zeros(len(at))
+    pauses = at // min(evaluation_every, total + 1) if evaluation_every else np.zeros(len(at))
     other_s = np.cumsum(waits_s) + pauses * evaluation_s
     return JobTimeline(at, np.interp(at, ends, ends_tokens), steps_s, other_s, durable_s)

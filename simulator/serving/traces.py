@@ -12,7 +12,7 @@ from .arrivals import ArrivalClock, generators
 from .streams import SECOND_US, RequestStream, chunk
 from .trace_formats.flat_tables import block_contents
 from .trace_formats.reading import read_requests
-from .trace_formats.rows import RequestRows, arrivals, tokens
+from .trace_formats.rows import RequestRows, arrivals, labels, tokens
 
 MOONCAKE_BLOCK = 512  # tokens of one of its hashes
 
@@ -24,11 +24,11 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
     rows = read_requests(Path(traffic.trace).expanduser(), traffic.trace_format, traffic.tokenizer)
     if rows.arrival is None:
         rows = first_rows(rows, traffic.requests)
-    else:
-        check_own_arrivals(traffic)
     table = rows.table
     inputs, outputs = tokens(rows, rows.input), tokens(rows, rows.output)
     times = arrival_times(rows, traffic)
+    if rows.arrival is not None:
+        check_own_arrivals(traffic)  # last: a damaged file is the fault to tell first
     more: dict[str, Any] = {}
     keys, prefix, shared = np.zeros(0, np.int64), None, None
     if "hash_ids" in table.columns:
@@ -37,7 +37,7 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
         more["keys"] = np.cumsum([0, *map(len, hashes)])[:-1].astype(np.int64)
         shared = np.minimum(inputs, np.array([len(row_hashes) for row_hashes in hashes]) * MOONCAKE_BLOCK)
     elif "prefix_id" in table.columns:
-        prefix = table["prefix_id"].factorize()[0].astype(np.int64)  # NONE where there is none
+        prefix = labels(rows, "prefix_id").factorize()[0].astype(np.int64)  # NONE where there is none
         shared = inputs
         if "prefix_tokens" in table:
             columns = table.assign(prefix_tokens=table["prefix_tokens"].where(prefix >= 0, 0))

@@ -66,6 +66,7 @@ def test_a_new_device_and_cluster_are_taken_by_verbs_and_python(
         (["device"], "needs a name"),
         (["device", "../x"], "needs a name"),
         (["device", "h100_sxm", "like=h100_sxm"], "ships with opcast"),
+        (["device", "h100", "like=h100_sxm"], "h100 ships with opcast"),
         (["device", "mine"], "say which device it is like"),
         (["device", "mine", "like=h101_sxm"], "unknown device 'h101_sxm'"),
         (["cluster", "mine", "like=dgx_h100", "to=/no/such/place.yaml"], "there is no folder"),
@@ -74,6 +75,15 @@ def test_a_new_device_and_cluster_are_taken_by_verbs_and_python(
 def test_what_cannot_be_begun(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", *given]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["on", "off", "007"])
+def test_a_name_stays_a_text(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(own_figures("device", name, "h100_sxm"))
+    assert device_of_file(file).id == name
+    file.write_text(own_figures("cluster", name, "dgx_h100"))
+    assert cluster_of_file(file).id == name
 
 
 def test_a_file_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,16 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["tokens=1e9", "report=/no/where/job.html"], "there is no folder /no/where"),
         (["tokens=1e9", *MEASURED], "give checkpoint.size_gb"),
         (["tokens=1e12", *MEASURED, "checkpoint.size_gb=1", "failures.scale=1e6"], "interruptions is not simulated"),
+        (["steps=1000000000000000", *MEASURED, "checkpoint.size_gb=1"], "steps=1,000,000,000,000,000 of 8,192 tokens"),
+        (["tokens=1e300", *MEASURED, "checkpoint.size_gb=1"], "at most 1e+18 tokens are counted"),
+        (
+            ["steps=1000", *MEASURED, "checkpoint.size_gb=1", "evaluation.every_steps=1", "evaluation.duration_s=1e9"],
+            "interruptions is not simulated",
+        ),
+        (
+            ["steps=1000", *MEASURED, "checkpoint.size_gb=1e9", "checkpoint.every_steps=1", "checkpoint.store_gbps=1"],
+            "interruptions is not simulated",
+        ),
         (["tokens=1e9", *MEASURED, "checkpoint.size_gb=1", "spares=9000000"], "take fewer lives"),
         (["tokens=1e9", *MEASURED, "layout=search"], "step_time_s is of one layout"),
         (["tokens=1e9", *MEASURED, "ramp.start=16", "ramp.increment=16", "ramp.sequences=100"], "ramp.step_time_s"),

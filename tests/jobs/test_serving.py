@@ -219,7 +219,7 @@ def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.Captu
     [
         (["traffic.trace=/nowhere.csv"], "/nowhere.csv does not exist"),
         (["traffic.trace=x.csv", "traffic.turns=2"], "a trace has its own"),
-        (["traffic.trace=x.csv", "traffic.rate=2"], "traffic.rate makes requests: a trace has its own"),
+        (["traffic.trace=x.csv", "traffic.rate=2"], "traffic.trace=x.csv does not exist"),
         (["sweep", "traffic.arrival=closed", "traffic.concurrency=2"], "take poisson for sweep"),
     ],
 )

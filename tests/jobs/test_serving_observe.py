@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -12,10 +13,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pandas as pd
 import pytest
 
-from opcast.harness.serving_client import ServerAddressError, endpoint_of
+from opcast.harness.serving_client import (
+    ObservedRequest,
+    SendingPlan,
+    SentRequest,
+    ServerAddressError,
+    _send,
+    endpoint_of,
+)
 from opcast.jobs.cli import main
 
 FIRST_S, NEXT_S = 0.05, 0.01
@@ -63,6 +72,8 @@ def server() -> Iterator[SmallServer]:
             for token in range(body["max_tokens"]):
                 time.sleep(FIRST_S if token == 0 else NEXT_S)
                 self.event({"choices": [{"text": "x"}]} if state.way != "junk" else {"error": "out of memory"})
+            if state.way == "cut":
+                return
             self.event({"choices": [], "usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": token + 1}})
             self.wfile.write(b"data: [DONE]\n\n")
 
@@ -180,6 +191,54 @@ def test_no_redirect_is_followed_and_errors_are_told(
     server.way = "junk"
     assert asked(server, tmp_path, *SHORT, "most_requests=1") == 1
     assert "out of memory" in capsys.readouterr().err
+
+
+def test_a_stream_that_is_cut_is_no_answer(
+    server: SmallServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.way = "cut"
+    assert asked(server, tmp_path, *SHORT, "most_requests=2", "format=json") == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["sent"], answer["answered"], answer["ttft_ms"]) == (2, 0, None)
+    assert answer["errors"] == {"ValueError: the stream ended early": 2}
+
+
+@pytest.mark.parametrize(
+    "end", [b"data: [DONE]", b"data:[DONE]\n", b'data: {"choices": [{"finish_reason": "stop"}]}\n']
+)
+def test_ways_to_end_a_stream(end: bytes) -> None:
+    body = b'data: {"choices": [{"text": "x"}]}\n\n' + end
+
+    async def row() -> ObservedRequest:
+        answer = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
+        row, plan = ObservedRequest(0, 0.0, 0.0, 1, 1), SendingPlan("http://h", "m", 1.0)
+        async with httpx.AsyncClient(transport=answer) as client:
+            await _send(client, "http://h/v1/completions", plan, SentRequest(0.0, [1], 1, 1), row)
+        return row
+
+    assert asyncio.run(row()).output_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("ttft_ms", ["5", "soon"], "row 2: ttft_ms=soon is no number"),
+        ("itl_ms", [[1.0], None], "row 2 has no itl_ms"),
+        ("itl_ms", [3.0, 4.0], "row 1: itl_ms=3.0 must be a list of numbers"),
+        ("itl_ms", [["a"], ["b"]], "must be a list of numbers"),
+    ],
+)
+def test_seen_times_that_are_none_are_one_line(
+    column: str, values: list[Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "seen.parquet"
+    times = {name: [5.0, 6.0] for name in ("ttft_ms", "tpot_ms", "e2e_ms")} | {"itl_ms": [[1.0], [1.0]]}
+    rows = {"arrival_s": [0, 1], "input_tokens": [9, 9], "output_tokens": [2, 2], "error": ["", ""]}
+    pd.DataFrame(rows | times | {column: values}).to_parquet(path)
+    assert main(["serving", f"observed={path}", "law.base_us=100", "kv.blocks=100"]) == 2
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert said in shown[-1]
+    assert "unexpected" not in shown[-1]
 
 
 def test_clients_in_a_loop_become_a_row_of_served_runs(

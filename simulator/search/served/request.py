@@ -128,6 +128,8 @@ class ServedSearchRequest(SearchQuestion):
             whole(RequestError, "confirm", self.confirm)
         for name, price in self.prices.items():
             number(RequestError, f"prices.{name}", price)
+            if name not in (names := self.clusters()):
+                raise RequestError(f"prices has {name}, which is not searched: {', '.join(names)} are")
         if self.rate is not None and number(RequestError, "rate", self.rate) == 0:
             raise RequestError("rate=0 asks for nothing: leave rate out, or give requests a second")
         if CHANCE in self.objectives and (self.objectives[0] != CHANCE or not self.rate or not self.slo.ttft_ms):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .rows import RequestRows, table_of, without
+from .rows import RequestRows, as_numbers, table_of, without
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,11 +31,11 @@ def read_log(path: Path, records: list[Any] | pd.DataFrame) -> RequestRows:
     listed = records.to_dict("records") if isinstance(records, pd.DataFrame) else records
     columns = {"time": TIMES, "prompt_tokens": PROMPTS, "completion_tokens": ANSWERS}
     table = table_of([record if isinstance(record, dict) else {} for record in listed], columns)
-    counts = pd.to_numeric(table["completion_tokens"], errors="coerce")
+    counts = as_numbers(table["completion_tokens"])
     unanswered = np.asarray(table["completion_tokens"].isna() | (counts == 0))
     table, notes = without(table, unanswered, "they have no answer", path)
-    times = pd.to_numeric(table["time"], errors="coerce")
-    unit_s = next((unit for least, unit in EPOCHS if times.notna().any() and times.max() >= least), 1.0)
+    latest = np.max(as_numbers(table["time"]), initial=0.0, where=~np.isnan(as_numbers(table["time"])))
+    unit_s = next((unit for least, unit in EPOCHS if latest >= least), 1.0)
     return RequestRows(
         path, table, "time", "prompt_tokens", "completion_tokens", unit_s=unit_s, ordered=False, notes=notes
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .rows import RequestRows, numbers, without
+from .rows import RequestRows, labels, numbers, without
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,10 +42,8 @@ def read_flat(path: Path, table: pd.DataFrame, kind: str) -> RequestRows:
     if kind == "burstgpt":
         failed = (numbers(rows, prompt) == 0) | (numbers(rows, ANSWER) == 0)
         table, notes = without(table, failed, f"no {ANSWER}, which is how BurstGPT marks failures", path)
-        if MODEL in table.columns and table[MODEL].nunique() > 1:
-            parts = ", ".join(
-                f"{share:.0%} {name}" for name, share in table[MODEL].value_counts(normalize=True).items()
-            )
+        if MODEL in table.columns and (names := labels(replace(rows, table=table), MODEL)).nunique() > 1:
+            parts = ", ".join(f"{share:.0%} {name}" for name, share in names.value_counts(normalize=True).items())
             notes = (*notes, f"requests to several models ({parts}) are played on one")
     return RequestRows(path, table, arrival, prompt, output, unit_s, notes=notes)
 
@@ -55,11 +54,12 @@ def block_contents(rows: RequestRows) -> list[np.ndarray]:
 
     contents = []
     for row, hash_ids in zip(rows.table.index, rows.table["hash_ids"], strict=True):
-        if not isinstance(hash_ids, list) or not all(
-            type(hash_id) is int and abs(hash_id) < MOST_TOKENS**2 for hash_id in hash_ids
+        ids = hash_ids.tolist() if isinstance(hash_ids, np.ndarray) else hash_ids  # Parquet gives arrays
+        if not isinstance(ids, list) or not all(
+            type(hash_id) is int and abs(hash_id) < MOST_TOKENS**2 for hash_id in ids
         ):
             raise RequestTraceError(
                 f"{rows.path} row {row + 1}: hash_ids={str(hash_ids)[:60]} must be a list of whole numbers"
             )
-        contents.append(np.array(hash_ids, np.int64))
+        contents.append(np.array(ids, np.int64))
     return contents

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,7 @@ def json_records(path: Path) -> list[Any]:
     """The objects of a JSON file: those of its list, its one, or one in each line."""
     import msgspec
 
-    content = path.read_bytes()
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         document = msgspec.json.decode(content)
         return document if isinstance(document, list) else [document]
@@ -114,6 +115,6 @@ def json_records(path: Path) -> list[Any]:
         try:
             records.append(msgspec.json.decode(line))
         except (msgspec.DecodeError, RecursionError):
-            shown = line.strip()[:60].decode("utf-8", "replace")
-            raise RequestTraceError(f"{path} row {row} is no JSON: {shown}") from None
+            text = line.strip()[:60].decode("utf-8", "replace")
+            raise RequestTraceError(f"{path} row {row} is no JSON: {text}") from None
     return records

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_TOKENS = 1 << 30
+MOST_SECONDS = 1e11  # the year 5138 since 1970; of later times float64 does not hold single microseconds (1.5e-5 s)
 
 
 class RequestTraceError(ValueError):
@@ -66,22 +67,34 @@ def without(table: pd.DataFrame, left_out: np.ndarray, why: str, path: Path) -> 
 
 
 def arrivals(rows: RequestRows) -> np.ndarray:
-    """Arrivals [n] in the file's unit, float64; dates become seconds. RequestTraceError for what is no time."""
+    """Arrivals [n] in the file's unit, float64, dates as well. RequestTraceError for what is no time, for dates and
+    numbers in one file, and for numbers so large that steps between them are lost."""
+    assert rows.arrival is not None
+    name, values = rows.arrival, rows.table[rows.arrival]
+    as_number = ~np.isnan(as_numbers(values))
+    if not as_number.all():
+        dates = _dates(values.mask(as_number))
+        as_date = dates.notna().to_numpy()
+        if as_date.any():
+            complain(rows, name, ~(as_date | as_number), "is no time")
+            kinds = ("a date", "a number") if as_date[0] else ("a number", "a date")
+            complain(rows, name, as_date != as_date[0], f"is {kinds[1]}, the first is {kinds[0]}: write all alike")
+            return _ascending(rows, (dates - dates.iloc[0]).dt.total_seconds().to_numpy() / rows.unit_s)
+    times = numbers(rows, name)
+    complain(rows, name, times < 0, "is negative")
+    late = times * rows.unit_s > MOST_SECONDS
+    complain(rows, name, late, f"is later than {MOST_SECONDS:.0e} s: check its unit, or count from the first request")
+    return _ascending(rows, times)
+
+
+def _dates(values: pd.Series) -> pd.Series:
+    """Values as moments in UTC; NaT for what is none."""
     import pandas as pd
 
-    assert rows.arrival is not None
-    values = rows.table[rows.arrival]
-    if not pd.api.types.is_numeric_dtype(values):
-        dates = pd.to_datetime(values, errors="coerce", utc=True, format="ISO8601")
-        if dates.isna().any():
-            dates = dates.fillna(pd.to_datetime(values[dates.isna()], errors="coerce", utc=True, format="mixed"))
-        if dates.notna().sum() > pd.to_numeric(values, errors="coerce").notna().sum():
-            complain(rows, rows.arrival, dates.isna().to_numpy(), "is no time")
-            times = (dates - dates.iloc[0]).dt.total_seconds().to_numpy()
-            return _ascending(rows, times)
-    times = numbers(rows, rows.arrival)
-    complain(rows, rows.arrival, times < 0, "is negative")
-    return _ascending(rows, times)
+    dates = pd.to_datetime(values, errors="coerce", utc=True, format="ISO8601")
+    if dates.isna().any():
+        dates = dates.fillna(pd.to_datetime(values[dates.isna()], errors="coerce", utc=True, format="mixed"))
+    return dates
 
 
 def _ascending(rows: RequestRows, times: np.ndarray) -> np.ndarray:
@@ -100,18 +113,41 @@ def tokens(rows: RequestRows, name: str, least: int = 1) -> np.ndarray:
 
 
 def numbers(rows: RequestRows, name: str) -> np.ndarray:
-    """A column as float64 [n]. RequestTraceError for what is no number."""
+    """A column as float64 [n]. RequestTraceError for what is no number, true and false included."""
+    values = as_numbers(rows.table[name])
+    complain(rows, name, ~np.isfinite(values), "is no number")
+    return values
+
+
+def as_numbers(values: pd.Series) -> np.ndarray:
+    """Values as float64 [n]; NaN for what is no number: true, false, dates and lists are none."""
     import pandas as pd
 
-    values = pd.to_numeric(rows.table[name], errors="coerce").to_numpy(float)
-    complain(rows, name, ~np.isfinite(values), "is no number")
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_datetime64_any_dtype(values):
+        return np.full(len(values), np.nan)
+    if values.dtype == object:
+        values = values.mask(values.map(lambda value: isinstance(value, (bool, np.bool_))))
+    return pd.to_numeric(values, errors="coerce").to_numpy(float, na_value=np.nan)
+
+
+def labels(rows: RequestRows, name: str) -> pd.Series:
+    """A column of names, or nothing where a row has none. RequestTraceError for lists and objects."""
+    import pandas as pd
+
+    values = rows.table[name]
+    complain(rows, name, ~values.map(pd.api.types.is_scalar).to_numpy(bool), "is no name: write a text or a number")
     return values
 
 
 def complain(rows: RequestRows, name: str, bad: np.ndarray, why: str) -> None:
     """RequestTraceError that names the first bad row, counted from 1 without the heading."""
+    import pandas as pd
+
     if bad.any():
         row = int(np.argmax(bad))
         others = f" ({int(bad.sum())} rows like it)" if bad.sum() > 1 else ""
-        value = str(rows.table[name].iloc[row])[:60]
-        raise RequestTraceError(f"{rows.path} row {int(rows.table.index[row]) + 1}: {name}={value} {why}{others}")
+        value = rows.table[name].iloc[row]
+        missing = pd.api.types.is_scalar(value) and pd.isna(value)
+        complaint = f"has no {name}" if missing else f"{name}={str(value)[:60]} {why}"
+        colon = "" if missing else ":"
+        raise RequestTraceError(f"{rows.path} row {int(rows.table.index[row]) + 1}{colon} {complaint}{others}")

@@ -76,6 +76,7 @@ def test_an_interval_of_a_ratio_has_the_errors_of_both() -> None:
         (["cluster=dgx_h100", "others=[dgx_h201]"], "dgx_h201"),
         (["cluster=dgx_h100", "others=[dgx_h100]"], "names a cluster twice"),
         (["cluster=dgx_h100", "others=[dgx_h200]", "prices.dgx_a100=1"], "prices has dgx_a100, which is not compared"),
+        (["cluster=dgx_h100", "others=[[dgx_h200]]"], "others has ['dgx_h200']: name clusters"),
         (["cluster=dgx_h100", "power_caps_w=[-5]"], "-5"),
         (["cluster=dgx_h100", "power_caps_w=[400]", "power_cap_w=500"], "leave power_cap_w out"),
         (["cluster=pcie_4xa100", "others=[dgx_h200]"], "dgx_h200 has 8 GPUs a node, which do not make up the 4"),
@@ -88,6 +89,11 @@ def test_what_cannot_be_compared_is_said_in_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_a_price_of_null_is_none() -> None:
+    none = opcast.compare_chips(TINY, others=["dgx_h200"], prices={"dgx_h100": 2.0, "dgx_h200": None}, **WORK)
+    assert [row.price is None for row in none.rows] == [False, True]
 
 
 def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:

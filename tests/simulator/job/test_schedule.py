@@ -51,6 +51,11 @@ def test_a_slow_store_holds_up_the_next_checkpoint() -> None:
     assert job.undisturbed_s == pytest.approx(1000.0 + 9 * 50.0 + 150.0)
 
 
+def test_no_evaluation_comes_in_a_job_that_is_shorter() -> None:
+    job = timeline([PhaseSteps(100, 128, 4, 1.0)], 10, False, 0.0, 0.0, evaluation_every=10**30, evaluation_s=5.0)
+    assert job.undisturbed_s == 100.0
+
+
 def test_too_many_checkpoints_are_refused() -> None:
     with pytest.raises(RequestError, match="save less often"):
         timeline([PhaseSteps(3_000_000, 128, 4, 1.0)], 1, False, 0.0, 0.0)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import ServingTargets
@@ -134,6 +135,11 @@ def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> N
         best = bench.search_serving(serving(two, **usual, prices=prices)).best[0]
         assert best["cluster"] == cheap
         assert best["hourly_cost"] == best["devices"] * 1.0
+
+
+def test_a_price_of_a_cluster_that_is_not_searched_is_refused(serving: Asking) -> None:
+    with pytest.raises(RequestError, match="prices has nosuch, which is not searched: dgx_h100"):
+        serving({"cluster": ("dgx_h100",)}, prices={"nosuch": 2.0})
 
 
 def test_room_that_is_never_taken_is_shown_once(serving: Asking, bench: Workbench) -> None:

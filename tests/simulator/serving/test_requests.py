@@ -87,8 +87,6 @@ def test_gaps_of_gamma_are_as_irregular_as_asked() -> None:
         ({"arrival": "closed", "concurrency": 2, "rate": 3.0}, "traffic.rate=3.0 is not read"),
         ({"think_s": 3.0}, "traffic.think_s=3.0 is between turns"),
         ({"trace_format": "azure"}, "traffic.trace_format=azure is of a file"),
-        ({"trace": "x.csv", "requests": 3}, "traffic.requests makes requests"),
-        ({"trace": "x.csv", "arrival": "gamma"}, "traffic.arrival=gamma is not read"),
         ({"input": Lengths("uniform", mean=500)}, "traffic.input.mean=500 is not read with traffic.input.kind=uniform"),
         ({"output": Lengths(std=5.0)}, "traffic.output.std=5.0 is not read with traffic.output.kind=fixed"),
     ],

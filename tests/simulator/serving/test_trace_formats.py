@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from opcast.jobs.cli import main
@@ -23,6 +24,8 @@ def conversation(*texts: str) -> dict[str, Any]:
     return {"id": "x", "conversations": [{"from": "human", "value": text} for text in texts]}
 
 
+OWN = "arrival_s,input_tokens,output_tokens\n"
+OWN_ROW: dict[str, Any] = {"arrival_s": 0, "input_tokens": 5, "output_tokens": 5}
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 BURST_2 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 GUIDE = [
@@ -87,6 +90,8 @@ def test_a_family_is_told_by_its_own_names(tmp_path: Path, name: str) -> None:
     for setting in ("requests", "rate"):
         with pytest.raises(RequestError, match=f"traffic.{setting} makes requests"):
             stream(RequestTraffic(trace=str(tmp_path / name), **{setting: 7}))
+    with pytest.raises(RequestError, match=r"traffic.arrival=gamma is not read"):
+        stream(RequestTraffic(trace=str(tmp_path / name), arrival="gamma"))
 
 
 WITHOUT_TIMES = {
@@ -157,6 +162,21 @@ def test_what_is_left_out_or_not_simulated_is_said(tmp_path: Path) -> None:
         ("guide.json", json.dumps({"benchmarks": [{"requests": {"successful": []}}]}), "no request that was answered"),
         ("air.jsonl", lines(aiperf(5, 9, 9), aiperf(6, "x", 9)), "row 2: input_sequence_length=x is no number"),  # type: ignore[arg-type]
         ("log.jsonl", lines(log("2026-01-01T00:00:00Z", 5, 5), log("noon", 5, 5)), "row 2: time=noon is no time"),
+        ("log.jsonl", lines(log("2026-01-01T00:00:00Z", 5, 5), log(1767225601, 5, 5)),
+         "is a number, the first is a date"),
+        ("own.csv", OWN + "1767225600,5,5\n2026-01-01T00:00:01Z,5,5\n",
+         "row 2: arrival_s=2026-01-01T00:00:01Z is a date"),
+        ("own.csv", OWN + "100000000000000,5,5\n", "row 1: arrival_s=100000000000000 is later than 1e+11 s"),
+        ("own.jsonl", lines(OWN_ROW | {"arrival_s": 1e308}), "row 1: arrival_s=1e+308 is later than"),
+        ("own.jsonl", lines(OWN_ROW, OWN_ROW | {"input_tokens": True}), "row 2: input_tokens=True is no number"),
+        ("own.jsonl", lines(OWN_ROW | {"arrival_s": False}), "row 1: arrival_s=False is no number"),
+        ("own.jsonl", lines(OWN_ROW | {"input_tokens": [5]}), "row 1: input_tokens=[5] is no number"),
+        ("own.csv", OWN + "0,5,5\n1,,5\n", "row 2 has no input_tokens"),
+        ("own.jsonl", lines(OWN_ROW, OWN_ROW | {"arrival_s": None}), "row 2 has no arrival_s"),
+        ("bench.json", json.dumps({"input_lens": [9, None], "output_lens": [9, 9]}), "row 2 has no input_lens"),
+        ("own.jsonl", lines(OWN_ROW | {"prefix_id": ["a"]}), "row 1: prefix_id=['a'] is no name"),
+        ("burst.jsonl", lines({"Timestamp": 5, "Model": ["a"], "Request tokens": 9, "Response tokens": 9}),
+         "Model=['a'] is no name"),
         ("list.json", "[1, 2]", "row 1 is no object of JSON: 1"),
         ("empty.json", "[]", "has no requests"),
         ("deep.json", "[" * 100_000, "row 1 is no JSON"),
@@ -191,3 +211,41 @@ def test_a_named_format_that_a_file_is_not_of_is_refused(tmp_path: Path) -> None
         stream(RequestTraffic(trace=str(tmp_path / "a.csv"), trace_format="guidellm"))
     with pytest.raises(RequestError, match=r"traffic.tokenizer=x is of a file"):
         RequestTraffic(tokenizer="x")
+
+
+def test_what_a_file_lacks_is_told_before_settings_that_it_makes_idle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own.csv"
+    ask = ["serving", f"traffic.trace={path}", "traffic.rate=4", "law.base_us=100", "kv.blocks=100"]
+    for text, said in (
+        (None, "does not exist"),
+        ("a,b\n1,2\n", "lacks the columns"),
+        (OWN + "0,x,5\n", "input_tokens=x"),
+        (OWN + "0,5,5\n", "traffic.rate makes requests"),
+    ):
+        if text is not None:
+            path.write_text(text)
+        assert main(ask) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(lines(OWN_ROW, OWN_ROW), encoding="utf-8-sig")
+    assert stream(RequestTraffic(trace=str(path))).requests == 2
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([OWN_ROW]), encoding="utf-8-sig")
+    assert stream(RequestTraffic(trace=str(path))).requests == 1
+
+
+def test_mooncake_may_be_parquet_and_have_dates(tmp_path: Path) -> None:
+    moments = pd.to_datetime(["2026-01-01T00:00:00.0Z", "2026-01-01T00:00:00.5Z"])
+    lengths = {"input_length": [700, 700], "output_length": [5, 5], "hash_ids": [[1, 2], [1, 3]]}
+    for name, times in (("ms", [0, 500]), ("dates", moments), ("texts", moments.strftime("%Y-%m-%dT%H:%M:%S.%fZ"))):
+        path = tmp_path / f"{name}.parquet"
+        pd.DataFrame({"timestamp": times} | lengths).to_parquet(path)
+        found = stream(RequestTraffic(trace=str(path)))
+        (requests,) = found.chunks
+        assert requests.arrival_us.tolist() == [0, 500_000], name
+        assert found.keys.tolist() == [1, 2, 1, 3]
