@@ -23,7 +23,7 @@ from .columns import predict_columns
 
 
 @dataclass(frozen=True)
-class Question:
+class ChipQuestion:
     """One usual op for each of some formats: what a chip is asked."""
 
     label: str
@@ -35,19 +35,21 @@ class Question:
 SIXTEEN_BITS = "bf16"  # fp16 on chips without
 LLAMA_70B = {"heads_q": 64, "heads_kv": 8, "head_dim": 128, "v_head_dim": 128, "batch": 8}
 QUESTIONS = (
-    Question("products", "gemm", {"m": 4096, "n": 4096, "k": 4096}, ("fp32", SIXTEEN_BITS)),
-    Question("products", "gemm", {"m": 4096, "n": 4096, "k": 4096}, ("fp8", "fp8_block", "int8", "mxfp4", "nvfp4")),
-    Question("products", "gemm", {"m": 16, "n": 4096, "k": 4096}, ("w4a16",)),
-    Question("prefill attention", "attention_prefill", {**LLAMA_70B, "seq_q": 4096, "seq_kv": 4096}, (SIXTEEN_BITS,)),
-    Question("decode attention", "attention_decode", {**LLAMA_70B, "seq_q": 1, "seq_kv": 4096}, (SIXTEEN_BITS,)),
-    Question(
+    ChipQuestion("products", "gemm", {"m": 4096, "n": 4096, "k": 4096}, ("fp32", SIXTEEN_BITS)),
+    ChipQuestion("products", "gemm", {"m": 4096, "n": 4096, "k": 4096}, ("fp8", "fp8_block", "int8", "mxfp4", "nvfp4")),
+    ChipQuestion("products", "gemm", {"m": 16, "n": 4096, "k": 4096}, ("w4a16",)),
+    ChipQuestion(
+        "prefill attention", "attention_prefill", {**LLAMA_70B, "seq_q": 4096, "seq_kv": 4096}, (SIXTEEN_BITS,)
+    ),
+    ChipQuestion("decode attention", "attention_decode", {**LLAMA_70B, "seq_q": 1, "seq_kv": 4096}, (SIXTEEN_BITS,)),
+    ChipQuestion(
         "experts",
         "fused_moe",
         {"tokens": 4096, "hidden": 4096, "inter": 1536, "topk": 8, "experts": 128, "tp": 1, "ep": 1},
         (SIXTEEN_BITS, "fp8_block", "mxfp4"),
     ),
-    Question("norms", "rms_norm", {"rows": 4096, "cols": 8192}, (SIXTEEN_BITS,)),
-    Question("elementwise", "silu_mul", {"rows": 4096, "cols": 8192}, (SIXTEEN_BITS,)),
+    ChipQuestion("norms", "rms_norm", {"rows": 4096, "cols": 8192}, (SIXTEEN_BITS,)),
+    ChipQuestion("elementwise", "silu_mul", {"rows": 4096, "cols": 8192}, (SIXTEEN_BITS,)),
 )
 
 
@@ -97,7 +99,7 @@ def _ask_all(device: Device, engine: Engine, cards: Mapping[str, Mapping[str, An
 
 
 def _ask(
-    question: Question, dtype: str, device: Device, engine: Engine, cards: Mapping[str, Mapping[str, Any]]
+    question: ChipQuestion, dtype: str, device: Device, engine: Engine, cards: Mapping[str, Mapping[str, Any]]
 ) -> ChipAnswer:
     """The answer for one op, and who gave it."""
     kind, op = question.kind, make_op(question.kind, dtype, **question.dims)

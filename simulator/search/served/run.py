@@ -143,7 +143,7 @@ def search_serving(
                 replicas[layout, engine] = own
             advance(1)
     points(made, replicas, found)
-    search = Ways(made, replicas, bench)
+    search = WaySearch(made, replicas, bench)
     if request.slo.named:
         once(found)
     shown = Shortlist(request, replicas, partial(again, made, replicas), search.interval) if plays(request) else None
@@ -187,7 +187,7 @@ def again(made: ServedAsked, replicas: Replicas, row: Row, changes: Mapping[str,
 
 
 @dataclass(frozen=True)
-class Ways:
+class WaySearch:
     """What a search over ways to serve says of itself."""
 
     made: ServedAsked
