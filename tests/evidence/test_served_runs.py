@@ -164,7 +164,8 @@ def test_workers_that_decode_have_layouts_limits_and_clients_of_their_own(read):
     assert (decoding.prefill, decoding.workers, decoding.hardware.devices) == (1, 5, 8)
     assert (decoding.layout.tp, decoding.layout.dp, decoding.layout.ep) == (8, 1, 8)
     assert row.concurrency == 5 * 20  # where the source does not say how many
-    assert (row.serving["decode_seqs"], row.serving["max_seqs"]) == (16, 2)
+    assert "decode_seqs" not in row.serving  # it was read off these runs
+    assert row.serving["max_seqs"] == 2
     assert row.tags["pools"] == "apart"
 
 

@@ -43,7 +43,8 @@ def test_every_id_that_a_name_leads_to_has_a_file_and_every_file_a_name() -> Non
     numbered = [re.compile(device_id.replace("\\1", ".+")) for _, device_id in CUDA_IDS if "\\1" in device_id]
     for name in known_devices():
         unnamed = not any(pattern.fullmatch(name) for pattern in numbered) and name not in fixed
-        assert not unnamed or load_device(name).variant_of, name
+        device = load_device(name)
+        assert not unnamed or device.variant_of or device.vendor == "apple", name  # PyTorch names no GPU of Apple's
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_what_if_changes_the_answer(home: Path, capsys: pytest.CaptureFixture[
         (["simulate", "model=llama3_9b", "device=h100_sxm"], "did you mean llama3_8b"),
         (["simulate", "device=h100_sxm", "workload.seq_len=0"], "workload.seq_len=0 must be"),
         (["simulate", "workload=fly", "device=h100_sxm"], "workload=fly does not exist"),
-        (["list", "everything"], "devices, clusters, models, ops, predictors"),
+        (["list", "everything"], "devices, chips, clusters, models, ops, predictors"),
         (["data", "store=/no/such/store"], "does not exist"),
     ],
 )

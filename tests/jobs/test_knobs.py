@@ -72,7 +72,8 @@ READ = {
     "algorithm",
     "window",
     "detail",
-}  # what tests of stores, formats, traces, tables turn
+    "launch",
+}  # what tests of stores, formats, traces, tables, launch files turn
 WORKLOAD = {"lora_rank", "lora_modules", "mtp_layers", "frozen"}  # settings of a group
 REFUSALS = {"expand": "expand=0", "strict": "strict"}  # answers that are refused, for a reason that names the setting
 
