@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ takes 0.22 s for a billion parameters and 2.57 s for ten, 30 bytes each of 256 G
 of 410 GB/s, copies among them: 20 to 25 % (DeepSpeed's blogs/zenflow-corebinding)."""
 CORE_GBPS = 10.0
 """Of one core: it waits for 16 cache lines of 64 bytes at a time (line fill buffers), some 100 ns each."""
+MESHED = ("cdna3", "cdna4")  # whose nodes join each pair by one link (AMD Instinct platform data sheet)
 NCCL_ALGORITHMS = ("ring", "tree", "nvls", "collnet")
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
 NCCL_SETTINGS = {"algorithm": NCCL_ALGORITHMS, "protocol": NCCL_PROTOCOLS, "nvls": (True, False)}
@@ -135,8 +136,9 @@ def one_device(device: Device) -> Cluster:
 
 
 def one_node(device: Device) -> Cluster:
-    """A node of devices as most have, joined by NVLink where the device has any."""
-    return Cluster(device.id, device.name, device.id, link="nvlink" if device.link_gbps else "pcie")
+    """A node of devices as most have, joined by NVLink where the device has any, AMD's by a link between each pair."""
+    node = Cluster(device.id, device.name, device.id, link="nvlink" if device.link_gbps else "pcie")
+    return replace(node, mesh_links=node.devices_per_node - 1) if device.architecture in MESHED else node
 
 
 def check_nccl(settings: Any) -> None:

@@ -31,11 +31,11 @@ MIN_CALIBRATION_ROWS = 20  # rows from which constants are fitted
 FACTOR_NVLINK, FACTOR_PCIE = widen_factor(1.13, 0.8), widen_factor(1.3, 0.8)
 FACTOR_OTHER, FACTOR_SMALL = widen_factor(1.6, 0.8), widen_factor(2.3, 0.8)
 SMALL_BYTES = 2**20
+# Of a low-latency exchange between nodes beside its bytes. Read off the table of DeepEP's README, the rows of 16, 32
+# and 64 ranks of H800: 128 tokens of 7168 take 118, 155 and 173 us (FP8) and 195, 273 and 314 us (16 bits), bytes at
+# the rates here 80, 120 and 140 us and twice that. Its rows of 128 and 256 ranks (192, 194; 369, 360 us) then come out
+# as 185, 190; 334, 344.
 LOW_LATENCY_US = 35.0
-"""Of a low-latency exchange between nodes beside its bytes. Read off the table of DeepEP's README, the rows of 16, 32
-and 64 ranks of H800: 128 tokens of 7168 take 118, 155 and 173 us (FP8) and 195, 273 and 314 us (16 bits), bytes at the
-rates here 80, 120 and 140 us and twice that. Its rows of 128 and 256 ranks (192, 194; 369, 360 us) then come out as
-185, 190; 334, 344."""
 MAX_FITS = 256
 _FITS: dict[str, Tuning] = {}  # constants by what they were fitted to
 

@@ -75,7 +75,10 @@ def test_kernels_of_a_stack_take_weights_over_the_bandwidth_that_they_reach() ->
     assert asked(engine, "bf16", m=8).predictor[0].startswith("90%")
     assert np.isnan(asked(engine, "w4.84a16", m=2).latency_us[0])  # of more rows a table tells
     assert np.isnan(asked(engine, "fp8").latency_us[0])
-    assert asked(MatVecEngine(load_device("apple_m2_max"), KERNELS), "bf16").predictor[0].startswith("50%")
+    apple = MatVecEngine(load_device("apple_m2_max"), KERNELS)
+    assert asked(apple, "w4.84a16").predictor[0].startswith("50%")
+    few_bits = MatVecEngine(A100, KERNELS[1:])
+    assert np.isnan(asked(few_bits, "bf16").latency_us[0])  # whole weights are not read by kernels that unpack
 
 
 def test_impossible_kernels_are_refused() -> None:

@@ -73,7 +73,9 @@ def test_the_front_is_what_no_point_beats(whole: SearchReport) -> None:
 
 @pytest.mark.parametrize("pools", ["together", "apart"])
 def test_closed_forms_say_what_the_event_loop_says(pools: str, serving: Asking, bench: Workbench) -> None:
-    found = bench.search_serving(serving({"pools": pools, "tp": 1, "batch": 8}, confirm=1, top=1)).best[0]
+    found = bench.search_serving(
+        serving({"pools": pools, "tp": 1, "batch": 8, "policy": "sglang"}, confirm=1, top=1)
+    ).best[0]
     played = found["confirmed"]
     assert played["tpot_ms"] == pytest.approx(found["tpot_ms"], rel=0.15)
     assert played["keeps_up"]

@@ -226,7 +226,8 @@ def test_every_format_that_can_be_read_is_a_precision_and_has_a_recipe() -> None
     read |= {*TORCHAO.values(), *WEIGHTS_ALONE, *(each.name for each in WEIGHTS_ALONE.values())}
     named = {precision_of(name)[1] for name in known_precisions()}
     assert read - {""} <= named
-    assert named - {"", "tf32"} == set(RECIPES)
+    of_any_bits = {name for name in named if "." in name}  # w4.84a16: weights alone
+    assert named - {"", "tf32"} - of_any_bits == set(RECIPES)
 
 
 PUBLISHED = {
