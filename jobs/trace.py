@@ -52,13 +52,17 @@ def check(config: dict[str, Any]) -> int:
 
     path = given(config, "path", "the trace, or a folder of NAME.RANK.et")
     found = find_problems(path)
-    for line in found:
-        say(f"opcast: {line}")
     if wants_json(config):
+        for line in found:
+            say(f"opcast: {line}")
         print_json({"path": str(path), "problems": found, **({"error": found[0]} if found else {})})
         return 2 if found else 0
+    for line in found:
+        print(line)
     problems = f"{len(found):,} problem{'s' if found[1:] else ''}" if found else "nothing to complain about"
     print(f"{path}: {problems}")
+    if found:  # for who reads the errors alone
+        say(f"opcast: {path}: {problems}")
     return 2 if found else 0
 
 

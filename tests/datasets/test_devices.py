@@ -46,7 +46,7 @@ HALF_OF_DIE = {
     "ga106": 1024,
     "ad102": 1024, "ad103": 1024, "ad104": 1024, "ad106": 1024, "ad107": 1024, "gh100": 4096, "gb100": 8192,
     "gb110": 8192, "gb202": 1024, "gb203": 1024, "gb205": 1024, "gb206": 1024, "gb20b": 1024, "arcturus": 1024,
-    "aldebaran": 1024, "aqua_vanjaram": 2048, "gfx950": 4096, "": 256,  # Apple's: matrices on ordinary lanes
+    "aldebaran": 1024, "aqua_vanjaram": 2048, "gfx950": 4096,
 }  # fmt: skip
 # Cards whose maker cut the matrix units: GeForce with fp32 accumulation, A10G, L40 and L20 to a half, H20 to a quarter.
 CUT = {"a10g": 2, "l40": 2, "l20": 2, "h20_sxm": 4, "h20_141gb": 4}
@@ -66,6 +66,8 @@ WITHOUT_BF16 = {name for name in known_devices() if load_device(name).die in ("g
 
 def per_clock(device: Device) -> float:
     cut = 2 if GEFORCE.fullmatch(device.id) else CUT.get(device.id, 1)
+    if device.vendor == "apple":  # matrices on ordinary lanes
+        return VECTOR_PER_CLOCK[device.architecture]
     return HALF_OF_DIE[device.die] / cut
 
 
