@@ -37,7 +37,7 @@ def policies_table() -> str:
 def routers_table() -> str:
     """Which rank each router chooses, by its function."""
     docs = {name: inspect.getdoc(each.choose) or "" for name, each in routing.TABLE.items()}
-    return rows(("`router`", "takes the rank with"), docs)
+    return rows(("`router`", "the rank of a request"), docs)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
