@@ -70,7 +70,7 @@ def test_a_figure_of_the_front_page_stays_within_the_interval_of_its_answer() ->
 
 def test_the_command_that_writes_samples_changes_their_figures_alone() -> None:
     shown = "  step time             1.57 s\n  1   tp=1    3.48 s   9,417   183 ms less, …\n  gone   1\n"
-    output = "step time   1.6 s\n 1  tp=1  12.25 s   941  18 ms less, 3 of all"
+    output = "step time   9 s\nstep time   1.6 s\n 1  tp=1  12.25 s   941  18 ms less, 3 of all"
     new = "  step time             1.6 s\n  1   tp=1    12.25 s  941     18 ms less, …\n  gone   1\n"
     assert samples["refreshed"](shown, output) == (new, ["  gone   1"])
 

@@ -80,9 +80,17 @@ def words_of(text: str) -> list[str]:
 
 
 def place(words: Sequence[str], said: Sequence[str], near: float | None) -> list[int] | None:
-    """Where the words stand in what was said, in their order, with the fewest others between; None: nowhere."""
+    """Where the words stand in what was said, in their order, with the fewest others between; None: nowhere.
+
+    Of several such places the one whose figures are nearest.
+    """
     places = [found for at in range(len(said)) if (found := begins(words, said, at, near))]
-    return min(places, key=lambda found: found[-1] - found[0], default=None)
+
+    def distance(found: list[int]) -> tuple[int, int]:
+        far = sum(not same(word, said[at], NEARLY) for word, at in zip(words, found, strict=True))
+        return found[-1] - found[0], far
+
+    return min(places, key=distance, default=None)
 
 
 def begins(words: Sequence[str], said: Sequence[str], at: int, near: float | None) -> list[int] | None:
