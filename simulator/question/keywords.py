@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from ...datasets.clusters import Cluster, load_cluster
@@ -37,19 +38,20 @@ OF_STEP = (
 
 
 def predict_request(
-    op: str | Op | Sequence[Op] | Sequence[Transfer],
+    op: str | Op | Sequence[Op] | Sequence[Transfer] | Path,
     device: str | Device,
     cluster: str | Cluster | None,
     sources: Sources,
     asked: Mapping[str, Any],
     dims: Mapping[str, Any],
 ) -> PredictRequest:
-    """The request about an op by kind and ``dims``, an op, many of them, or transfers.
+    """The request about an op by kind and ``dims``, an op, many of them, transfers, or a file of transfers.
 
-    ``asked`` are the other keywords of :func:`opcast.predict`. RequestError for what is neither op nor transfer.
+    ``asked`` are the other settings of `predict`, with their defaults where none were set. RequestError for what is
+    neither op nor transfer.
     """
     joined = clustered(cluster, {"nodes": asked["nodes"]} if asked["nodes"] is not None else {})
-    group = None if asked["group"] is None else tuple(asked["group"])
+    group = tuple(asked["group"]) if isinstance(asked["group"], (list, tuple)) else asked["group"]
     ops: tuple[Op, ...] = ()
     moved: tuple[Transfer, ...] = ()
     names: tuple[str, ...] = ()
@@ -60,7 +62,7 @@ def predict_request(
         raise RequestError(f"{name}={dims[name]!r} is for an op by its name, as predict('gemm', m=1, n=2, k=3)")
     elif isinstance(op, Op):
         ops = (op,)
-    elif any(isinstance(each, Transfer) for each in op):
+    elif isinstance(op, Path) or any(isinstance(each, (Transfer, Mapping)) for each in op):
         moved, names = _transfers(op, joined)
     else:
         for place, each in enumerate(op):
@@ -190,13 +192,14 @@ def given_dims(dims: Mapping[str, Any], group: Sequence[int] | None) -> dict[str
     return made
 
 
-def _transfers(many: Sequence[Any], cluster: Cluster | None) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
-    for place, each in enumerate(many):
-        if not isinstance(each, Transfer):
+def _transfers(many: Sequence[Any] | Path, cluster: Cluster | None) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
+    for place, each in enumerate(() if isinstance(many, Path) else many):
+        if not isinstance(each, (Transfer, Mapping)):
             raise RequestError(f"transfers[{place}]={each!r} is no transfer: make one with opcast.Transfer")
     if cluster is None:
         raise RequestError("transfers need a cluster: name one with cluster=… (`opcast list clusters`)")
-    from ..network.query import parse_transfers
+    from ..network.query import parse_transfers, read_transfers
 
-    made, names = parse_transfers(list(many), cluster.devices)
-    return tuple(made), tuple(names)
+    read = read_transfers if isinstance(many, Path) else parse_transfers
+    transfers, names = read(many, cluster.devices)  # type: ignore[operator]
+    return tuple(transfers), tuple(names)
