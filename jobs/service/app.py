@@ -34,6 +34,7 @@ from .bodies import (
     ServedSearchBody,
     ServingBody,
     SimulateBody,
+    SweepBody,
     compare_of,
     fabric_of,
     placed,
@@ -239,6 +240,24 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         question = serving_of(body, settings)
         return as_json(await processes.run(served, (question,), request.is_disconnected, "search_s"))
 
+    @app.post("/v1/serving/capacity", tags=["serving"])
+    async def serving_capacity(request: Request, body: ServingBody) -> Response:
+        """The largest rate of traffic that meets ``slo``, and how sure that is."""
+        question = serving_of(body, settings)
+        return as_json(await processes.run(served_often, ("capacity", question), request.is_disconnected, "search_s"))
+
+    @app.post("/v1/serving/sweep", tags=["serving"])
+    async def serving_sweep(request: Request, body: SweepBody) -> Response:
+        """The same traffic at each of the ``rates``; none: a tenth of its rate to twice it."""
+        question = ("sweep", serving_of(body, settings), tuple(body.rates))
+        return as_json(await processes.run(served_often, question, request.is_disconnected, "search_s"))
+
+    @app.post("/v1/serving/compare", tags=["serving"])
+    async def serving_ways(request: Request, body: ServingBody) -> Response:
+        """Replicas that do both beside pools that prefill and decode, the best first."""
+        question = serving_of(body, settings)
+        return as_json(await processes.run(served_often, ("compare", question), request.is_disconnected, "search_s"))
+
     @app.post("/v1/predict/report", tags=["predict"])
     async def predict_report(request: Request, body: PredictBody, part: Part = "page") -> Response:
         """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when.
@@ -344,6 +363,22 @@ def served(request: ServingRequest) -> dict[str, Any]:
 
     sources = Sources() if request.step is None else request.step.sources
     return workbench(sources, this_machine).serving(request).report.to_dict()
+
+
+def served_often(what: str, request: ServingRequest, rates: tuple[float, ...] = ()) -> dict[str, Any]:
+    """The answer to ``opcast serving capacity``, ``sweep`` or ``compare``. Runs in a process of its own."""
+    from ...simulator.search.spread import Crew
+    from ...simulator.serving import studies
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+    from ..serving import checked_rates
+
+    bench, apply = workbench(Sources() if request.step is None else request.step.sources, this_machine), Crew().apply
+    if what == "capacity":
+        return studies.serving_capacity(request, bench, apply).to_dict()
+    if what == "sweep":
+        return studies.sweep_values(studies.serving_sweep(request, checked_rates(list(rates)), bench, apply))
+    return studies.ways_values(studies.serving_ways(request, bench, apply))
 
 
 def pictured(request: PredictRequest, part: Part = "page") -> str:

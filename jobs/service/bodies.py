@@ -32,6 +32,7 @@ from .settings import ServiceSettings
 
 LONGEST_NAME = 2000
 MOST_LISTED = 100_000
+MOST_RATES = 100
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
 NOT_HERE = "is not taken over HTTP"
@@ -140,11 +141,17 @@ ServedSearchBody = body_of(
 CompareBody = body_of("compare", "CompareBody", "One workload on several chips, as ``opcast.compare_chips`` takes it.")
 PlanBody = body_of("plan", "PlanBody", "A whole training job, as ``opcast.plan`` takes it.")
 ServingBody = body_of("serving", "ServingBody", "Traffic on a served model, as ``opcast.serving`` takes it.")
+SweepBody = body_of(
+    "serving",
+    "SweepBody",
+    "Traffic at several rates, as ``opcast.serving_sweep`` takes it.",
+    rates=(list[float], Field((), max_length=MOST_RATES, description="requests a second, or the speed of a trace")),
+)
 
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
     """What a body says, by the names of settings. RequestError for what within it is not taken over HTTP."""
-    values = body.model_dump(exclude_none=True, exclude={"op", "ops"})
+    values = body.model_dump(exclude_none=True, exclude={"op", "ops", "rates"})
     if isinstance(values.get("space"), dict):
         values["space"] = {name: value for name, value in values["space"].items() if value is not None}
     for setting in settings(verb):

@@ -200,6 +200,6 @@ def _transfers(many: Sequence[Any] | Path, cluster: Cluster | None) -> tuple[tup
         raise RequestError("transfers need a cluster: name one with cluster=… (`opcast list clusters`)")
     from ..network.query import parse_transfers, read_transfers
 
-    read = read_transfers if isinstance(many, Path) else parse_transfers
-    transfers, names = read(many, cluster.devices)  # type: ignore[operator]
+    devices = cluster.devices
+    transfers, names = read_transfers(many, devices) if isinstance(many, Path) else parse_transfers(many, devices)
     return tuple(transfers), tuple(names)

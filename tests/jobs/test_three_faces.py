@@ -29,6 +29,7 @@ from opcast.jobs.service.app import create_app
 from opcast.jobs.service.settings import ServiceSettings
 from opcast.simulator.question.calibration import SHIPPED
 from opcast.simulator.question.sources import Sources
+from opcast.simulator.serving.studies import sweep_values, ways_values
 
 SEED, FEW, QUESTIONS = 20261126, 3, 60
 IN_EVERY_RUN = {"search": 6, "search serving": 6, "serving": 6}  # of verbs whose answers take long; of others as below
@@ -373,6 +374,30 @@ def test_three_faces_agree(
 ) -> None:
     monkeypatch.setenv("OPCAST_HOME", str(home))
     assert ask(name, first, count, home, client, capsys) > count // 2
+
+
+STUDIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "capacity": (lambda **given: opcast.serving_capacity(**given).to_dict(), {"slo": {"ttft_ms": 2000, "tpot_ms": 40}}),
+    "sweep": (lambda **given: sweep_values(opcast.serving_sweep(**given)), {"rates": [2.0, 20.0]}),
+    "compare": (lambda **given: ways_values(opcast.serving_ways(**given)), {"replicas": 2}),
+}
+
+
+@pytest.mark.parametrize("what", STUDIES)
+def test_three_faces_agree_on_studies_of_traffic(
+    what: str, home: Path, client: TestClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPCAST_HOME", str(home))
+    call, settings = STUDIES[what]
+    given = {"law": LAW[1], "kv": MEMORY[1], "traffic": {"requests": 30, "rate": 10.0}} | settings
+    typed_words = [word for name, value in given.items() for word in typed(name, value)]
+    main(["serving", what, *typed_words, "format=json", "workers=1"])
+    command = figures(json.loads(capsys.readouterr().out))
+    python = figures(json.loads(json.dumps(call(home=home, **given))))
+    http = client.post(f"/v1/serving/{what}", json=given)
+    assert http.status_code == 200, http.text
+    assert python == command
+    assert figures(http.json()) == command
 
 
 @pytest.mark.parametrize("name", VERBS)
