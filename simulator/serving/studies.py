@@ -47,12 +47,12 @@ def sweep_values(reports: Sequence[tuple[float, ServingReport]]) -> dict[str, An
     return {"rates": [{"rate": rate} | without_curves(report) for rate, report in reports]}
 
 
-def ways_values(found: Sequence[WayOfServing]) -> dict[str, Any]:
+def ways_values(ways_compared: Sequence[WayOfServing]) -> dict[str, Any]:
     """Ways to split replicas as plain values."""
     return {
         "ways": [
             {"way": way.name, "prefill": way.prefill, "decode": way.decode} | without_curves(way.report)
-            for way in found
+            for way in ways_compared
         ]
     }
 
