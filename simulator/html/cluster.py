@@ -15,7 +15,7 @@ from . import colours, units
 from .charts import figure, hover, label, round_number
 from .gantt import pipeline_charts
 from .links import links_section, time_section
-from .page import Cell, Column, Figure, Legend, PageSection, Table
+from .page import Cell, Column, Figure, LayeredTimeline, Legend, PageSection, Table
 
 GROUP_WORDS = {
     "tp": "tensor",
@@ -50,7 +50,8 @@ class ClusterView:
 
     ``exposed_s`` and ``hidden_s`` are seconds of communication by process group; ``stages`` what each pipeline stage
     does; ``memory_gib`` by stage and class of tensor, ``limit_gib`` what a device has. ``links`` is ``network`` of the
-    report, ``links_svg`` its fabric as a picture. What is empty is left out.
+    report, ``links_svg`` its fabric as a picture, ``layers`` the pipeline in three dimensions. What is empty is left
+    out.
     """
 
     pipeline: PipelineTimes | None = None
@@ -61,12 +62,14 @@ class ClusterView:
     limit_gib: float | None = None
     links: Mapping[str, Any] = field(default_factory=dict)
     links_svg: str = ""
+    layers: LayeredTimeline | None = None
 
 
 def sections(view: ClusterView, step_s: float) -> tuple[PageSection, ...]:
     """The sections of a view, in the order of the page."""
     candidates = (
         pipeline_section(view.pipeline) if view.pipeline is not None and view.pipeline.orders.stages > 1 else None,
+        layers_section(view.layers) if view.layers is not None else None,
         parallelism_section(view.exposed_s, view.hidden_s, step_s),
         stages_section(view.stages, view.memory_gib, view.limit_gib),
         links_section(view.links, view.links_svg),
@@ -90,6 +93,16 @@ def pipeline_section(times: PipelineTimes) -> PageSection:
     charts = charts_of_variant if variants else {"": charts_of_variant["whole"]}
     parts = (Figure("Stages", charts, zoom=True), Legend())
     return PageSection("pipeline", "The pipeline in time", text, parts, variants)
+
+
+def layers_section(layers: LayeredTimeline) -> PageSection:
+    """The pipeline in three dimensions."""
+    text = (
+        "Each row is a stage, and time runs along it. Kinds of work stand on one another, each as high as its part of "
+        "the task; what stands higher than a whole task runs side by side. Bare ground is idle. Drag to turn the "
+        "picture, or use the buttons or the arrow keys. Point at a bar for its figures."
+    )
+    return PageSection("layers", "Stages, time and kinds of work", text, (layers,))
 
 
 def _share_range(shares: Sequence[float]) -> str:

@@ -7,6 +7,7 @@ from ..engines.flow import flow_engine
 from ..network.timeline_sharing import SharedTimeline
 from ..report.answer import InferenceReport, StepReport
 from .cluster import ClusterView
+from .layers import layered_timeline
 
 
 def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> ClusterView | None:
@@ -27,6 +28,7 @@ def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> 
             hidden[group] = hidden.get(group, 0.0) + time_us * execution.times * 1e-6
     return ClusterView(
         pipeline=step.pipeline,
+        layers=layered_timeline(step) if step.orders.stages > 1 else None,
         exposed_s=report.breakdown.by_parallelism,
         hidden_s=hidden,
         stages=report.stages,
