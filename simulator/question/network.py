@@ -28,7 +28,8 @@ class NetworkChoice:
 
     fidelity: str = setting(
         "auto",
-        "links of a cluster: analytical | flow | packet; auto is flow where asked for",
+        "links of a cluster: analytical | flow (the whole step on them: RAPID-LLM's flattened mode) | packet; "
+        "auto is flow where asked for",
         name="network",
         path="network",
     )
