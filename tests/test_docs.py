@@ -319,9 +319,9 @@ def test_the_documents_show_the_scores_of_the_calibration() -> None:
 
     script = runpy.run_path(str(ROOT / "tests" / "benchmarks" / "scores.py"))
     scores = json.loads((ROOT / "tests" / "evidence" / "calibration_scores.json").read_text())
-    for path in script["DOCUMENTS"]:
+    assert next(script["score_rows"](script["FRONT"].read_text()))
+    for path in (script["FRONT"], script["RESULTS"]):
         text = path.read_text()
-        assert next(script["score_rows"](text))
         assert script["rewritten"](text, scores) == text, "write them with: python tests/benchmarks/scores.py --write"
-    assert max(map(len, script["named"]().values())) < 46  # what stands beside the bars does not reach into them
-    assert script["drawn"](scores, script["named"]()) == script["PICTURE"].read_text(), "the same command draws them"
+    assert max(map(len, script["NAMES"].values())) < 46  # what stands beside the bars does not reach into them
+    assert script["drawn"](scores) == script["PICTURE"].read_text(), "the same command draws them"
