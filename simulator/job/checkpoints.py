@@ -51,21 +51,21 @@ def state_gb(report: StepReport) -> float:
     gib = 0.0
     for stage, memory in enumerate(state.memories):
         share = expert_share(state.main, stage)
-        for group, part in (("dp_cp", 1.0 - share), ("edp", share)):
+        for group, weight_share in (("dp_cp", 1.0 - share), ("edp", share)):
             alike = max(state.plan.group(group).ranks, 1)
             copy = max(ranks // alike, 1)  # ranks that hold one copy of what is not sharded
             sharded = copy * min(layout.shard or alike, alike)  # HSDP: so many ranks share a copy
             weights = sharded if layout.zero_stage == 3 else copy
             states = sharded if layout.zero_stage else copy
-            gib += part * (memory.weights_gib * weights + memory.optimizer_gib * states)
+            gib += weight_share * (memory.weights_gib * weights + memory.optimizer_gib * states)
     return gib * GIB / 1e9
 
 
 def expert_share(step: Step, stage: int) -> float:
     """The share of a stage's bytes of weights, on one rank, that are those of routed experts."""
     expert_bytes = all_bytes = 0
-    for part in step.parts(stage):
-        graph = step.chunks[part].graph
+    for chunk in step.parts(stage):
+        graph = step.chunks[chunk].graph
         weight = np.isin(graph.tensor_roles, WEIGHTS)
         expert = np.zeros(len(weight), dtype=bool)
         for block in graph.blocks:

@@ -210,5 +210,7 @@ def test_spare_nodes_draw_what_idle_ones_do() -> None:
 
 @pytest.mark.parametrize("layout", [{"ep": 4}, {"tp": 2, "ep": 4}, {"pp": 2, "ep": 2, "zero_stage": 1}])
 def test_a_checkpoint_holds_every_expert_once(layout: dict[str, int]) -> None:
-    whole, apart = (state_gb(opcast.simulate("moonlight_16b_moe", "train", **NODE, **degrees)) for degrees in ({}, layout))
+    whole, apart = (
+        state_gb(opcast.simulate("moonlight_16b_moe", "train", **NODE, **degrees)) for degrees in ({}, layout)
+    )
     assert apart == pytest.approx(whole, rel=0.01)
