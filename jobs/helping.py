@@ -49,7 +49,7 @@ def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
     for question, answer in WANTED:
         lines += [f"  {question}", f"      {answer}"]
     for heading, names in {**SECTIONS, "More": _unnamed(verbs)}.items():
-        lines += ["", f"{heading}:", ""] if names else []
+        lines += ["", f"{heading}:"] if names else []
         lines += [f"  {name:<{width}}  {verbs[name][1]}" for name in names]
     return "\n".join(
         [
