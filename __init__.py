@@ -33,6 +33,8 @@ __all__ = [
     "Stack",
     "Straggler",
     "Transfer",
+    "UpgradeReport",
+    "UpgradeRequest",
     "ValidateRequest",
     "Work",
     "Workbench",
@@ -53,6 +55,7 @@ __all__ = [
     "serving_ways",
     "simulate",
     "simulate_file",
+    "upgrade",
     "validate",
 ]
 
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
         serving_ways,
         simulate,
         simulate_file,
+        upgrade,
         validate,
     )
     from .simulator.chips.answer import ChipsReport
@@ -92,6 +96,8 @@ if TYPE_CHECKING:
     from .simulator.search.result import SearchReport
     from .simulator.search.served.request import ServedSearchRequest, ServedSpace
     from .simulator.search.space import Space
+    from .simulator.upgrade.answer import UpgradeReport
+    from .simulator.upgrade.request import UpgradeRequest
     from .simulator.workbench import Workbench
 
 _HOMES = {
@@ -110,6 +116,7 @@ _HOMES = {
         "serving_ways",
         "simulate",
         "simulate_file",
+        "upgrade",
         "validate",
     ),
     ".simulator.chips.answer": ("ChipsReport",),
@@ -130,6 +137,8 @@ _HOMES = {
     ".simulator.search.result": ("SearchReport",),
     ".simulator.search.served.request": ("ServedSearchRequest", "ServedSpace"),
     ".simulator.search.space": ("Space",),
+    ".simulator.upgrade.answer": ("UpgradeReport",),
+    ".simulator.upgrade.request": ("UpgradeRequest",),
     ".simulator.workbench": ("Workbench",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from ..simulator.serving.capacity import Capacity
     from ..simulator.serving.comparison import WayOfServing
     from ..simulator.trace import Model
+    from ..simulator.upgrade.answer import UpgradeReport
+    from ..simulator.upgrade.request import UpgradeRequest
     from ..simulator.validation import Validation
 
 
@@ -181,6 +183,26 @@ def compare_chips(
 
     request = _request("compare", model, {"workload": workload, **settings}, home, CompareRequest)
     return _bench(request.step.sources).compare_chips(request)
+
+
+def upgrade(
+    model: Model | UpgradeRequest,
+    workload: str | Work | None = None,
+    *,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> UpgradeReport:
+    """What another engine, driver or library may move in a step, and which few minutes of measuring settle it.
+
+    ``changes`` are names of what gets another version, ``minutes`` what may be measured. The other ``settings`` are
+    those of :func:`simulate`. An :class:`UpgradeRequest` has all.
+
+    Raises RequestError for an unknown change, and the errors of :func:`simulate`.
+    """
+    from ..simulator.upgrade.request import UpgradeRequest
+
+    request = _request("upgrade", model, {"workload": workload, **settings}, home, UpgradeRequest)
+    return _bench(request.step.sources).upgrade(request)
 
 
 def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settings: Any) -> PlanReport:

@@ -44,6 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serving": ("serving", "traffic on a served model: latencies, throughput, capacity"),
     "search": ("search", "the best layouts of a training step, and why they are best"),
     "plan": ("plan", "a whole training job: days, price and energy, with failures"),
+    "upgrade": ("upgrade", "what a new engine, driver or NCCL may move, and what to measure"),
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "calibrate": ("calibrate", "what known runs teach of steps, scored on tables left out"),
     "trace": ("trace", "traces (Chakra, PyTorch): check, convert, analyse, explain"),

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from .search.served.request import ServedSearchRequest
     from .search.spread import Crew
     from .serving.serve import Keeping, ServedTraffic
+    from .upgrade.answer import UpgradeReport
+    from .upgrade.request import UpgradeRequest
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
 
@@ -321,6 +323,14 @@ class Workbench:
         from .chips.run import compare_chips
 
         return compare_chips(request, self)
+
+    @own_warnings()
+    def upgrade(self, request: UpgradeRequest) -> UpgradeReport:
+        """What new releases may move in a step, and what to measure of it. Raises RequestError and the errors of a
+        step."""
+        from .upgrade.run import plan_upgrade
+
+        return plan_upgrade(request, self)
 
     @own_warnings()
     def search_serving(

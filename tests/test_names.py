@@ -28,6 +28,7 @@ LIMITS = {  # bindings of these words in a hundred
     "models": 7.9,
     "simulator": 1.5,
     "simulator/chips": 0.0,
+    "simulator/upgrade": 0.0,
     "simulator/contention": 1.4,
     "simulator/engines": 0.4,
     "simulator/execution": 0.7,

@@ -21,6 +21,7 @@ from ...simulator.question.requests import SimulateRequest
 from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.report.answer import OpPrediction
+from ...simulator.upgrade.request import UpgradeRequest
 from .. import listing
 from ..questions import usual
 from ..show import BadInputError, one_line
@@ -35,6 +36,7 @@ from .bodies import (
     ServingBody,
     SimulateBody,
     SweepBody,
+    UpgradeBody,
     compare_of,
     fabric_of,
     placed,
@@ -45,6 +47,7 @@ from .bodies import (
     serving_of,
     simulate_of,
     sources,
+    upgrade_of,
 )
 from .following import followed
 from .guard import ARROW, Guard, encoded
@@ -221,6 +224,12 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         question = compare_of(body, settings)
         return as_json(await processes.run(compared, (question,), request.is_disconnected, "search_s"))
 
+    @app.post("/v1/upgrade", tags=["upgrade"])
+    async def upgrade(request: Request, body: UpgradeBody) -> Response:
+        """What another engine, driver or library may move in a step, and what to measure of it."""
+        question = upgrade_of(body, settings)
+        return as_json(await processes.run(upgraded, (question,), request.is_disconnected))
+
     @app.post("/v1/plan", tags=["plan"])
     async def plan(request: Request, body: PlanBody) -> Response:
         """A whole training job: days, GPU-hours, price, kWh and CO2 as P10, P50 and P90 of its lives."""
@@ -335,6 +344,14 @@ def compared(request: CompareRequest) -> dict[str, Any]:
     from ..resolve import this_machine
 
     return workbench(request.step.sources, this_machine).compare_chips(request).to_dict()
+
+
+def upgraded(request: UpgradeRequest) -> dict[str, Any]:
+    """The answer about an upgrade. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return workbench(request.step.sources, this_machine).upgrade(request).to_dict()
 
 
 def planned(request: PlanRequest) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
+from ...simulator.upgrade.request import UpgradeRequest
 from ..questions import request_of, settings, sources_of, usual
 from .settings import ServiceSettings
 
@@ -139,6 +140,7 @@ ServedSearchBody = body_of(
     "The best ways to serve a model on a cluster, as ``opcast.search_serving`` takes it.",
 )
 CompareBody = body_of("compare", "CompareBody", "One workload on several chips, as ``opcast.compare_chips`` takes it.")
+UpgradeBody = body_of("upgrade", "UpgradeBody", "What new releases may move, as ``opcast.upgrade`` takes it.")
 PlanBody = body_of("plan", "PlanBody", "A whole training job, as ``opcast.plan`` takes it.")
 ServingBody = body_of("serving", "ServingBody", "Traffic on a served model, as ``opcast.serving`` takes it.")
 SweepBody = body_of(
@@ -225,6 +227,14 @@ def search_of(body: Any, server: ServiceSettings) -> SearchRequest:
 def compare_of(body: Any, server: ServiceSettings) -> CompareRequest:
     """The request of a body. RequestError for chips that cannot be compared."""
     request: CompareRequest = _asked("compare", given_of("compare", body), server)
+    return request
+
+
+def upgrade_of(body: Any, server: ServiceSettings) -> UpgradeRequest:
+    """The request of a body. RequestError for a step on no place, and for unknown changes."""
+    values = given_of("upgrade", body)
+    placed("a step", values)
+    request: UpgradeRequest = _asked("upgrade", values, server)
     return request
 
 

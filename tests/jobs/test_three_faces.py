@@ -206,6 +206,17 @@ VERBS = {
             "tp": LAYOUT["tp"],
         },
     ),
+    "upgrade": Verb(
+        "upgrade",
+        "/v1/upgrade",
+        {"model": TINY, "device": ("device", "h100_sxm")},
+        {
+            "changes": ("changes", (["nccl"], ["cublas", "triton"])),
+            "minutes": ("minutes", (2.0, 1.1)),
+            "precision": STEP["precision"],
+            "workload": ("workload", ("train", "decode", "generate")),
+        },
+    ),
     "plan": Verb(
         "plan",
         "/v1/plan",
@@ -237,6 +248,7 @@ BODIES = {
     "search": bodies.SearchBody,
     "plan": bodies.PlanBody,
     "compare": bodies.CompareBody,
+    "upgrade": bodies.UpgradeBody,
     "search_serving": bodies.ServedSearchBody,
 }
 OF_HTTP: dict[str, Callable[..., Any]] = {
@@ -245,6 +257,7 @@ OF_HTTP: dict[str, Callable[..., Any]] = {
     "search": bodies.search_of,
     "plan": bodies.plan_of,
     "compare": bodies.compare_of,
+    "upgrade": bodies.upgrade_of,
     "search_serving": bodies.served_search_of,
 }
 CALLS: dict[str, Callable[..., Any]] = {
@@ -253,6 +266,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "search": opcast.search,
     "plan": opcast.plan,
     "compare": opcast.compare_chips,
+    "upgrade": opcast.upgrade,
     "search serving": opcast.search_serving,
 }
 
