@@ -95,7 +95,8 @@ class Rollout:
         longest, outputs = int((prompt + response).max()), float(response.sum())
         no_keys = np.zeros(0, np.int64)
         stream = RequestStream(iter([rows]), count, 0, longest, outputs, float(prompt.mean()), True, no_keys)
-        request = replace(self.request, replicas=self.replicas)
+        at_once = replace(self.request.traffic, concurrency=count, requests=count)
+        request = replace(self.request, replicas=self.replicas, traffic=at_once)
         keeping = Keeping(requests=True)
         served = serve_once(request, stream, self.replica, None, keeping, None, None, max(self.of_tokens, outputs))
         done = served.requests
