@@ -21,6 +21,8 @@ __all__ = [
     "Plan",
     "PlanReport",
     "PlanRequest",
+    "PostTrainReport",
+    "PostTrainRequest",
     "PredictRequest",
     "SearchReport",
     "SearchRequest",
@@ -46,6 +48,7 @@ __all__ = [
     "load_stack",
     "make_op",
     "plan",
+    "posttrain",
     "predict",
     "search",
     "search_serving",
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from .jobs.api import (
         compare_chips,
         plan,
+        posttrain,
         predict,
         search,
         search_serving,
@@ -84,6 +88,8 @@ if TYPE_CHECKING:
     from .simulator.job.request import PlanRequest
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
+    from .simulator.post_training.answer import PostTrainReport
+    from .simulator.post_training.request import PostTrainRequest
     from .simulator.question.network import NetworkChoice
     from .simulator.question.plan import Parallel, Plan, Stack, load_stack
     from .simulator.question.predictions import PredictRequest
@@ -107,6 +113,7 @@ _HOMES = {
     ".jobs.api": (
         "compare_chips",
         "plan",
+        "posttrain",
         "predict",
         "search",
         "search_serving",
@@ -125,6 +132,8 @@ _HOMES = {
     ".simulator.job.request": ("PlanRequest",),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
+    ".simulator.post_training.answer": ("PostTrainReport",),
+    ".simulator.post_training.request": ("PostTrainRequest",),
     ".simulator.question.network": ("NetworkChoice",),
     ".simulator.question.plan": ("Parallel", "Plan", "Stack", "load_stack"),
     ".simulator.question.predictions": ("PredictRequest",),

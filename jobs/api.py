@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from ..simulator.chips.request import CompareRequest
     from ..simulator.job.answer import PlanReport
     from ..simulator.job.request import PlanRequest
+    from ..simulator.post_training.answer import PostTrainReport
+    from ..simulator.post_training.request import PostTrainRequest
     from ..simulator.question.plan import Stack
     from ..simulator.question.requests import SimulateRequest
     from ..simulator.question.serving import ServingRequest
@@ -219,6 +221,23 @@ def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settin
 
     request = _request("plan", model, settings, home, PlanRequest)
     return _bench(request.step.sources).plan(request)
+
+
+def posttrain(model: Model | PostTrainRequest, *, home: str | Path | None = None, **settings: Any) -> PostTrainReport:
+    """Post-training (``method``: sft, dpo, ppo or grpo) phase by phase: rollout, log-probs, training, weight sync.
+
+    ``settings`` are those that ``opcast posttrain --help`` lists, with the same defaults: ``method``, ``prompts``,
+    ``responses``, ``prompt_len``, ``response_len``, ``rollout``, ``reward`` (mappings), ``placement``,
+    ``asynchronous``, ``partial``, …; and those of :func:`simulate` that say what a training step is: ``cluster``,
+    ``nodes``, ``seq_len``, ``global_batch``, ``tp``, ``lora_rank``, ``stack``, … A :class:`PostTrainRequest` has all.
+
+    Raises RequestError for what cannot be, KvError where a replica has no KV memory, and the errors of
+    :func:`simulate`.
+    """
+    from ..simulator.post_training.request import PostTrainRequest
+
+    request = _request("posttrain", model, settings, home, PostTrainRequest)
+    return _bench(request.step.sources).posttrain(request)
 
 
 def search_serving(

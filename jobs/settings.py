@@ -86,6 +86,7 @@ READERS = (
     "search",
     "search_serving",
     "plan",
+    "posttrain",
     "compare",
     "upgrade",
     "profile_coverage",

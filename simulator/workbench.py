@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .chips.request import CompareRequest
     from .job.answer import PlanReport
     from .job.request import PlanRequest
+    from .post_training.answer import PostTrainReport
+    from .post_training.request import PostTrainRequest
     from .predict.links import Links
     from .question.plan import Plan
     from .question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
@@ -316,6 +318,13 @@ class Workbench:
         from .job.run import plan_job
 
         return plan_job(request, self)
+
+    @own_warnings()
+    def posttrain(self, request: PostTrainRequest) -> PostTrainReport:
+        """Post-training, phase by phase. Raises RequestError, KvError and the errors of a step."""
+        from .post_training.run import post_train
+
+        return post_train(request, self)
 
     @own_warnings()
     def compare_chips(self, request: CompareRequest) -> ChipsReport:

@@ -16,6 +16,7 @@ from ...datasets.vocabulary import OpKind
 from ...models.power import Limits
 from ...simulator.chips.request import CompareRequest
 from ...simulator.job.request import PlanRequest
+from ...simulator.post_training.request import PostTrainRequest
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
 from ...simulator.question.serving import ServingRequest
@@ -30,6 +31,7 @@ from .bodies import (
     BatchBody,
     CompareBody,
     PlanBody,
+    PostTrainBody,
     PredictBody,
     SearchBody,
     ServedSearchBody,
@@ -41,6 +43,7 @@ from .bodies import (
     fabric_of,
     placed,
     plan_of,
+    posttrain_of,
     predict_of,
     search_of,
     served_search_of,
@@ -243,6 +246,19 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         page = await processes.run(planned_page, (question, part), request.is_disconnected, "search_s")
         return Response(page, media_type="text/html")
 
+    @app.post("/v1/posttrain", tags=["posttrain"])
+    async def posttrain(request: Request, body: PostTrainBody) -> Response:
+        """Post-training phase by phase: rollout, log-probs, training, weight sync, as P10, P50 and P90."""
+        question = posttrain_of(body, settings)
+        return as_json(await processes.run(post_trained, (question,), request.is_disconnected, "search_s"))
+
+    @app.post("/v1/posttrain/report", tags=["posttrain"])
+    async def posttrain_report(request: Request, body: PostTrainBody, part: Part = "page") -> Response:
+        """The same as a self-contained HTML page with its pictures; ``part=body``: its cards and sections alone."""
+        question = posttrain_of(body, settings)
+        page = await processes.run(post_trained_page, (question, part), request.is_disconnected, "search_s")
+        return Response(page, media_type="text/html")
+
     @app.post("/v1/serving", tags=["serving"])
     async def serving(request: Request, body: ServingBody) -> Response:
         """Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput."""
@@ -371,6 +387,25 @@ def planned_page(request: PlanRequest, part: Part = "page") -> str:
 
     write = render if part == "page" else render_body
     return write(page(workbench(request.step.sources, this_machine).plan(request)))
+
+
+def post_trained(request: PostTrainRequest) -> dict[str, Any]:
+    """The answer about post-training. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return workbench(request.step.sources, this_machine).posttrain(request).to_dict()
+
+
+def post_trained_page(request: PostTrainRequest, part: Part = "page") -> str:
+    """The HTML page of post-training, or its body alone. Runs in a process of its own."""
+    from ...simulator.html.page import render, render_body
+    from ...simulator.post_training.page import page
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    write = render if part == "page" else render_body
+    return write(page(workbench(request.step.sources, this_machine).posttrain(request)))
 
 
 def served(request: ServingRequest) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from .canonical import RequestError
 from .declaration import FILES, setting
 
 ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
-LENGTHS = ("fixed", "uniform", "zipf", "normal", "empirical")
+LENGTHS = ("fixed", "uniform", "zipf", "normal", "lognormal", "empirical")
 MOST_RANKED = 1 << 24  # lengths that zipf has weights of
 TRACES = (
     *("auto", "columns", "azure", "splitwise", "mooncake", "vidur", "burstgpt", "sharegpt"),
@@ -21,6 +21,7 @@ OF_KIND = {  # kind of lengths -> the settings that it reads
     "uniform": ("low", "high"),
     "zipf": ("low", "high", "exponent"),
     "normal": ("mean", "std", "low", "high"),
+    "lognormal": ("mean", "std", "low", "high"),
     "empirical": ("values",),
 }
 OF_ARRIVAL = {"cv": "gamma", "burst": "bursty", "rate_end": "ramp"}  # settings that one kind of arrivals alone reads
@@ -33,7 +34,8 @@ class Lengths:
     """Tokens of prompts, or of answers.
 
     ``fixed`` at ``mean``; ``uniform`` from ``low`` to ``high``; ``zipf`` over the same, the shortest most often, with
-    ``exponent``; ``normal`` of ``mean`` and ``std``, cut at ``low`` and ``high``; ``empirical``: one of ``values``.
+    ``exponent``; ``normal`` and ``lognormal`` (a long tail) of ``mean`` and ``std``, cut at ``low`` and ``high``;
+    ``empirical``: one of ``values``.
     """
 
     kind: str = "fixed"
@@ -60,9 +62,10 @@ class Lengths:
             raise RequestError(f"{name}.kind=empirical needs {name}.values=[…], the lengths seen")
         for length in self.values:
             whole(RequestError, f"{name}.values", length, 1)
+        usual_lengths = USUAL.get(name) or type(self)()
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            defaults: tuple[object, ...] = (field.default, getattr(USUAL[name], field.name), [])
+            defaults: tuple[object, ...] = (field.default, getattr(usual_lengths, field.name), [])
             if field.name not in OF_KIND[self.kind] and value not in defaults:
                 raise RequestError(
                     f"{name}.{field.name}={value} is not read with {name}.kind={self.kind}: leave it out"
@@ -109,7 +112,7 @@ class RequestTraffic:
     warmup: int | None = setting(
         None, "the first of them, whose times do not count; null: none, and a tenth of capacity and sweep"
     )
-    input: Lengths = setting(USUAL["traffic.input"], "fixed | uniform | zipf | normal | empirical")
+    input: Lengths = setting(USUAL["traffic.input"], "fixed | uniform | zipf | normal | lognormal | empirical")
     output: Lengths = setting(USUAL["traffic.output"], "tokens of an answer, as those of a prompt")
     prefixes: int = setting(0, "contents that prompts begin with,")
     prefix_tokens: int = setting(0, "and their tokens")
