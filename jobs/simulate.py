@@ -45,12 +45,14 @@ def words(arguments: Sequence[str]) -> list[str]:
         return texts
     rest = [text for text in texts if not text.startswith("launch=")]
     names = {text.partition("=")[0].lstrip("+") for text in rest}
-    if "cluster" not in names:
-        raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
-    from ..simulator.search.relaunch import settings_of_launch
+    from ..simulator.search.launch_reading import settings_of_launch
 
     models = [text.removeprefix("model=") for text in rest if text.startswith("model=")]
     settings = settings_of_launch(Path(files[-1]), models[-1] if models else "")
+    if "cluster" not in names | settings.keys():
+        raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
+    if "cluster" in names:  # the file's own cluster is another
+        settings.pop("cluster", None)
     return [*(f"{name}={spelled(value)}" for name, value in settings.items() if name not in names), *rest]
 
 

@@ -22,12 +22,13 @@ GRAMMAR = frozenset(
     )
 )
 LIMITS = {  # bindings of these words in a hundred
-    "datasets": 5.4,
+    "datasets": 5.3,
     "harness": 0.5,
-    "jobs": 2.6,
+    "jobs": 2.5,
     "models": 7.9,
-    "simulator": 5.5,
+    "simulator": 1.5,
     "simulator/chips": 0.0,
+    "simulator/upgrade": 0.0,
     "simulator/contention": 1.4,
     "simulator/engines": 0.4,
     "simulator/execution": 0.7,
@@ -37,8 +38,8 @@ LIMITS = {  # bindings of these words in a hundred
     "simulator/memory": 0.7,
     "simulator/network": 0.6,
     "simulator/passes": 0.5,
-    "simulator/predict": 15.6,
-    "simulator/question": 9.1,
+    "simulator/predict": 1.4,
+    "simulator/question": 1.5,
     "simulator/report": 0.9,
     "simulator/search": 11.0,
     "simulator/serving": 0.3,

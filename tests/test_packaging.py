@@ -42,6 +42,8 @@ PUBLIC = [
     "Stack",
     "Straggler",
     "Transfer",
+    "UpgradeReport",
+    "UpgradeRequest",
     "ValidateRequest",
     "Work",
     "Workbench",
@@ -59,6 +61,7 @@ PUBLIC = [
     "serving",
     "simulate",
     "simulate_file",
+    "upgrade",
     "validate",
 ]
 

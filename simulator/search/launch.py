@@ -13,7 +13,7 @@ from typing import Any
 from ...datasets.loading import nearest
 from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
-from ..trace.models import resolve, shipped_source
+from ..trace.models import known_models, resolve, shipped_source
 from .accelerate import training_script
 from .architecture import megatron_model
 from .launch_errors import LaunchError
@@ -96,6 +96,7 @@ MEGATRON_BRIDGE: dict[str, Rule] = {
     "ddp.overlap_grad_reduce": lambda x: "dp" in x.stack.overlap,
     "ddp.overlap_param_gather": lambda x: "dp" in x.stack.overlap and x.parallel.zero_stage > 0,
     "comm_overlap.tp_comm_overlap": lambda x: "tp" in x.stack.overlap and x.parallel.sequence_parallel,
+    "comm_overlap.overlap_p2p_comm": lambda x: _when(x.parallel.vpp > 1, "pp" in x.stack.overlap),
     "mixed_precision": lambda x: _mixed(x),
 }
 TORCHTITAN: dict[str, Rule] = {
@@ -116,6 +117,7 @@ TORCHTITAN: dict[str, Rule] = {
     "parallelism.context_parallel_degree": lambda x: x.parallel.cp,
     "parallelism.expert_parallel_degree": lambda x: x.parallel.ep,
     "activation_checkpoint.mode": lambda x: _recompute(x),
+    "compile.enable": lambda x: "pointwise" in x.stack.fusion,
 }
 
 
@@ -248,6 +250,8 @@ def header(launch: Launch) -> list[str]:
     assert launch.request.cluster is not None
     cluster = launch.request.cluster
     name = resolve(launch.request.model).name
+    if dict(resolve(name).language if name in known_models() else {}) != dict(launch.config):
+        name = f"a model like {name}"
     return [f"# {name} on {cluster.nodes} x {cluster.devices_per_node} GPUs ({cluster.id}), dp={launch.dp}"]
 
 

@@ -95,24 +95,77 @@ def test_tensorrt_llm_is_told_in_files() -> None:
 
 
 @pytest.mark.parametrize("row", [TOGETHER, APART], ids=["together", "apart"])
-def test_a_manifest_is_one_that_kubernetes_knows(row: dict[str, Any]) -> None:
-    parts = list(yaml.safe_load_all(launch_serving(REQUEST, row, "kubernetes")))
-    counts = {part["metadata"]["name"]: part["spec"]["replicas"] for part in parts if part["kind"] == "Deployment"}
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_manifest_is_one_that_kubernetes_knows(engine: str, row: dict[str, Any]) -> None:
+    point = row | {"policy": engine}
+    if engine == "vllm" and row is APART:
+        with pytest.raises(LaunchError, match="take framework=llm-d or framework=dynamo-kubernetes"):
+            launch_serving(REQUEST, point, "kubernetes")
+        return
+    parts = list(yaml.safe_load_all(launch_serving(REQUEST, point, "kubernetes")))
+    kinds = ("Deployment", "StatefulSet")
+    counts = {part["metadata"]["name"]: part["spec"]["replicas"] for part in parts if part["kind"] in kinds}
     usual = {"opcast-serving-prefill": 3, "opcast-serving-decode": 2, "opcast-serving-router": 1}
     assert counts == (usual if row is APART else {"opcast-serving-server": 2})
     for part in parts:
-        if part["kind"] == "Deployment" and "router" not in part["metadata"]["name"]:
-            limits = part["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-            assert limits["nvidia.com/gpu"] == 8
+        if part["kind"] in kinds and "router" not in part["metadata"]["name"]:
+            container = part["spec"]["template"]["spec"]["containers"][0]
+            assert container["name"] == engine
+            assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+            read_arguments(load_serving_engine(engine), own_words(container["command"], parts))
     validate = pytest.importorskip("kubernetes_validate")
     for part in parts:
         validate.validate(part, "1.31", strict=True)
 
 
+def own_words(command: list[str], parts: list[dict[str, Any]]) -> str:
+    """A pod's command without the file that it reads, which must be in the manifest."""
+    words = list(command)
+    if "--extra_llm_api_options" in words:
+        at = words.index("--extra_llm_api_options")
+        folder, _, name = words[at + 1].rpartition("/")
+        (files,) = (part["data"] for part in parts if part["kind"] == "ConfigMap")
+        assert folder == "/etc/opcast"
+        assert "enable_attention_dp" in yaml.safe_load(files[name])
+        del words[at : at + 2]
+    return shlex.join(words)
+
+
+def test_tensorrt_llm_s_front_knows_every_pod_by_name() -> None:
+    parts = list(yaml.safe_load_all(launch_serving(REQUEST, APART | {"policy": "trtllm"}, "kubernetes")))
+    (files,) = (part["data"] for part in parts if part["kind"] == "ConfigMap")
+    servers = yaml.safe_load(files["servers.yaml"])
+    assert servers["port"] == 8000
+    urls = [*servers["context_servers"]["urls"], *servers["generation_servers"]["urls"]]
+    sets = {part["metadata"]["name"]: part["spec"] for part in parts if part["kind"] == "StatefulSet"}
+    pods = {f"{name}-{at}.{spec['serviceName']}:8000" for name, spec in sets.items() for at in range(spec["replicas"])}
+    assert set(urls) == pods
+    headless = {part["metadata"]["name"] for part in parts if part.get("spec", {}).get("clusterIP") == "None"}
+    assert headless == set(sets)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_dynamo_s_operator_gets_a_graph(engine: str) -> None:
+    text = launch_serving(SMALL, POOLS | {"policy": engine}, "dynamo-kubernetes")
+    spec = yaml.safe_load(text)["spec"]
+    assert spec["backendFramework"] == engine
+    workers = {name: each for name, each in spec["services"].items() if each["componentType"] == "worker"}
+    assert {name: (each["replicas"], each["resources"]["limits"]["gpu"]) for name, each in workers.items()} == {
+        "prefill": (2, "1"),
+        "decode": (3, "2"),
+    }
+    for name, each in workers.items():
+        assert each["subComponentType"] == name
+        words = each["extraPodSpec"]["mainContainer"]["args"]
+        assert words[words.index("--disaggregation-mode") + 1] == name
+        assert f"dynamo.{engine}" in words
+        assert "--port" not in words
+
+
 @pytest.mark.parametrize(
     ("changes", "framework", "says"),
     [
-        ({"dp": 8}, "kubernetes", "a server of 16 GPUs is more than a node of 8"),
+        ({"dp": 8, "ep": 16}, "kubernetes", "a server of 16 GPUs is more than a node of 8"),
         ({"ep": 4}, "vllm", "vLLM shares experts out over all tensor and data ranks"),
         ({}, "megatron-lm", "framework=megatron-lm is none that serves"),
     ],
@@ -186,5 +239,6 @@ def test_dynamo_has_a_frontend_and_workers_with_roles() -> None:
     assert text.count("--disaggregation-mode decode") == 3
     assert "python -m dynamo.frontend" in text
     assert "--port" not in text.replace("--http-port", "")
-    with pytest.raises(LaunchError, match=r"take space.policy=vllm or sglang"):
-        launch_serving(SMALL, POOL | {"policy": "trtllm"}, "dynamo")
+    with_trtllm = launch_serving(SMALL, POOLS | {"policy": "trtllm"}, "dynamo")
+    assert with_trtllm.count('--override-engine-args \'{"cache_transceiver_config"') == 5
+    assert "cat >" not in with_trtllm
