@@ -85,9 +85,9 @@ NUMBER = re.compile(r"\b\d[\d,.]*\b")
 LEFT_OUT = {"half": "halves", "table": "table", "framework": "framework", "chip": "chip"}
 QUANTITIES = {"TPOT": "tpot", "TTFT": "ttft", "throughput": "throughput"}
 GROUPS = {  # served runs -> their name
-    **{"all": "all", "unseen": "the unseen half", "looked_at": "the other half"},
-    **{"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"},
-    **{"h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200", "b300_sxm": "B300"},
+    "all": "all", "unseen": "the unseen half", "looked_at": "the other half",
+    "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM",
+    "h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200", "b300_sxm": "B300",
 }
 
 
