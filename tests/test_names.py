@@ -41,7 +41,7 @@ LIMITS = {  # bindings of these words in a hundred
     "simulator/predict": 1.4,
     "simulator/question": 1.5,
     "simulator/report": 0.9,
-    "simulator/search": 5.6,
+    "simulator/search": 6.5,
     "simulator/serving": 0.3,
     "simulator/step": 0.6,
     "simulator/timing": 0.7,
