@@ -24,14 +24,17 @@ DOCS = Path(__file__).resolve().parent
 
 def rows(heads: tuple[str, str], said: Mapping[str, str]) -> str:
     """A table of names and what is said of each, as a row each."""
+    cells = {name: " ".join(text.replace("``", "`").split()) for name, text in said.items()}
     lines = [f"| {' | '.join(heads)} |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| `{name}` | {' '.join(text.replace('``', '`').split())} |" for name, text in said.items())])
+    return "\n".join([*lines, *(f"| `{name}` | {text} |" for name, text in cells.items())])
 
 
 def policies_table() -> str:
     """What each policy of a scheduler does, by its module."""
     docs = {name: str(import_module(f"{policies.__name__}.{name}").__doc__) for name in policies.POLICIES}
-    return rows(("`scheduler.policy`", "in each iteration"), {name: text.split("\n\n")[0] for name, text in docs.items()})
+    return rows(
+        ("`scheduler.policy`", "in each iteration"), {name: text.split("\n\n")[0] for name, text in docs.items()}
+    )
 
 
 def routers_table() -> str:

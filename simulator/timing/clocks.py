@@ -20,7 +20,7 @@ from .costs import Costs
 SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratios of tables timed for 2 ms to 1 s
 # What the law of clocks may be off by in long products, in ln units below and above: on chips that somebody timed for
 # long (bf16 of H200 and B200 for a second over a burst of it: 0.96 to 1.03 times the law), and where nobody did, who
-# are taken to keep their clock (between 1.0 and 1.2 times the burst on those two, docs/validation.md).
+# are taken to keep their clock (between 1.0 and 1.2 times the burst on those two, docs/findings.md).
 KNOWN, UNKNOWN = (0.04, 0.04), (0.02, 0.15)
 
 

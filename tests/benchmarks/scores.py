@@ -85,9 +85,16 @@ NUMBER = re.compile(r"\b\d[\d,.]*\b")
 LEFT_OUT = {"half": "halves", "table": "table", "framework": "framework", "chip": "chip"}
 QUANTITIES = {"TPOT": "tpot", "TTFT": "ttft", "throughput": "throughput"}
 GROUPS = {  # served runs -> their name
-    "all": "all", "unseen": "the unseen half", "looked_at": "the other half",
-    "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM",
-    "h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200", "b300_sxm": "B300",
+    "all": "all",
+    "unseen": "the unseen half",
+    "looked_at": "the other half",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
+    "h100_sxm": "H100",
+    "h200_sxm": "H200",
+    "b200_sxm": "B200",
+    "b300_sxm": "B300",
 }
 
 
@@ -97,7 +104,7 @@ def table_of(name: str) -> str | None:
 
 
 def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
-    """A document with the scores of the file in its marked parts, and in the rows of the front page that show scores."""
+    """A document with the scores of the file in its marked parts, and in the rows of the front page."""
     lines = text.splitlines()
     for at, heads, _, table in score_rows(text):
         lines[at] = f"| {' | '.join(_cells(lines[at], heads, scores[table]))} |"
