@@ -19,7 +19,9 @@ from ...models.choice import BEYOND, FEWER_BYTES, MAT_VEC, OWN
 from ..question.kernels import MatVec
 from .answers import Answers, Columns, Engine, in_turn
 
-MOST_ROWS = 16  # up to which kernels for few bits wait for weights (Marlin, arXiv 2408.11743, figure 1: up to 16 to 32)
+MAT_VEC_ROWS = (
+    16  # up to which kernels for few bits wait for weights (Marlin, arXiv 2408.11743, figure 1: up to 16 to 32)
+)
 CONTRADICTION = 1.5  # times as long as 16-bit weights of as many bytes: unpacking takes less. A judgement
 WHOLE_BITS = 16
 SIXTEEN_BITS = ("fp16", "bf16")
@@ -85,7 +87,7 @@ class FewBitsEngine:
         answers = Answers.declined(len(next(iter(columns.values()))))
         if kind != "gemm" or dtype not in WEIGHT_BITS or not reads_weights(dtype):
             return answers
-        at = np.flatnonzero(columns["m"] <= MOST_ROWS)
+        at = np.flatnonzero(columns["m"] <= MAT_VEC_ROWS)
         if not len(at):
             return answers
         few_columns = {name: values[at] for name, values in columns.items()}

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ...datasets.installing import install_command
+
 
 @contextmanager
 def connected(error: type[Exception], setting: str, options: Mapping[str, Any]) -> Iterator[Any]:
@@ -19,7 +21,7 @@ def connected(error: type[Exception], setting: str, options: Mapping[str, Any]) 
         import ray
         from ray._private import worker as driver
     except ImportError:
-        raise error(f"{setting} needs Ray: pip install 'opcast[cluster]'") from None
+        raise error(f"{setting} needs Ray: {install_command('cluster')}") from None
     if ray.is_initialized():
         yield ray
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...datasets.installing import install_command
 from ..question.canonical import RequestError
 from .outcome import OK, Row
 from .points import Folder, Identity, identity
@@ -32,7 +33,7 @@ def sampler_of(name: str, seed: int) -> optuna.samplers.BaseSampler:
     try:
         import optuna
     except ImportError:
-        raise RequestError(f"sampler={name} needs Optuna: pip install 'opcast[search]'") from None
+        raise RequestError(f"sampler={name} needs Optuna: {install_command('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def constraints(trial: optuna.trial.FrozenTrial) -> Sequence[float]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...datasets.installing import install_command
 from ...datasets.loading import choice, whole
 from ..question.canonical import RequestError
 from .ray_connection import connected
@@ -87,7 +88,7 @@ def in_slurm(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -
     try:
         import submitit
     except ImportError:
-        raise RequestError("crew.engine=slurm needs submitit: pip install 'opcast[cluster]'") from None
+        raise RequestError(f"crew.engine=slurm needs submitit: {install_command('cluster')}") from None
     folder = Path(crew.folder).expanduser()
     jobs = min(crew.count, len(parts))
     try:
