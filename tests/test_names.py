@@ -37,6 +37,7 @@ LIMITS = {  # bindings of these words in a hundred
     "simulator/memory": 0.7,
     "simulator/network": 0.6,
     "simulator/passes": 0.5,
+    "simulator/post_training": 0.0,
     "simulator/predict": 15.6,
     "simulator/question": 9.1,
     "simulator/report": 0.9,

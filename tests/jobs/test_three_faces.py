@@ -126,6 +126,20 @@ SERVED: Drawn = {
     "confirm": ("confirm", (1,)),
     **{name: STEP[name] for name in ("precision", "price_per_gpu_hour", "calibration")},
 }
+POST_TRAINED: Drawn = {
+    **{name: STEP[name] for name in ("precision", "price_per_gpu_hour")},
+    **{name: TRAINED[name] for name in ("micro_batch", "recompute", "lora_rank")},
+    "tp": ("parallel.tp", (1, 2)),
+    "method": ("method", ("sft", "dpo", "ppo", "grpo")),
+    "responses": ("responses", (2, 4)),
+    "rollout": ("rollout", ({"tp": 2}, {"kv_fraction": 0.5}, {"engine": "sglang"})),
+    "reward": ("reward", ({"seconds": 3.0}, {"model": "tiny_llama_100m"})),
+    "placement": ("placement", ("apart", "search")),
+    "kl": ("kl", (0.0,)),
+    "partial": ("partial", (0.5,)),
+    "epochs": ("epochs", (2,)),
+    "packing": ("packing", (False,)),
+}
 PLANNED: Drawn = {
     "checkpoint": (
         "checkpoint",
@@ -218,6 +232,21 @@ VERBS = {
         },
         PLANNED,
     ),
+    "posttrain": Verb(
+        "posttrain",
+        "/v1/posttrain",
+        {
+            "model": TINY,
+            "cluster": NODE,
+            "seq_len": ("workload.seq_len", 128),
+            "prompts": ("prompts", 16),
+            "lives": ("lives", 60),
+            "batches": ("batches", 2),
+            "prompt_len": ("prompt_len", {"mean": 20}),
+            "response_len": ("response_len", {"mean": 60, "std": 40}),
+        },
+        POST_TRAINED,
+    ),
     "search serving": Verb(
         "search serving",
         "/v1/search/serving",
@@ -235,6 +264,7 @@ BODIES = {
     "serving": bodies.ServingBody,
     "search": bodies.SearchBody,
     "plan": bodies.PlanBody,
+    "posttrain": bodies.PostTrainBody,
     "compare": bodies.CompareBody,
     "search_serving": bodies.ServedSearchBody,
 }
@@ -243,6 +273,7 @@ OF_HTTP: dict[str, Callable[..., Any]] = {
     "serving": bodies.serving_of,
     "search": bodies.search_of,
     "plan": bodies.plan_of,
+    "posttrain": bodies.posttrain_of,
     "compare": bodies.compare_of,
     "search_serving": bodies.served_search_of,
 }
@@ -251,6 +282,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "serving": opcast.serving,
     "search": opcast.search,
     "plan": opcast.plan,
+    "posttrain": opcast.posttrain,
     "compare": opcast.compare_chips,
     "search serving": opcast.search_serving,
 }
