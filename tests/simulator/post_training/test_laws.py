@@ -59,13 +59,13 @@ def asked(nodes: int = 2, tp: int = 1, pp: int = 1, seq_len: int = 2048, **more:
     return PostTrainRequest(step=step, **more)  # type: ignore[arg-type]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(RESPONSES, st.integers(1, 4))
 def test_twice_the_replicas_are_never_slower(responses: list[int], count: int) -> None:
     assert replicas(2 * count).play(batch(responses)).seconds <= replicas(count).play(batch(responses)).seconds + 1e-9
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(RESPONSES, st.integers(0, 15), st.integers(1, 80))
 def test_a_longer_tail_is_never_faster(responses: list[int], which: int, more: int) -> None:
     longer = list(responses)
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_one_line() -> None:
         replicas(1, blocks=4).play(batch([400]))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.floats(0.25, 2.0), st.integers(0, 9))
 def test_partial_rollouts_end_sooner_and_bring_as_many_responses(partial: float, seed: int) -> None:
     request = asked(
