@@ -38,6 +38,7 @@ LIMITS = {  # bindings of these words in a hundred
     "simulator/memory": 0.7,
     "simulator/network": 0.6,
     "simulator/passes": 0.5,
+    "simulator/post_training": 0.0,
     "simulator/predict": 1.4,
     "simulator/question": 1.5,
     "simulator/report": 0.9,
