@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..datasets.installing import install_command
 from ..datasets.loading import nearest
 from ..datasets.own_warnings import own_warnings
 from ..datasets.version import __version__
 from . import helping
 from .complaints import explain, no_word
 from .composing import any_help, as_override, compose, composed, plain, register
-from .installing import install_command
 from .settings import by_alias, check, command, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 

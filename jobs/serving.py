@@ -17,7 +17,7 @@ from .questions import as_list
 from .serving_observed import observed_beside, show_observed
 from .serving_unread import check_read, check_words
 from .show import BadInputError, listed, print_json, say, table, wants_json
-from .simulate import CURRENCY
+from .simulate import CURRENCY, apart, spelled
 from .validate import progress_bar
 from .writing import check_place, write
 
@@ -54,9 +54,22 @@ WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
 
 def words(arguments: Sequence[str]) -> list[str]:
-    """The words of a call, checked: settings that would not be read are refused as they were typed."""
-    check_words(arguments)
-    return list(arguments)
+    """The words of a call, checked: settings that would not be read are refused as they were typed.
+
+    ``launch=FILE`` becomes the settings of the servers that the file starts; what else is given goes before them.
+    """
+    files, rest, names = apart(arguments)
+    if files:
+        from ..simulator.search.served.servers import settings_of_servers
+
+        settings = settings_of_servers(Path(files[-1]))
+        if "model" not in names | settings.keys():
+            raise BadInputError(f"launch={files[-1]} does not say a model that opcast knows: add model=llama3_8b")
+        if not names & {"cluster", "device"}:
+            raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
+        rest = [*(f"{name}={spelled(value)}" for name, value in settings.items() if name not in names), *rest]
+    check_words(rest)
+    return rest
 
 
 def run(config: dict[str, Any]) -> int:

@@ -362,9 +362,9 @@ class Workbench:
         Raises LaunchError for what the framework cannot be told.
         """
         from .search.launch import launch_file
-        from .search.request import asked, request_of
+        from .search.request import request_of, set_up
 
-        return launch_file(request_of(asked(request), point), framework)
+        return launch_file(request_of(set_up(request), point), framework)
 
     def launch_serving(self, request: ServedSearchRequest, point: Mapping[str, Any], framework: str | None) -> str:
         """How to start a way to serve: commands of ``vllm``, ``sglang`` or ``trtllm``, or a manifest (``kubernetes``).
@@ -383,11 +383,11 @@ class Workbench:
         from .search.compare import compare, point_of
         from .search.evaluate import Evaluator
         from .search.points import Folder
-        from .search.request import asked
+        from .search.request import set_up
 
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
-        made = asked(request)
-        return compare(Evaluator(made, self), *(point_of(made, text, folder) for text in (one, other)))
+        setup = set_up(request)
+        return compare(Evaluator(setup, self), *(point_of(setup, text, folder) for text in (one, other)))
 
     @own_warnings()
     def compare_serving(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -124,6 +125,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 def _service_routes(app: FastAPI, processes: Processes, measures: Measures) -> None:
     """The page, and what operators of the service look at."""
     page, charts = index(), plotly()
+    all_calls = cache(lambda: calls(app.openapi()))  # once all routes are there
 
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -131,7 +133,7 @@ def _service_routes(app: FastAPI, processes: Processes, measures: Measures) -> N
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(calls(app.openapi()), media_type="text/html")
+        return Response(all_calls(), media_type="text/html")
 
     @app.get("/static/plotly.js", include_in_schema=False)
     async def script() -> Response:

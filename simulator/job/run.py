@@ -17,7 +17,7 @@ from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
 from ..report.answer import StepReport
 from ..report.distribution import factors
-from ..search.request import SearchRequest, asked, request_of
+from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
 from .checkpoints import CheckpointCost, best_interval_s, cost_of, daly_s, state_gb
 from .failures import DAY_S, JobRates, drawn_events, rates_of
@@ -96,7 +96,7 @@ def best_layout(request: PlanRequest, bench: Answering, notes: list[str]) -> Sim
     searched = bench.search(question)
     if not searched.best:
         raise RequestError(f"no layout can run: {searched.notes[0]}")
-    best = request_of(asked(question), searched.best[0])
+    best = request_of(set_up(question), searched.best[0])
     degrees = best.parallel
     notes.append(
         f"the best of {searched.evaluated:,} layouts: tp={degrees.tp} pp={degrees.pp} vpp={degrees.vpp} "

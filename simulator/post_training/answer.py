@@ -43,7 +43,7 @@ class PostTrainWay:
     asynchronous: bool
     iteration_s: float | None
     rollout_s: float | None
-    trained_s: float | None
+    training_s: float | None
     fits: bool
     why_not: str = ""
 

@@ -47,17 +47,15 @@ def colocated(request: PostTrainRequest) -> GpuGroups:
 def apart(request: PostTrainRequest, gpus: int) -> GpuGroups:
     """So many GPUs that roll out, and all others that train: whole nodes, or parts of one node."""
     cluster = cluster_of(request)
-    return GpuGroups(part(cluster, cluster.devices - gpus), part(cluster, gpus), False)
+    return GpuGroups(cluster_of_gpus(cluster, cluster.devices - gpus), cluster_of_gpus(cluster, gpus), False)
 
 
-def part(cluster: Cluster, gpus: int) -> Cluster:
+def cluster_of_gpus(cluster: Cluster, gpus: int) -> Cluster:
     """So many GPUs of a cluster. RequestError for parts of several nodes."""
     if gpus % cluster.devices_per_node == 0:
         return replace(cluster, nodes=gpus // cluster.devices_per_node)
     if cluster.nodes > 1:
-        raise RequestError(
-            f"{gpus} GPUs are no whole nodes of {cluster.devices_per_node}: rollout and training have nodes of their own"
-        )
+        raise RequestError(f"{gpus} GPUs are no whole nodes of {cluster.devices_per_node}: a node rolls out or trains")
     return replace(cluster, devices_per_node=gpus)
 
 
@@ -71,14 +69,14 @@ def splits(request: PostTrainRequest) -> list[int]:
         for gpus in range(unit, cluster.devices, unit)
         if gpus % request.rollout.replica_gpus == 0 and (cluster.devices - gpus) % of_copy == 0
     ]
-    wanted = request.rollout.gpus
-    if wanted is not None:
-        counts = [gpus for gpus in counts if gpus == wanted]
+    chosen_gpus = request.rollout.gpus
+    if chosen_gpus is not None:
+        counts = [gpus for gpus in counts if gpus == chosen_gpus]
     if not counts:
-        what = f"rollout.gpus={wanted} leaves" if wanted is not None else "no split leaves"
+        what = f"rollout.gpus={chosen_gpus} leaves" if chosen_gpus is not None else "no split leaves"
         raise RequestError(
-            f"{what} whole replicas of {request.rollout.replica_gpus} GPUs and whole copies of {of_copy} GPUs that train "
-            f"of {cluster.devices}: take other degrees or more nodes"
+            f"{what} whole replicas of {request.rollout.replica_gpus} GPUs and whole copies of {of_copy} GPUs that "
+            f"train of {cluster.devices}: take other degrees or more nodes"
         )
     return counts
 
@@ -87,14 +85,14 @@ def spaced(counts: list[int]) -> list[int]:
     """A few of many numbers, evenly."""
     if len(counts) <= MOST_SPLITS:
         return counts
-    places = {round(index * (len(counts) - 1) / (MOST_SPLITS - 1)) for index in range(MOST_SPLITS)}
-    return [counts[place] for place in sorted(places)]
+    indices = {round(step * (len(counts) - 1) / (MOST_SPLITS - 1)) for step in range(MOST_SPLITS)}
+    return [counts[index] for index in sorted(indices)]
 
 
 def beside(counts: list[int], best: int) -> Iterator[int]:
     """The numbers next to the best one."""
-    place = counts.index(best)
-    for other in (place - 1, place + 1):
+    index = counts.index(best)
+    for other in (index - 1, index + 1):
         if 0 <= other < len(counts):
             yield counts[other]
 

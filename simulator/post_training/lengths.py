@@ -18,7 +18,8 @@ COLUMNS = ("prompt_tokens", "response_tokens")
 
 @dataclass(frozen=True)
 class LengthBatch:
-    """Tokens of ``prompt`` and ``response`` of each sequence, int64 [sequences]; ``responses`` to a prompt lie together."""
+    """Tokens of ``prompt`` and ``response`` of each sequence, int64 [sequences]; so many ``responses`` to a prompt lie
+    together."""
 
     prompt: np.ndarray
     response: np.ndarray
@@ -55,17 +56,17 @@ class MicroBatches:
     count: int
 
 
-def drawn_batch(request: PostTrainRequest, place: int, prompts: int | None = None) -> LengthBatch:
-    """A batch, of another draw for each ``place``: that of its settings, or so many prompts."""
+def batch_of(request: PostTrainRequest, index: int, prompts: int | None = None) -> LengthBatch:
+    """A batch, of another draw for each ``index``: that of its settings, or so many prompts."""
     responses = request.responses_of_prompt
     count = request.prompts if prompts is None else prompts
-    random = [np.random.default_rng([request.seed, place, column]) for column in range(2)]
+    random = [np.random.default_rng([request.seed, index, column]) for column in range(2)]
     if request.lengths is not None:
-        known = lengths_of_file(request.lengths)
-        rows = random[0].integers(0, len(known), count)
-        of_prompt = known[rows, 0]
-        others = random[1].integers(0, len(known), count * responses)
-        response = known[rows, 1] if responses == 1 else known[others, 1]
+        file_rows = lengths_of_file(request.lengths)
+        rows = random[0].integers(0, len(file_rows), count)
+        of_prompt = file_rows[rows, 0]
+        others = random[1].integers(0, len(file_rows), count * responses)
+        response = file_rows[rows, 1] if responses == 1 else file_rows[others, 1]
     else:
         of_prompt = lengths(request.prompt_len, random[0], count)
         response = lengths(request.response_len, random[1], count * responses)
@@ -109,9 +110,9 @@ def micro_batches(request: PostTrainRequest, batches: Sequence[LengthBatch], dev
         return MicroBatches(_up(longest, unit), work.micro_batch, _in_rounds(count, layout.pp, layout.vpp))
     tokens = total.mean() * sequences / ranks
     count = _in_rounds(max(math.ceil(tokens / (work.micro_batch * work.seq_len)), 1), layout.pp, layout.vpp)
-    each = tokens / count
-    together = max(round(each * total.sum() / np.square(total).sum()), 1)
-    return MicroBatches(_up(max(round(each / together), 1), unit), together, count)
+    rank_tokens = tokens / count
+    together = max(round(rank_tokens * total.sum() / np.square(total).sum()), 1)
+    return MicroBatches(_up(max(round(rank_tokens / together), 1), unit), together, count)
 
 
 def data_ranks(request: PostTrainRequest, devices: int) -> int:

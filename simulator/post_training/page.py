@@ -19,33 +19,33 @@ def write_page(report: PostTrainReport, path: Path) -> Path:
 
 def page(report: PostTrainReport) -> Page:
     """Everything the page shows."""
-    drawn = PageSection(
+    time_section = PageSection(
         "time",
         "Phases in time",
         "Which GPUs do what when; grey is waiting. Below: how many responses of a batch still run.",
         (Picture("Phases of three iterations", draw_phases(report)),),
     )
-    shown = PageSection("figures", "Figures", "", tuple(drawn_table(table) for table in tables(report)))
+    figures_section = PageSection("figures", "Figures", "", tuple(drawn_table(table) for table in tables(report)))
     notes = (PageSection("notes", "Notes", "", (Note("", report.notes),)),) if report.notes else ()
     return Page(
         title=f"{report.model}: {report.method}, phase by phase",
         subtitle=headline(report),
         facts=(f"{report.iterations:,} iterations", f"{report.lives:,} lives, seed {report.seed}"),
         cards=tuple(cards(report)),
-        sections=(drawn, shown, *notes),
+        sections=(time_section, figures_section, *notes),
     )
 
 
 def cards(report: PostTrainReport) -> list[Card]:
     """Headlines: the median, and what most lives lie between."""
-    made = [
+    cards_shown = [
         card("Iteration, s", report.iteration_s, "{:,.4g}"),
         card("Tokens/s a GPU", report.tokens_per_s_per_gpu, "{:,.0f}"),
         card("Run, hours", report.hours, "{:,.3g}"),
     ]
     if report.rollout is not None:
         share = report.phase_s(ROLL) / report.iteration_s.mean
-        made.append(
+        cards_shown.append(
             Card(
                 "Rollout",
                 (("of an iteration", f"{min(share, 1.0):.0%}"),),
@@ -54,4 +54,4 @@ def cards(report: PostTrainReport) -> list[Card]:
                 "" if report.fits else "poor",
             )
         )
-    return made
+    return cards_shown

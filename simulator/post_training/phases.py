@@ -68,8 +68,8 @@ class PhaseMemory:
 def forward_s(report: StepReport) -> float:
     """Seconds of the forward passes of a training step."""
     by_phase = report.breakdown.by_phase
-    whole = sum(by_phase.values())
-    return report.step_time_s * by_phase.get("forward", 0.0) / whole if whole else 0.0
+    kernels_s = sum(by_phase.values())
+    return report.step_time_s * by_phase.get("forward", 0.0) / kernels_s if kernels_s else 0.0
 
 
 def training_phases(request: PostTrainRequest, parts: TrainingParts, group: str) -> list[Phase]:
@@ -106,15 +106,15 @@ def phases_of(
 ) -> tuple[Phase, ...]:
     """All phases of an iteration in order: rollout first, weight sync last."""
     group = ALL if groups.colocated else TRAINING
-    trained = training_phases(request, parts, group)
+    training = training_phases(request, parts, group)
     if not request.rolls_out or sync is None:
-        return tuple(trained)
-    rolled = [Phase(ROLL, ALL if groups.colocated else ROLLOUT, rollout_s)]
-    synced = [Phase(SYNC, ALL, sync.seconds)]
+        return tuple(training)
+    rollout = [Phase(ROLL, ALL if groups.colocated else ROLLOUT, rollout_s)]
+    sync_phase = [Phase(SYNC, ALL, sync.seconds)]
     if groups.colocated and offloads(request, groups):
         seconds = state_gib(parts) * GIB / 1e9 / host_gbps(device, groups.training)
-        return (*rolled, Phase(TO_GPUS, ALL, seconds), *trained, *synced, Phase(TO_HOST, ALL, seconds))
-    return (*rolled, *trained, *synced)
+        return (*rollout, Phase(TO_GPUS, ALL, seconds), *training, *sync_phase, Phase(TO_HOST, ALL, seconds))
+    return (*rollout, *training, *sync_phase)
 
 
 def offloads(request: PostTrainRequest, groups: GpuGroups) -> bool:
@@ -132,8 +132,8 @@ def host_gbps(device: Device, cluster: Cluster) -> float:
 
 def state_gib(parts: TrainingParts) -> float:
     """GiB of a GPU that training keeps between steps: weights and optimizer states of models that train."""
-    trained = [report.memory for report in (parts.actor, parts.critic) if report is not None]
-    return sum(memory.weights_gib + memory.optimizer_gib for memory in trained)
+    memories = [report.memory for report in (parts.actor, parts.critic) if report is not None]
+    return sum(memory.weights_gib + memory.optimizer_gib for memory in memories)
 
 
 def frozen_gib(request: PostTrainRequest, parts: TrainingParts) -> float:

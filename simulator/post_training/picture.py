@@ -36,8 +36,8 @@ def draw_phases(report: PostTrainReport) -> str:
     lanes = [ALL] if report.placement == "colocated" else [ROLLOUT, TRAINING]
     end_s = max((span.end_s for span in report.timeline), default=1.0) or 1.0
     bottom = TOP + len(lanes) * (LANE + GAP)
-    shown = [name for name in COLOURS if any(span.name == name for span in report.timeline)]
-    legend_rows = -(-len(shown) // 5)
+    names = [name for name in COLOURS if any(span.name == name for span in report.timeline)]
+    legend_rows = -(-len(names) // 5)
     curve_top = bottom + 44 + 20 * legend_rows
     height = curve_top + (CURVE + 44 if report.running else 0)
     title = headline(report)
@@ -50,7 +50,7 @@ def draw_phases(report: PostTrainReport) -> str:
             _text(12, 40, f"seconds of {1 + max((s.batch for s in report.timeline), default=0)} iterations"),
             *_lanes(report, lanes, end_s),
             *_axis(bottom, end_s),
-            *_legend(shown, bottom + 40),
+            *_legend(names, bottom + 40),
             *(_running(report, curve_top) if report.running else ()),
             "</svg>",
             "",
@@ -61,8 +61,8 @@ def draw_phases(report: PostTrainReport) -> str:
 def _lanes(report: PostTrainReport, lanes: list[str], end_s: float) -> Iterator[str]:
     """A lane for each group of GPUs with a bar for each phase."""
     scale = (RIGHT - LEFT) / end_s
-    for place, lane in enumerate(lanes):
-        top = TOP + place * (LANE + GAP)
+    for index, lane in enumerate(lanes):
+        top = TOP + index * (LANE + GAP)
         yield _text(LEFT - 8, top + LANE / 2 + 4, lane, anchor="end")
         yield f'<rect x="{LEFT}" y="{top}" width="{RIGHT - LEFT}" height="{LANE}" fill="{GREY}" fill-opacity="0.1"/>'
         for span in report.timeline:
@@ -84,8 +84,8 @@ def _axis(y: float, end: float) -> Iterator[str]:
 
 
 def _legend(names: list[str], y: float) -> Iterator[str]:
-    for place, name in enumerate(names):
-        x, row = LEFT + 150 * (place % 5), y + 20 * (place // 5)
+    for index, name in enumerate(names):
+        x, row = LEFT + 150 * (index % 5), y + 20 * (index // 5)
         yield f'<rect x="{x}" y="{row - 10}" width="12" height="12" fill="{COLOURS[name]}"/>'
         yield _text(x + 18, row, name)
 
@@ -97,7 +97,8 @@ def _running(report: PostTrainReport, top: float) -> Iterator[str]:
     points = " ".join(
         f"{LEFT + (RIGHT - LEFT) * at_s / end_s:.1f},{bottom - CURVE * share:.1f}" for at_s, share in report.running
     )
-    yield f'<polyline points="{LEFT},{bottom} {points} {RIGHT},{bottom}" fill="{BLUE}" fill-opacity="0.25" stroke="{BLUE}"/>'
+    area = f"{LEFT},{bottom} {points} {RIGHT},{bottom}"
+    yield f'<polyline points="{area}" fill="{BLUE}" fill-opacity="0.25" stroke="{BLUE}"/>'
     yield _text(LEFT - 8, bottom - CURVE + 10, "100%", anchor="end")
     yield from _axis(bottom, end_s)
 

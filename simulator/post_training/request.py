@@ -122,9 +122,12 @@ class PostTrainRequest(Request):
     placement: str = setting(
         "colocated", "colocated: rollout and training take turns on all GPUs | apart: each has its own | search"
     )
-    asynchronous: bool = setting(False, "apart: the next batch is rolled out while this one is trained on, one step off")
+    asynchronous: bool = setting(
+        False, "apart: the next batch is rolled out while this one is trained on, one step off"
+    )
     partial: float = setting(
-        0.0, "partial rollouts: so many times the prompts are begun in addition, the unfinished ones go on in the next batch"
+        0.0,
+        "partial rollouts: this share of prompts is begun in addition; unfinished ones go on in the next batch",
     )
     offload_training: bool | None = setting(
         None, "training's state is in host memory while the GPUs roll out; null: where they are colocated"
@@ -174,10 +177,14 @@ class PostTrainRequest(Request):
 
     def _check_method(self) -> None:
         """RequestError for settings that a method or placement does not read."""
-        alone = [] if self.rolls_out else [
-            *(name for name in ("partial", "asynchronous") if getattr(self, name)),
-            *(["placement"] if self.placement != "colocated" else []),
-        ]
+        alone = (
+            []
+            if self.rolls_out
+            else [
+                *(name for name in ("partial", "asynchronous") if getattr(self, name)),
+                *(["placement"] if self.placement != "colocated" else []),
+            ]
+        )
         if alone:
             raise RequestError(f"{alone[0]}={getattr(self, alone[0])} is of methods that roll out (ppo, grpo)")
         if self.method in ("sft", "dpo") and self.responses not in (None, RESPONSES[self.method]):

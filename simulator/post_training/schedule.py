@@ -37,35 +37,33 @@ class IterationTimes:
     begin_s: np.ndarray
 
 
-def iteration_times(
-    rollout_s: np.ndarray, trained_s: np.ndarray, sync_s: float, asynchronous: bool
-) -> IterationTimes:
+def iteration_times(rollout_s: np.ndarray, training_s: np.ndarray, sync_s: float, asynchronous: bool) -> IterationTimes:
     """What iterations take whose rollout and training are so long [lives, iterations]."""
     if not asynchronous:
-        return IterationTimes(rollout_s + trained_s + sync_s, np.zeros(len(rollout_s)))
+        return IterationTimes(rollout_s + training_s + sync_s, np.zeros(len(rollout_s)))
     following = np.roll(rollout_s, -1, axis=1)  # of the next batch, which is rolled out meanwhile
-    return IterationTimes(np.maximum(following, trained_s) + sync_s, rollout_s[:, 0])
+    return IterationTimes(np.maximum(following, training_s) + sync_s, rollout_s[:, 0])
 
 
 def timeline(phases: Sequence[Phase], asynchronous: bool, iterations: int = SHOWN) -> tuple[PhaseSpan, ...]:
     """The first iterations, phase by phase."""
-    rolled = [phase for phase in phases if phase.name == ROLL]
-    synced = [phase for phase in phases if phase.name == SYNC]
+    rollout = [phase for phase in phases if phase.name == ROLL]
+    syncs = [phase for phase in phases if phase.name == SYNC]
     if not asynchronous:
         spans: list[PhaseSpan] = []
         for batch in range(iterations):
             spans += _in_a_row(phases, batch, spans[-1].end_s if spans else 0.0)
         return tuple(spans)
-    trained = [phase for phase in phases if phase.name not in (ROLL, SYNC)]
-    spans = _in_a_row(rolled, 0, 0.0)
+    training = [phase for phase in phases if phase.name not in (ROLL, SYNC)]
+    spans = _in_a_row(rollout, 0, 0.0)
     rolled_s, trained_s = spans[-1].end_s, 0.0
     for batch in range(iterations):
-        spans += (sync := _in_a_row(synced, batch, max(rolled_s, trained_s)))
+        spans += (sync := _in_a_row(syncs, batch, max(rolled_s, trained_s)))
         begin_s = sync[-1].end_s
-        spans += (training := _in_a_row(trained, batch, begin_s))
-        trained_s = training[-1].end_s
+        spans += (trained_on := _in_a_row(training, batch, begin_s))
+        trained_s = trained_on[-1].end_s
         if batch + 1 < iterations:
-            spans += (next_rollout := _in_a_row(rolled, batch + 1, begin_s))
+            spans += (next_rollout := _in_a_row(rollout, batch + 1, begin_s))
             rolled_s = next_rollout[-1].end_s
     return tuple(spans)
 

@@ -21,7 +21,9 @@ ROWS = {  # of the first table: what a figure is called -> the figure
 def headline(report: PostTrainReport) -> str:
     """One line of what is asked."""
     layout = f" ({', '.join(report.layout)})" if report.layout else ""
-    batch = f"{report.prompts:,} prompts x {report.responses}" if report.responses > 1 else f"{report.prompts:,} sequences"
+    batch = {"sft": f"{report.prompts:,} sequences", "dpo": f"{report.prompts:,} pairs"}.get(
+        report.method, f"{report.prompts:,} prompts x {report.responses}"
+    )
     split = ""
     if report.placement == "apart":
         how = "one step off" if report.asynchronous else "in turns"
@@ -31,13 +33,13 @@ def headline(report: PostTrainReport) -> str:
 
 def tables(report: PostTrainReport) -> list[ViewTable]:
     """What an iteration takes, its phases, the rollout, memory, and the ways that were tried."""
-    made = [spreads(report), phases(report)]
+    tables_shown = [spreads(report), phases(report)]
     if report.rollout is not None:
-        made.append(rollout(report))
-    made.append(memory(report))
+        tables_shown.append(rollout(report))
+    tables_shown.append(memory(report))
     if report.ways:
-        made.append(ways(report))
-    return made
+        tables_shown.append(ways(report))
+    return tables_shown
 
 
 def spreads(report: PostTrainReport) -> ViewTable:
@@ -60,21 +62,21 @@ def phases(report: PostTrainReport) -> ViewTable:
 
 
 def rollout(report: PostTrainReport) -> ViewTable:
-    """How a batch is rolled out, and what the weight sync moves."""
-    rolled, sync = report.rollout, report.sync
-    assert rolled is not None
-    layout = f", {rolled.layout}" if rolled.layout else ""
+    """How a batch is figures out, and what the weight sync moves."""
+    figures, sync = report.rollout, report.sync
+    assert figures is not None
+    layout = f", {figures.layout}" if figures.layout else ""
     rows: list[Sequence[str]] = [
-        ("replicas", f"{rolled.replicas:,} of {rolled.engine}{layout}"),
-        ("responses", f"{rolled.mean_response:,.0f} tokens in the mean, {rolled.longest_response:,} the longest"),
-        ("output tokens/s a GPU that rolls out", f"{rolled.output_tokens_per_s_per_gpu:,.0f}"),
-        ("time in which less than a tenth of the responses run", f"{rolled.tail_share:.0%} of the rollout"),
-        ("KV memory at its peak", f"{rolled.kv_peak:.0%}"),
+        ("replicas", f"{figures.replicas:,} of {figures.engine}{layout}"),
+        ("responses", f"{figures.mean_response:,.0f} tokens in the mean, {figures.longest_response:,} the longest"),
+        ("output tokens/s a GPU that rolls out", f"{figures.output_tokens_per_s_per_gpu:,.0f}"),
+        ("time in which less than a tenth of the responses run", f"{figures.tail_share:.0%} of the rollout"),
+        ("KV memory at its peak", f"{figures.kv_peak:.0%}"),
     ]
-    if rolled.preemptions:
-        rows.append(("preemptions", f"{rolled.preemptions:,.0f}"))
-    if rolled.carried:
-        rows.append(("go on in the next batch", f"{rolled.carried:,.0f} responses"))
+    if figures.preemptions:
+        rows.append(("preemptions", f"{figures.preemptions:,.0f}"))
+    if figures.carried:
+        rows.append(("go on in the next batch", f"{figures.carried:,.0f} responses"))
     if sync is not None:
         parts = f"gathered over {sync.gather_ranks} ranks in {duration(sync.gather_s)}"
         if sync.broadcast_ranks:
@@ -85,7 +87,7 @@ def rollout(report: PostTrainReport) -> ViewTable:
 
 def memory(report: PostTrainReport) -> ViewTable:
     """GiB of a GPU that each phase needs."""
-    rows = [[each.name, each.needed_gib, each.total_gib, "yes" if each.fits else "NO"] for each in report.memory]
+    rows = [[phase.name, phase.needed_gib, phase.total_gib, "yes" if phase.fits else "NO"] for phase in report.memory]
     columns = [ViewColumn("memory of a GPU"), ViewColumn("needs, GiB", "gib"), ViewColumn("has, GiB", "gib")]
     return ViewTable("memory by phase", [*columns, ViewColumn("fits")], rows)
 
@@ -100,7 +102,7 @@ def ways(report: PostTrainReport) -> ViewTable:
             way.training_gpus,
             way.iteration_s,
             way.rollout_s,
-            way.trained_s,
+            way.training_s,
             ("yes" if way.fits else "NO") if way.iteration_s is not None else way.why_not,
         ]
         for way in order

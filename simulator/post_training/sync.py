@@ -1,8 +1,8 @@
 """From the layout that trains to the one that rolls out: what of the weights goes over which links, and how long.
 
-Each GPU of a replica is handed whole tensors and keeps its own part of them (veRL's, OpenRLHF's and NeMo-RL's way, which
-any two layouts can take). So the ranks that share the weights out gather them first. Where rollout has GPUs of its own,
-one rank that trains then broadcasts them to all of these. Adapters are sent alone.
+Each GPU of a replica is handed whole tensors and keeps its own part of them (veRL's, OpenRLHF's and NeMo-RL's way,
+which any two layouts can take). So the ranks that share the weights out gather them first. Where rollout has GPUs of
+its own, one rank that trains then broadcasts them to all of these. Adapters are sent alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BYTES = 2  # of a weight, as trainers send them whatever engines keep them in
 
 
 class Predicting(Protocol):
-    """What is asked of a workbench."""
+    """What is question of a workbench."""
 
     def predict(self, request: PredictRequest) -> list[OpPrediction]:
         """The predictions of collectives."""
@@ -62,11 +62,11 @@ def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups
     gather_s = _seconds("all_gather", size, ranks, near, None, training, request, bench)
     others, broadcast_s = 0, 0.0
     if not groups.colocated:
-        whole = cluster_of(request)
+        cluster = cluster_of(request)
         others = groups.rollout_gpus
-        group = tuple(range(whole.devices - others - 1, whole.devices))
-        near = min(others + 1, whole.devices_per_node)
-        broadcast_s = _seconds("broadcast", size, others + 1, near, group, whole, request, bench)
+        group = tuple(range(cluster.devices - others - 1, cluster.devices))
+        near = min(others + 1, cluster.devices_per_node)
+        broadcast_s = _seconds("broadcast", size, others + 1, near, group, cluster, request, bench)
     return WeightSync(size, ranks, gather_s, others, broadcast_s)
 
 
@@ -84,7 +84,7 @@ def _seconds(
     if ranks == 1 or size == 0:
         return 0.0
     step = request.step
-    asked = PredictRequest(
+    question = PredictRequest(
         ops=(make_op(kind, size_bytes=size, ranks=ranks, ranks_per_node=near),),
         device=step.device,
         cluster=cluster,
@@ -92,4 +92,4 @@ def _seconds(
         network=step.network,
         sources=step.sources,
     )
-    return bench.predict(asked)[0].latency_us / 1e6
+    return bench.predict(question)[0].latency_us / 1e6

@@ -170,3 +170,31 @@ def test_what_is_not_understood_is_refused(change: Callable[[str], str], says: s
     file.write_text(change(TITAN))
     with pytest.raises(LaunchError, match=says):
         settings_of_launch(file, "llama3_8b")
+
+
+SERVERS = """#!/bin/bash
+for at in 0; do :; done
+vllm serve tiny_llama_100m --max-num-seqs 8 --speculative-config '{"method": "ngram", "num_speculative_tokens": 2}' &
+vllm serve tiny_llama_100m --max-num-seqs 8 --speculative-config '{"method": "ngram", "num_speculative_tokens": 2}'
+"""
+TRAFFIC = (
+    "device=h100_sxm traffic.rate=20 traffic.requests=40 traffic.input.mean=200 traffic.output.mean=20 format=json"
+)
+
+
+def test_servers_of_a_script_answer_as_those_of_the_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "start.sh"
+    file.write_text(SERVERS)
+    assert main(["serving", f"launch={file}", *TRAFFIC.split()]) == 0
+    read = json.loads(capsys.readouterr().out)
+    words = """--max-num-seqs 8 --speculative-config '{"method": "ngram", "num_speculative_tokens": 2}'"""
+    own = ["engine=vllm", f"args={words}", "model=tiny_llama_100m", "replicas=2"]
+    assert main(["serving", *own, *TRAFFIC.split()]) == 0
+    assert read["ttft_ms"] == json.loads(capsys.readouterr().out)["ttft_ms"]
+    assert main(["serving", f"launch={file}"]) == 2
+    assert "does not say what its GPUs are: add cluster=dgx_h100" in capsys.readouterr().err
+    file.write_text(SERVERS.replace("tiny_llama_100m", "someone/else"))
+    assert main(["serving", f"launch={file}", "device=h100_sxm"]) == 2
+    assert "does not say a model that opcast knows: add model=" in capsys.readouterr().err

@@ -127,6 +127,20 @@ SERVED: Drawn = {
     "confirm": ("confirm", (1,)),
     **{name: STEP[name] for name in ("precision", "price_per_gpu_hour", "calibration")},
 }
+POST_TRAINED: Drawn = {
+    **{name: STEP[name] for name in ("precision", "price_per_gpu_hour")},
+    **{name: TRAINED[name] for name in ("micro_batch", "recompute", "lora_rank")},
+    "tp": ("parallel.tp", (1, 2)),
+    "method": ("method", ("sft", "dpo", "ppo", "grpo")),
+    "responses": ("responses", (2, 4)),
+    "rollout": ("rollout", ({"tp": 2}, {"kv_fraction": 0.5}, {"engine": "sglang"})),
+    "reward": ("reward", ({"seconds": 3.0}, {"model": "tiny_llama_100m"})),
+    "placement": ("placement", ("apart", "search")),
+    "kl": ("kl", (0.0,)),
+    "partial": ("partial", (0.5,)),
+    "epochs": ("epochs", (2,)),
+    "packing": ("packing", (False,)),
+}
 PLANNED: Drawn = {
     "checkpoint": (
         "checkpoint",
@@ -230,6 +244,21 @@ VERBS = {
         },
         PLANNED,
     ),
+    "posttrain": Verb(
+        "posttrain",
+        "/v1/posttrain",
+        {
+            "model": TINY,
+            "cluster": NODE,
+            "seq_len": ("workload.seq_len", 128),
+            "prompts": ("prompts", 16),
+            "lives": ("lives", 60),
+            "batches": ("batches", 2),
+            "prompt_len": ("prompt_len", {"mean": 20}),
+            "response_len": ("response_len", {"mean": 60, "std": 40}),
+        },
+        POST_TRAINED,
+    ),
     "search serving": Verb(
         "search serving",
         "/v1/search/serving",
@@ -247,6 +276,7 @@ BODIES = {
     "serving": bodies.ServingBody,
     "search": bodies.SearchBody,
     "plan": bodies.PlanBody,
+    "posttrain": bodies.PostTrainBody,
     "compare": bodies.CompareBody,
     "upgrade": bodies.UpgradeBody,
     "search_serving": bodies.ServedSearchBody,
@@ -256,6 +286,7 @@ OF_HTTP: dict[str, Callable[..., Any]] = {
     "serving": bodies.serving_of,
     "search": bodies.search_of,
     "plan": bodies.plan_of,
+    "posttrain": bodies.posttrain_of,
     "compare": bodies.compare_of,
     "upgrade": bodies.upgrade_of,
     "search_serving": bodies.served_search_of,
@@ -265,6 +296,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "serving": opcast.serving,
     "search": opcast.search,
     "plan": opcast.plan,
+    "posttrain": opcast.posttrain,
     "compare": opcast.compare_chips,
     "upgrade": opcast.upgrade,
     "search serving": opcast.search_serving,

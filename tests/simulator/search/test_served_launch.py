@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.served.launch import launch_serving
 from opcast.simulator.search.served.request import ServedSearchRequest
+from opcast.simulator.search.served.servers import settings_of_servers
 from opcast.simulator.serving.engine_args import read_arguments
 from opcast.simulator.serving.engines import load_serving_engine
 
@@ -242,3 +244,69 @@ def test_dynamo_has_a_frontend_and_workers_with_roles() -> None:
     with_trtllm = launch_serving(SMALL, POOLS | {"policy": "trtllm"}, "dynamo")
     assert with_trtllm.count('--override-engine-args \'{"cache_transceiver_config"') == 5
     assert "cat >" not in with_trtllm
+
+
+@pytest.mark.parametrize("row", [POOL, POOLS], ids=["together", "apart"])
+@pytest.mark.parametrize(
+    ("framework", "engine"),
+    [
+        ("vllm", "vllm"),
+        ("sglang", "sglang"),
+        ("trtllm", "trtllm"),
+        ("dynamo", "vllm"),
+        ("dynamo", "trtllm"),
+        ("llm-d", "vllm"),
+        ("kubernetes", "sglang"),
+        ("kubernetes", "trtllm"),
+        ("dynamo-kubernetes", "trtllm"),
+    ],
+)
+def test_servers_are_read_back_as_they_were_written(
+    framework: str, engine: str, row: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "start"
+    file.write_text(launch_serving(SMALL, row | {"policy": engine}, framework))
+    settings = settings_of_servers(file)
+    assert (settings["engine"], settings["model"]) == (engine, "llama3_8b")
+    read = read_arguments(load_serving_engine(engine), settings["args"])
+    assert not read.not_simulated
+    assert read.limits["max_model_len"] == 1536
+    if row is POOL:
+        assert (settings["replicas"], read.parallel["tp"], read.limits["max_seqs"]) == (4, 2, 64)
+        return
+    assert (settings["replicas"], read.parallel["tp"]) == (2, 1)
+    assert settings["decode_pool.replicas"] == 3
+    assert settings["decode_pool.parallel"]["tp"] == 2
+    assert settings["decode_pool.max_seqs"] == 64
+
+
+MINE = """#!/bin/bash
+# two copies
+CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 2 \\
+  --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}' --port 8000 &
+CUDA_VISIBLE_DEVICES=2,3 python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3-8B \\
+  --tensor-parallel-size=2 --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}' --port 8001
+wait
+"""
+
+
+def test_a_script_of_one_s_own_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "start.sh"
+    file.write_text(MINE.replace("-size=2", "-size 2"))
+    settings = settings_of_servers(file)
+    assert (settings["engine"], settings["model"], settings["replicas"]) == ("vllm", "llama3_8b", 2)
+    assert read_arguments(load_serving_engine("vllm"), settings["args"]).speculation == 3
+    file.write_text(MINE.replace("-size=2", "-size 4"))
+    with pytest.raises(LaunchError, match="starts servers that differ"):
+        settings_of_servers(file)
+    file.write_text("#!/bin/sh\necho nothing\n")
+    with pytest.raises(LaunchError, match="starts no server that opcast knows: vllm serve"):
+        settings_of_servers(file)
+
+
+def test_files_that_are_no_text_or_yaml_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "start"
+    for held in (b"\xff\xfe", b"a: [", b"trtllm-serve x --extra_llm_api_options nowhere.yaml", b"kind: ConfigMap\n"):
+        file.write_bytes(held)
+        with pytest.raises(LaunchError, match=r"launch="):
+            settings_of_servers(file)
