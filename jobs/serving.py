@@ -330,7 +330,7 @@ def show(report: ServingReport) -> None:
     if report.tokens_per_decode > 1:
         rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
-        rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found"))
+        rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found{tiers_text(report)}"))
     rows += [
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
@@ -346,9 +346,36 @@ def show(report: ServingReport) -> None:
     if report.sources:
         rows.append(("measured by", listed(report.sources)))
     table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)
+    show_classes(report)
     for note in (report.overload, *report.notes):
         if note:
             say(note)
+
+
+def tiers_text(report: ServingReport) -> str:
+    """Where the tokens of the prefix cache were found, and how long a load took; empty without tiers."""
+    tiers = {name: tier for name, tier in report.kv_tiers.items() if name != "loads"}
+    if not tiers:
+        return ""
+    shares = ", ".join(f"{tier['share']:.0%} {name}" for name, tier in tiers.items())
+    loads = report.kv_tiers["loads"]
+    return f" ({shares}); {loads['loads']:,.0f} loads of {loads['mean_ms']:,.1f} ms"
+
+
+def show_classes(report: ServingReport) -> None:
+    """What each class of requests saw."""
+    if not report.classes:
+        return
+    from ..simulator.serving.report import number_text
+
+    heads = ("", "priority", "served", "rejected", "TTFT p50", "p99", "TPOT p50", "p99", "had all of slo", "goodput")
+    rows = []
+    for name, seen in report.classes.items():
+        times = (f"{seen[each][part]:,.1f}" for each in ("ttft_ms", "tpot_ms") for part in ("p50", "p99"))
+        counts = f"{seen['completed']:,}", f"{seen['requests'] - seen['completed']:,}"
+        goodput = number_text(seen["goodput"])
+        rows.append((name, f"{seen['priority']}", *counts, *times, f"{seen['slo_attainment']:.1%}", goodput))
+    table("classes, milliseconds", heads, rows)
 
 
 def kv_text(kv: Mapping[str, Any]) -> str:
