@@ -160,7 +160,8 @@ def step_parts(
 def balance(axis: np.ndarray, values: np.ndarray) -> float:
     """Tokens up to which token-wise kernels read weights longer than they compute: as many as take the time of one at
     the rate of the largest batch."""
-    slope = (values[-1] - values[len(values) // 2]) / (axis[-1] - axis[len(values) // 2])
+    middle = (len(values) - 1) // 2
+    slope = (values[-1] - values[middle]) / (axis[-1] - axis[middle])
     return float(values[0] / slope) if slope > 0 else float(axis[-1])
 
 
