@@ -122,7 +122,8 @@ class RequestTraffic:
     think_cv: float = setting(0.0, "how irregular these pauses are: 0 all alike, 1 as by chance (gamma)")
     trace: str | None = setting(
         None,
-        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below",
+        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below; or "
+        "azure_conversation_like | azure_code_like, which ship",
         http=FILES,
     )
     trace_format: str = setting(
