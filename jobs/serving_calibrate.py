@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 NAMES = {
     "weights": "reading weights",
-    "products": "products beyond that",
+    "narrow": "what few tokens add to it",
+    "products": "products of many tokens",
     "attention": "attention of decodes",
     "prompts": "attention of prompts",
     "sampling": "last layer and sampling",

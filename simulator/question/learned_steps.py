@@ -13,7 +13,7 @@ from ...datasets.loading import number, whole
 from .errors import PlanError
 
 VERSION = 1
-FACTORS = ("weights", "products", "attention", "prompts", "sampling")
+FACTORS = ("weights", "narrow", "products", "attention", "prompts", "sampling")
 HOST = ("step_us", "seq_us", "token_us")
 LEARNED = (*FACTORS, *HOST)
 MOST_FACTOR = 20.0
@@ -23,9 +23,10 @@ MOST_FACTOR = 20.0
 class LearnedSteps:
     """What was learned of a model on a device under an engine, from so many ``rows`` of its log.
 
-    ``factors`` multiply the predicted times of: reading weights (token-wise kernels up to where arithmetic takes over),
-    products beyond that, attention of decodes, attention of prompts, the last layer with its sampler. ``host`` is what
-    an iteration takes beside the GPU: of each, of each sequence, of each token. ``errors`` is the covariance of
+    ``factors`` multiply the predicted times of: reading weights (token-wise kernels of one token), what a few more
+    tokens add to it (narrow products), products of so many tokens that arithmetic bounds them, attention of decodes,
+    attention of prompts, the last layer with its sampler. ``host`` is what an iteration takes beside the GPU: of each,
+    of each sequence, of each token. ``errors`` is the covariance of
     ln factors and of host times, in that order. ``noise`` is ln of one standard deviation of a step like those logged,
     ``apart`` of one unlike them; ranges are those of the logged iterations.
     """

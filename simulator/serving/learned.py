@@ -6,6 +6,7 @@ of each iteration, sequence and token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,8 @@ from .replica import ServedReplica
 from .step_logs import StepLog
 
 TINY = 1e-9
-BEYOND = 0.025  # judged: ln of what is added for each doubling of batch, tokens or context beyond those logged
+ACROSS = 1.5  # judged: doublings of tokens over which arithmetic takes over from reading weights
+BEYOND = 0.04  # judged: ln of what is added for each doubling of batch, tokens or context beyond those logged
 
 
 def with_known_steps(replica: ServedReplica, step: SimulateRequest, device: str, engine: str) -> ServedReplica:
@@ -41,17 +43,17 @@ def with_known_steps(replica: ServedReplica, step: SimulateRequest, device: str,
 def with_learned(replica: ServedReplica, learned: LearnedSteps) -> ServedReplica:
     """The replica with its iteration times, its host and the intervals of its steps as learned."""
     own = [learned.factors[name] for name in FACTORS]
-    weights, products, attention, prompts, sampling = own
+    token_wise_factors, (attention, prompts, sampling) = own[:3], own[3:]
     tables = replica.tables
     token_us = learned.host["token_us"]
     corrected = tables._replace(
-        decode_us=token_wise(tables.decode_axis, tables.decode_us, weights, products) + token_us * tables.decode_axis,
-        mixed_us=token_wise(tables.mixed_axis, tables.mixed_us, weights, products) + token_us * tables.mixed_axis,
+        decode_us=token_wise(tables.decode_axis, tables.decode_us, token_wise_factors) + token_us * tables.decode_axis,
+        mixed_us=token_wise(tables.mixed_axis, tables.mixed_us, token_wise_factors) + token_us * tables.mixed_axis,
         attend_us=attention * tables.attend_us,
         prompt_us=prompts * tables.prompt_us,
         cached_us=prompts * tables.cached_us,
         sample_us=sampling * tables.sample_us,
-        expert_us=token_wise(tables.expert_axis, tables.expert_us, weights, products),
+        expert_us=token_wise(tables.expert_axis, tables.expert_us, token_wise_factors),
     )
     host = replace(replica.host, step_us=learned.host["step_us"], seq_us=learned.host["seq_us"])
     note = f"step times learned from {learned.rows:,} steps of {learned.engine}'s own log"
@@ -65,10 +67,10 @@ def with_learned(replica: ServedReplica, learned: LearnedSteps) -> ServedReplica
     return replace(replica, tables=corrected, host=host, figures=figures, notes=(*replica.notes, note))
 
 
-def token_wise(axis: np.ndarray, values: np.ndarray, weights: float, products: float) -> np.ndarray:
-    """Token-wise kernels with factors on what reads weights and on the rest."""
-    read = np.minimum(at_point(axis, values, balance(axis, values)), values)
-    return np.asarray(weights * read + products * (values - read))
+def token_wise(axis: np.ndarray, values: np.ndarray, factors: Sequence[float]) -> np.ndarray:
+    """Token-wise kernels with factors on their parts."""
+    parts = token_wise_parts(axis, values)
+    return np.asarray(sum(factor * part for factor, part in zip(factors, parts, strict=True)))
 
 
 def widths(
@@ -124,45 +126,45 @@ def ln_values(learned: LearnedSteps) -> np.ndarray:
 def parts_of(tables: IterationTables, graphs: np.ndarray, log: StepLog) -> np.ndarray:
     """What the factors and the host's times of :data:`LEARNED` multiply, of each step [steps, LEARNED]."""
     found = np.zeros((len(log), len(LEARNED)))
+    alone = token_wise_parts(tables.decode_axis, tables.decode_us)
+    mixed = token_wise_parts(tables.mixed_axis, tables.mixed_us)
     columns = (log.decodes, log.decode_context, log.prefill_tokens, log.prefill_pairs, log.prefill_context, log.samples)
     for index, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        found[index, : len(FACTORS)] = step_parts(tables, graphs, *row)
+        decodes, context, new, pairs, cached, samples = row
+        padded = decodes
+        if not new and len(graphs) and decodes <= graphs[-1]:
+            padded = float(graphs[np.searchsorted(graphs, decodes)])
+        axis, parts = (tables.mixed_axis, mixed) if new else (tables.decode_axis, alone)
+        attend = prompt = 0.0
+        if decodes:
+            attend = at_points(tables.attend_rows, tables.attend_context, tables.attend_us, padded, context / decodes)
+        if new:
+            prompt = at_points(tables.prompt_rows, tables.prompt_keys, tables.prompt_us, new, pairs / new)
+            prompt += at_point(tables.cached_axis, tables.cached_us, cached)
+        token_wise = (max(at_point(axis, part, padded + new), 0.0) for part in parts)
+        sample = at_point(tables.sample_axis, tables.sample_us, max(samples, 1.0))
+        found[index, : len(FACTORS)] = (*token_wise, attend, prompt, sample)
     found[:, len(FACTORS) :] = np.stack([np.ones(len(log)), log.samples, log.decodes + log.prefill_tokens], axis=1)
     return found
 
 
-def step_parts(
-    tables: IterationTables,
-    graphs: np.ndarray,
-    decodes: float,
-    context: float,
-    new: float,
-    pairs: float,
-    cached: float,
-    samples: float,
-) -> tuple[float, ...]:
-    """The parts of one step. Decodes alone are padded to the next CUDA graph."""
-    padded = decodes
-    if not new and len(graphs) and decodes <= graphs[-1]:
-        padded = float(graphs[np.searchsorted(graphs, decodes)])
-    axis, values = (tables.mixed_axis, tables.mixed_us) if new else (tables.decode_axis, tables.decode_us)
-    whole = at_point(axis, values, padded + new)
-    read = min(at_point(axis, values, min(padded + new, balance(axis, values))), whole)
-    attend = prompt = 0.0
-    if decodes:
-        attend = at_points(tables.attend_rows, tables.attend_context, tables.attend_us, padded, context / decodes)
-    if new:
-        prompt = at_points(tables.prompt_rows, tables.prompt_keys, tables.prompt_us, new, pairs / new)
-        prompt += at_point(tables.cached_axis, tables.cached_us, cached)
-    return read, whole - read, attend, prompt, at_point(tables.sample_axis, tables.sample_us, max(samples, 1.0))
+def token_wise_parts(axis: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token-wise kernels as reading weights, what few tokens add to it, and arithmetic; each a table as theirs."""
+    computed, first = computing(axis, values, axis), np.minimum(values[0], values)
+    return (1 - computed) * first, (1 - computed) * (values - first), computed * values
 
 
-def balance(axis: np.ndarray, values: np.ndarray) -> float:
-    """Tokens up to which token-wise kernels read weights longer than they compute: as many as take the time of one at
-    the rate of the largest batch."""
+def computing(axis: np.ndarray, values: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """How much of token-wise kernels is arithmetic that hides the reading of weights: 0 for few tokens, 1 for many.
+
+    A roofline has one of both: it changes where the rate of the largest batch takes as long as one token does.
+    """
     middle = (len(values) - 1) // 2
     slope = (values[-1] - values[middle]) / (axis[-1] - axis[middle])
-    return float(values[0] / slope) if slope > 0 else float(axis[-1])
+    if slope <= 0:
+        return np.zeros_like(np.asarray(tokens, float))
+    doublings = np.log2(np.maximum(tokens, 1.0) * slope / max(float(values[0]), TINY))
+    return np.clip(0.5 + doublings / ACROSS, 0.0, 1.0)
 
 
 def predicted_us(values: np.ndarray, parts: np.ndarray) -> np.ndarray:

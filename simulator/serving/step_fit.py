@@ -20,6 +20,7 @@ from .step_logs import StepLog
 
 # Judged: ln factors of one set-up lie so far apart from 1 together, and each by itself (errors of known runs are ~20 %)
 TOGETHER, APART = 0.12, 0.12
+NARROW = 0.5  # judged: what few tokens add hangs on tiles and splits that hardly any law tells
 # Judged: what hosts usually take, where the replica says nothing, and ln of how far they lie apart: from engines that
 # hide nearly all of it behind the GPU to the 2 to 13 ms a step of those that hide nothing
 USUAL_HOST, HOST_SPREAD = {"step_us": 300.0, "seq_us": 4.0, "token_us": 0.1}, 1.2
@@ -40,6 +41,8 @@ class Prior:
         spread = np.zeros((len(LEARNED), len(LEARNED)))
         spread[: len(FACTORS), : len(FACTORS)] = TOGETHER**2
         spread[np.diag_indices(len(FACTORS))] += APART**2
+        narrow = FACTORS.index("narrow")
+        spread[narrow, narrow] += NARROW**2
         for index in range(len(FACTORS), len(LEARNED)):
             spread[index, index] = HOST_SPREAD**2
         self.root = np.linalg.cholesky(spread)

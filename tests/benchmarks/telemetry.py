@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 

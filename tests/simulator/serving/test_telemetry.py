@@ -14,7 +14,7 @@ import pytest
 from opcast.simulator.question.calibration import Calibration, load_calibration
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.errors import PlanError
-from opcast.simulator.question.learned_steps import FACTORS, HOST, LearnedSteps
+from opcast.simulator.question.learned_steps import FACTORS, HOST, LEARNED, LearnedSteps
 from opcast.simulator.question.serving import IterationLaw
 from opcast.simulator.serving.iteration import IterationTables
 from opcast.simulator.serving.learned import interval_width, step_us, with_learned
@@ -135,7 +135,9 @@ def replica_of(tables: IterationTables) -> ServedReplica:
 
 def given(host: dict[str, float]) -> LearnedSteps:
     """Steps as predicted, with a host."""
-    return LearnedSteps("m", "d", "e", dict.fromkeys(FACTORS, 1.0), host, ((0.0,) * 8,) * 8, 0.01, 0.01, 200)
+    return LearnedSteps(
+        "m", "d", "e", dict.fromkeys(FACTORS, 1.0), host, ((0.0,) * len(LEARNED),) * len(LEARNED), 0.01, 0.01, 200
+    )
 
 
 def steps_of(tables: IterationTables, random: np.random.Generator, most: int, longest: int, prompt: int) -> StepLog:
