@@ -45,10 +45,11 @@ ADDED = (
     "decode_pool.",
     "traffic.turn_input",
 )
-KINDS = ("run", "capacity", "sweep", "compare")
+KINDS = ("run", "capacity", "sweep", "compare", "calibrate")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
 FILES = ("requests", "trace", "report")
+OF_LEARNING = ("log", "output")
 OF_ONE_RUN = {"capacity": ("requests", "trace", "chakra"), "sweep": ("requests", "trace", "chakra")}
 WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
@@ -81,6 +82,14 @@ def run(config: dict[str, Any]) -> int:
             check_place(name, Path(str(config[name])))
     if config["observed"]:
         config = with_observed_traffic(config)
+    if config["what"] == "calibrate":
+        from .serving_calibrate import calibrate
+
+        return calibrate(config)
+    if unread := [name for name in OF_LEARNING if config[name]]:
+        raise BadInputError(
+            f"{unread[0]}={config[unread[0]]} is of `opcast serving calibrate`: leave it out, or ask for it"
+        )
     request = resolve.request_of("serving", config)
     check_read(config, request)
     if config["what"] == "run":

@@ -34,7 +34,7 @@ FILES = (
     "tracking",
     "points",
     "launch",
-    *("observed", "output", "row", "key_file"),
+    *("observed", "output", "row", "key_file", "log"),
 )
 FLAGS = ("all_groups", "detail", "details", "promote", "power", "watch", "set_aside", "rollback")
 GROUPS = (

@@ -131,7 +131,8 @@ class RequestTraffic:
     )
     trace: str | None = setting(
         None,
-        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below",
+        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below; or "
+        "azure_conversation_like | azure_code_like, which ship",
         http=FILES,
     )
     trace_format: str = setting(
