@@ -45,7 +45,7 @@ ADDED = (
     "decode_pool.",
     "traffic.turn_input",
 )
-KINDS = ("run", "capacity", "sweep", "compare")
+KINDS = ("run", "capacity", "sweep", "compare", "caps")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
 FILES = ("requests", "trace", "report")
@@ -97,6 +97,10 @@ def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     from ..simulator.serving.connect import replicas_of
 
     pool, apply = request.decode_pool, apply_of(config)
+    if config["what"] == "caps":
+        from . import serving_caps
+
+        return serving_caps.run(config, request, resolve.bench(config), apply, as_json)
     paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or int(config["what"] == "compare")))
     replica, decoder = replicas_of(paired, resolve.bench(config))
     side = PlayedReplicas(replica, decoder)
