@@ -45,7 +45,7 @@ ADDED = (
     "decode_pool.",
     "traffic.turn_input",
 )
-KINDS = ("run", "capacity", "sweep", "compare", "calibrate")
+KINDS = ("run", "capacity", "sweep", "compare", "caps", "calibrate")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
 FILES = ("requests", "trace", "report")
@@ -117,6 +117,10 @@ def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     from ..simulator.serving import studies
 
     bench, apply = resolve.bench(config), apply_of(config)
+    if config["what"] == "caps":
+        from . import serving_caps
+
+        return serving_caps.run(config, request, bench, apply, as_json)
     if config["what"] == "compare":
         found = studies.serving_ways(request, bench, apply)
         if as_json:
