@@ -23,6 +23,7 @@ from ..serving.bench import ServingBench
 from ..serving.confidence import at_deviation
 from ..serving.connect import replica_of, usual_serving_stack
 from ..serving.engines import load_serving_engine
+from ..serving.kv import KvBudget
 from ..serving.kv_memory import usual_fraction
 from ..serving.policies import policy_of
 from ..serving.replica import ServedReplica
@@ -34,6 +35,7 @@ from .lengths import LengthBatch, batch_of
 from .request import PostTrainRequest
 
 CHUNK, GRAPHS = 8192, 512  # tokens and largest graph that SGLang's own fraction of memory is reckoned with
+SPARE_BLOCKS = 64  # beside those of sequences, so that nothing depends on the last ones
 PACKED = ("nf4",)  # formats of weights in training that no engine rolls out in
 WARM_UP = 3  # batches until partial rollouts carry as much over as they bring
 
@@ -95,10 +97,12 @@ class RolloutReplicas:
         longest, outputs = int((prompt + response).max()), float(response.sum())
         no_keys = np.zeros(0, np.int64)
         stream = RequestStream(iter([rows]), count, 0, longest, outputs, float(prompt.mean()), True, no_keys)
+        blocks = enough_blocks(self.replica.kv, [(prompt + response)[share] for share in shares])
+        replica = replace(self.replica, kv=replace(self.replica.kv, blocks=blocks))
         at_once = replace(self.request.traffic, concurrency=count, requests=count)
         request = replace(self.request, replicas=self.replicas, traffic=at_once)
         keeping = Keeping(requests=True)
-        served = serve_once(request, stream, self.replica, None, keeping, None, None, max(self.of_tokens, outputs))
+        served = serve_once(request, stream, replica, None, keeping, None, None, max(self.of_tokens, outputs))
         requests = served.requests
         if (requests["rank"] == NOBODY).any() or len(requests) < count:
             raise RequestError(
@@ -107,12 +111,19 @@ class RolloutReplicas:
             )
         first, last = np.zeros(count), np.zeros(count)
         first[order], last[order] = requests["first_token_us"] / 1e6, requests["finish_us"] / 1e6
-        return first, last, served.report.preemptions, served.report.kv_peak
+        peak = served.report.kv_peak * blocks / self.replica.kv.blocks
+        return first, last, served.report.preemptions, peak
 
     def play(self, batch: LengthBatch) -> BatchRollout:
         """A batch of which every response is waited for."""
         _, ends, preemptions, peak = self.ends_s(batch.prompt, batch.response, batch.group, batch.prompt)
         return BatchRollout(float(ends.max()), np.sort(ends), batch, preemptions, peak)
+
+
+def enough_blocks(kv: KvBudget, totals: Sequence[np.ndarray]) -> int:
+    """Blocks of a replica's KV memory that are simulated: no more than all its sequences could have twice over."""
+    most = max(int((-(-total // kv.block_tokens) + 1).sum()) for total in totals)
+    return min(kv.blocks, 2 * most + SPARE_BLOCKS)
 
 
 def roll_out(rollout: RolloutReplicas, request: PostTrainRequest, batches: Sequence[LengthBatch]) -> list[BatchRollout]:
