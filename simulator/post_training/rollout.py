@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ...datasets.clusters import Cluster
 from ...datasets.precisions import precision_of
 from ..question.calibration import NONE
 from ..question.canonical import RequestError
@@ -120,6 +121,11 @@ class RolloutReplicas:
         return BatchRollout(float(ends.max()), np.sort(ends), batch, preemptions, peak)
 
 
+def replica_cluster(cluster: Cluster, gpus: int) -> Cluster:
+    """The nodes of one replica: its tables are the same, however many there are."""
+    return replace(cluster, nodes=-(-gpus // cluster.devices_per_node))
+
+
 def enough_blocks(kv: KvBudget, totals: Sequence[np.ndarray]) -> int:
     """Blocks of a replica's KV memory that are simulated: no more than all its sequences could have twice over."""
     most = max(int((-(-total // kv.block_tokens) + 1).sum()) for total in totals)
@@ -185,7 +191,7 @@ def rollout_of(
     served = replace(
         step,
         work=Work(kind="decode", expert_load=step.work.expert_load),
-        cluster=groups.rollout,
+        cluster=replica_cluster(groups.rollout, engine.replica_gpus),
         parallel=Parallel(tp=engine.tp, pp=engine.pp, ep=engine.ep),
         stack=usual_serving_stack(engine.engine),
         recompute="none",
@@ -196,14 +202,13 @@ def rollout_of(
         sources=replace(step.sources, calibration=NONE),
         **precision,
     )
-    replicas = groups.rollout_gpus // engine.replica_gpus
     longest = step.work.seq_len
     together = round(request.sequences * (1.0 + request.partial))
     question = ServingRequest(
         step=served,
         traffic=RequestTraffic(
             arrival="closed",
-            concurrency=max(-(-together // replicas), 1),
+            concurrency=together,
             requests=together,
             input=Lengths(mean=1),
             output=Lengths(mean=max(longest - 1, 1)),
@@ -224,4 +229,6 @@ def rollout_of(
         question = replace(question, kv=KvMemory(fraction=max(usual - resident_share, 0.01)))
     replica = replica_of(question, served, None, question.kv, bench, 1)
     outputs = sum(batch_of(request, index).response.sum() for index in range(request.batches))
-    return RolloutReplicas(question, replica, replicas, of_tokens=2.0 * float(outputs))
+    return RolloutReplicas(
+        question, replica, groups.rollout_gpus // engine.replica_gpus, of_tokens=2.0 * float(outputs)
+    )
