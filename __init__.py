@@ -35,6 +35,8 @@ __all__ = [
     "Stack",
     "Straggler",
     "Transfer",
+    "UpgradeReport",
+    "UpgradeRequest",
     "ValidateRequest",
     "Work",
     "Workbench",
@@ -51,8 +53,12 @@ __all__ = [
     "search",
     "search_serving",
     "serving",
+    "serving_capacity",
+    "serving_sweep",
+    "serving_ways",
     "simulate",
     "simulate_file",
+    "upgrade",
     "validate",
 ]
 
@@ -68,8 +74,12 @@ if TYPE_CHECKING:
         search,
         search_serving,
         serving,
+        serving_capacity,
+        serving_sweep,
+        serving_ways,
         simulate,
         simulate_file,
+        upgrade,
         validate,
     )
     from .simulator.chips.answer import ChipsReport
@@ -92,6 +102,8 @@ if TYPE_CHECKING:
     from .simulator.search.result import SearchReport
     from .simulator.search.served.request import ServedSearchRequest, ServedSpace
     from .simulator.search.space import Space
+    from .simulator.upgrade.answer import UpgradeReport
+    from .simulator.upgrade.request import UpgradeRequest
     from .simulator.workbench import Workbench
 
 _HOMES = {
@@ -106,8 +118,12 @@ _HOMES = {
         "search",
         "search_serving",
         "serving",
+        "serving_capacity",
+        "serving_sweep",
+        "serving_ways",
         "simulate",
         "simulate_file",
+        "upgrade",
         "validate",
     ),
     ".simulator.chips.answer": ("ChipsReport",),
@@ -130,6 +146,8 @@ _HOMES = {
     ".simulator.search.result": ("SearchReport",),
     ".simulator.search.served.request": ("ServedSearchRequest", "ServedSpace"),
     ".simulator.search.space": ("Space",),
+    ".simulator.upgrade.answer": ("UpgradeReport",),
+    ".simulator.upgrade.request": ("UpgradeRequest",),
     ".simulator.workbench": ("Workbench",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

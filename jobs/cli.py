@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..datasets.installing import install_command
 from ..datasets.loading import nearest
 from ..datasets.own_warnings import own_warnings
 from ..datasets.version import __version__
 from . import helping
 from .complaints import explain, no_word
 from .composing import any_help, as_override, compose, composed, plain, register
-from .installing import install_command
 from .settings import by_alias, check, command, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
@@ -44,11 +44,13 @@ VERBS: dict[str, tuple[str, str]] = {
     "serving": ("serving", "traffic on a served model: latencies, throughput, capacity"),
     "search": ("search", "the best layouts of a training step, and why they are best"),
     "plan": ("plan", "a whole training job: days, price and energy, with failures"),
+    "upgrade": ("upgrade", "what a new engine, driver or NCCL may move, and what to measure"),
     "posttrain": ("posttrain", "SFT, LoRA, DPO, PPO, GRPO: rollout, training, weight sync"),
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "calibrate": ("calibrate", "what known runs teach of steps, scored on tables left out"),
     "trace": ("trace", "traces (Chakra, PyTorch): check, convert, analyse, explain"),
     "api": ("service.serve", "an HTTP service and web page over the same questions"),
+    "mcp": ("service.tools", "the same questions as tools for AI assistants (MCP)"),
     "new": ("new", "a device or cluster of your own, to edit, from a known one"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
     "completion": ("completing", "what makes bash, zsh or fish complete verbs, settings and choices"),

@@ -31,10 +31,10 @@ WANTED = (
     ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Ask": ("predict", "simulate", "serving", "search", "plan", "posttrain", "compare", "list"),
+    "Ask": ("predict", "simulate", "serving", "search", "plan", "posttrain", "compare", "upgrade", "list"),
     "Measure and learn": ("quickstart", "new", "onboard", "profile", "import", "data", "train"),
     "Check and explain": ("validate", "calibrate", "trace"),
-    "Share": ("api", "completion"),
+    "Share": ("api", "mcp", "completion"),
 }
 LISTED = {"device": "devices", "cluster": "clusters", "model": "models", "op": "ops", "stack": "stacks"}
 """Groups that have a list of their own: ``opcast list devices``."""
@@ -53,7 +53,7 @@ def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
     for question, answer in WANTED:
         lines += [f"  {question}", f"      {answer}"]
     for heading, names in {**SECTIONS, "More": _unnamed(verbs)}.items():
-        lines += ["", f"{heading}:", ""] if names else []
+        lines += ["", f"{heading}:"] if names else []
         lines += [f"  {name:<{width}}  {verbs[name][1]}" for name in names]
     return "\n".join(
         [

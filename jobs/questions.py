@@ -75,6 +75,7 @@ QUESTIONS = {
         leaves_out=("faults_study", "micro_batches", "workload"),
     ),
     "compare": VerbQuestion("chips.request.CompareRequest", step="step", leaves_out=("faults_study",)),
+    "upgrade": VerbQuestion("upgrade.request.UpgradeRequest", step="step", leaves_out=("faults_study",)),
     "serving": VerbQuestion(
         "question.serving.ServingRequest",
         step="step",

@@ -44,6 +44,8 @@ PUBLIC = [
     "Stack",
     "Straggler",
     "Transfer",
+    "UpgradeReport",
+    "UpgradeRequest",
     "ValidateRequest",
     "Work",
     "Workbench",
@@ -62,6 +64,7 @@ PUBLIC = [
     "serving",
     "simulate",
     "simulate_file",
+    "upgrade",
     "validate",
 ]
 

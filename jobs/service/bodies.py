@@ -28,11 +28,13 @@ from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
+from ...simulator.upgrade.request import UpgradeRequest
 from ..questions import request_of, settings, sources_of, usual
 from .settings import ServiceSettings
 
 LONGEST_NAME = 2000
 MOST_LISTED = 100_000
+MOST_RATES = 100
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
 NOT_HERE = "is not taken over HTTP"
@@ -139,14 +141,21 @@ ServedSearchBody = body_of(
     "The best ways to serve a model on a cluster, as ``opcast.search_serving`` takes it.",
 )
 CompareBody = body_of("compare", "CompareBody", "One workload on several chips, as ``opcast.compare_chips`` takes it.")
+UpgradeBody = body_of("upgrade", "UpgradeBody", "What new releases may move, as ``opcast.upgrade`` takes it.")
 PlanBody = body_of("plan", "PlanBody", "A whole training job, as ``opcast.plan`` takes it.")
 PostTrainBody = body_of("posttrain", "PostTrainBody", "Post-training, as ``opcast.posttrain`` takes it.")
 ServingBody = body_of("serving", "ServingBody", "Traffic on a served model, as ``opcast.serving`` takes it.")
+SweepBody = body_of(
+    "serving",
+    "SweepBody",
+    "Traffic at several rates, as ``opcast.serving_sweep`` takes it.",
+    rates=(list[float], Field((), max_length=MOST_RATES, description="requests a second, or the speed of a trace")),
+)
 
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
     """What a body says, by the names of settings. RequestError for what within it is not taken over HTTP."""
-    values = body.model_dump(exclude_none=True, exclude={"op", "ops"})
+    values = body.model_dump(exclude_none=True, exclude={"op", "ops", "rates"})
     if isinstance(values.get("space"), dict):
         values["space"] = {name: value for name, value in values["space"].items() if value is not None}
     for setting in settings(verb):
@@ -220,6 +229,14 @@ def search_of(body: Any, server: ServiceSettings) -> SearchRequest:
 def compare_of(body: Any, server: ServiceSettings) -> CompareRequest:
     """The request of a body. RequestError for chips that cannot be compared."""
     request: CompareRequest = _asked("compare", given_of("compare", body), server)
+    return request
+
+
+def upgrade_of(body: Any, server: ServiceSettings) -> UpgradeRequest:
+    """The request of a body. RequestError for a step on no place, and for unknown changes."""
+    values = given_of("upgrade", body)
+    placed("a step", values)
+    request: UpgradeRequest = _asked("upgrade", values, server)
     return request
 
 
