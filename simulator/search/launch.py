@@ -161,12 +161,12 @@ def _layers_a_stage(launch: Launch) -> int:
 
 
 def _schedule(launch: Launch) -> str:
-    known = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
-    if launch.parallel.schedule not in known:
+    names = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+    if launch.parallel.schedule not in names:
         raise LaunchError(
             f"schedule={launch.parallel.schedule} has no name in torchtitan: take 1f1b, interleaved or gpipe"
         )
-    return known[launch.parallel.schedule]
+    return names[launch.parallel.schedule]
 
 
 def _torchtitan_can(launch: Launch) -> None:
@@ -241,8 +241,8 @@ def hub_id(launch: Launch) -> str:
 
 def filled(table: Mapping[str, Callable[[Any], Any]], launch: Any) -> dict[str, Any]:
     """The settings of a table that have something to say."""
-    found = {name: rule(launch) for name, rule in table.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: rule(launch) for name, rule in table.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def header(launch: Launch) -> list[str]:
@@ -255,9 +255,9 @@ def header(launch: Launch) -> list[str]:
     return [f"# {name} on {cluster.nodes} x {cluster.devices_per_node} GPUs ({cluster.id}), dp={launch.dp}"]
 
 
-def arguments(found: Mapping[str, Any]) -> list[str]:
+def arguments(values: Mapping[str, Any]) -> list[str]:
     """Arguments of a command line, flags by their names alone."""
-    return [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in found.items()]
+    return [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in values.items()]
 
 
 def word(value: Any) -> str:
@@ -265,10 +265,10 @@ def word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def toml(found: Mapping[str, Any], comments: Sequence[str]) -> str:
+def toml(values: Mapping[str, Any], comments: Sequence[str]) -> str:
     """Settings with dots in their names as tables of TOML."""
     tables: dict[str, list[str]] = {}
-    for name, value in found.items():
+    for name, value in values.items():
         head, _, key = name.partition(".")
         tables.setdefault(head, []).append(f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {word(value)}")
     return "\n".join([*comments, *(line for head, lines in tables.items() for line in ("", f"[{head}]", *lines)), ""])

@@ -18,7 +18,7 @@ from opcast.simulator.search.architecture import megatron_model
 from opcast.simulator.search.launch import MEGATRON_BRIDGE, launch_file
 from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.launch_reading import settings_of_launch
-from opcast.simulator.search.request import SearchRequest, asked, request_of
+from opcast.simulator.search.request import SearchRequest, request_of, set_up
 from opcast.simulator.search.space import AXES
 from opcast.simulator.trace.models import resolve
 
@@ -33,7 +33,7 @@ def step(asking: Callable[..., SearchRequest]) -> Callable[..., Any]:
     """A function: axes -> the step of that point."""
 
     def make(**axes: Any) -> Any:
-        made = asked(asking({}))
+        made = set_up(asking({}))
         usual = {name: values[0] for name, values in made.axes.items()}
         assert axes.keys() <= set(AXES)
         return request_of(made, {**usual, **axes})
