@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class ServedCap:
     """A run under one cap (None: the GPUs' own limit).
 
-    ``gpu_joules`` are those of the GPUs for an output token, ``joules`` with hosts and the building. ``front`` says that
-    no other cap is at least as good in joules and in the share of requests that had what ``slo`` asks for (without one:
-    in the p90 of TPOT), and better in one.
+    ``gpu_joules`` are those of the GPUs for an output token, ``joules`` with hosts and the building. ``front`` says
+    that no other cap is at least as good in joules and in the share of requests that had what ``slo`` asks for
+    (without one: in the p90 of TPOT), and better in one.
     """
 
     cap_w: float | None
