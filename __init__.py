@@ -21,6 +21,8 @@ __all__ = [
     "Plan",
     "PlanReport",
     "PlanRequest",
+    "PostTrainReport",
+    "PostTrainRequest",
     "PredictRequest",
     "SearchReport",
     "SearchRequest",
@@ -46,10 +48,14 @@ __all__ = [
     "load_stack",
     "make_op",
     "plan",
+    "posttrain",
     "predict",
     "search",
     "search_serving",
     "serving",
+    "serving_capacity",
+    "serving_sweep",
+    "serving_ways",
     "simulate",
     "simulate_file",
     "upgrade",
@@ -63,10 +69,14 @@ if TYPE_CHECKING:
     from .jobs.api import (
         compare_chips,
         plan,
+        posttrain,
         predict,
         search,
         search_serving,
         serving,
+        serving_capacity,
+        serving_sweep,
+        serving_ways,
         simulate,
         simulate_file,
         upgrade,
@@ -78,6 +88,8 @@ if TYPE_CHECKING:
     from .simulator.job.request import PlanRequest
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
+    from .simulator.post_training.answer import PostTrainReport
+    from .simulator.post_training.request import PostTrainRequest
     from .simulator.question.network import NetworkChoice
     from .simulator.question.plan import Parallel, Plan, Stack, load_stack
     from .simulator.question.predictions import PredictRequest
@@ -101,10 +113,14 @@ _HOMES = {
     ".jobs.api": (
         "compare_chips",
         "plan",
+        "posttrain",
         "predict",
         "search",
         "search_serving",
         "serving",
+        "serving_capacity",
+        "serving_sweep",
+        "serving_ways",
         "simulate",
         "simulate_file",
         "upgrade",
@@ -116,6 +132,8 @@ _HOMES = {
     ".simulator.job.request": ("PlanRequest",),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
+    ".simulator.post_training.answer": ("PostTrainReport",),
+    ".simulator.post_training.request": ("PostTrainRequest",),
     ".simulator.question.network": ("NetworkChoice",),
     ".simulator.question.plan": ("Parallel", "Plan", "Stack", "load_stack"),
     ".simulator.question.predictions": ("PredictRequest",),

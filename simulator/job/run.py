@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,8 +16,8 @@ from ...models import clocks
 from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
 from ..report.answer import StepReport
-from ..report.distribution import quantile
-from ..search.request import SearchRequest, asked, request_of
+from ..report.distribution import factors
+from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
 from .checkpoints import CheckpointCost, best_interval_s, cost_of, daly_s, state_gb
 from .failures import DAY_S, JobRates, drawn_events, rates_of
@@ -37,7 +36,6 @@ MOST_SPARES = 20_000_000  # of all lives: their moments are kept in memory
 # of the FLOPs of a step, where no step is simulated: two of six of a weight and token (Kaplan et al. 2020, arXiv
 # 2001.08361, section 2.1)
 FORWARD_SHARE = 1.0 / 3.0
-UP, DOWN = NormalDist().cdf(1.0), NormalDist().cdf(-1.0)
 
 
 class Answering(Protocol):
@@ -98,7 +96,7 @@ def best_layout(request: PlanRequest, bench: Answering, notes: list[str]) -> Sim
     searched = bench.search(question)
     if not searched.best:
         raise RequestError(f"no layout can run: {searched.notes[0]}")
-    best = request_of(asked(question), searched.best[0])
+    best = request_of(set_up(question), searched.best[0])
     degrees = best.parallel
     notes.append(
         f"the best of {searched.evaluated:,} layouts: tp={degrees.tp} pp={degrees.pp} vpp={degrees.vpp} "
@@ -247,17 +245,15 @@ def lived(
     traced: int = 0,
 ) -> JobLives:
     """So many lives of a job. The same seed has the same lives, whatever else is asked."""
-    factors = np.ones(lives)
-    if timed.report is not None and timed.high_s > timed.low_s:
+    of_step = np.ones(lives)
+    if timed.report is not None:
         z = np.random.default_rng([request.seed, 9]).standard_normal(lives)
-        args = (timed.step_s, timed.low_s, timed.high_s, timed.report.coverage)
-        above, below = math.log(quantile(UP, *args) / timed.step_s), math.log(timed.step_s / quantile(DOWN, *args))
-        factors = np.exp(np.where(z > 0, above * z, below * z))
+        of_step = factors(z, timed.step_s, timed.low_s, timed.high_s, timed.report.coverage)
     saved_s = cost.blocking_s + cost.durable_s
     events = drawn_events(rates, request.restart, request.slow, saved_s, cost.load_s, lives, request.seed)
     return live(
         job,
-        factors,
+        of_step,
         events,
         begin_s=60.0 * request.restart.begin_minutes,
         spares=request.spares,

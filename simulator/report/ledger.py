@@ -105,7 +105,7 @@ class Ledger:
             return total_us, total_us
         ops = [node.op or node.source for node in self.nodes]
         shared = 1.0 if one_sign else self.shared()
-        low, high = step_interval(self.kinds(), ops, self.us, self.low, self.high, work, shared)
+        low, high = step_interval(self.kinds(), ops, self.us, self.low, self.high, work, shared, one_sign)
         return total_us * low / work, total_us * high / work
 
 
