@@ -11,7 +11,7 @@ Compiled with the loop (:mod:`.compiled`).
 
 from __future__ import annotations
 
-from .limits import PROMPTS, QUEUE, RATE, REQUESTS, WITHIN
+from .limits import PROMPTS, QUEUE, REQUESTS, WITHIN
 from .order import goes_before
 from .rules import ServingSetup, first_rank, ranks_of, replica_of
 from .state import NONE, LoopState

@@ -71,6 +71,8 @@ INLINE: tuple[Callable[..., Any], ...] = (
         queues.first_waiting,
         queues.make_room,
         blocks.grow,
+        blocks.content,
+        order.take_out,
         blocks.missing_blocks,
     ),
 )

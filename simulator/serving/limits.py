@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .blocks import blocks_for
 from ..question.request_classes import Admission
+from .blocks import blocks_for
 from .rules import SchedulerRules
 
 WITHIN, CONTEXT, MEMORY, ITERATION = 0, 1, 2, 3  # of lengths,

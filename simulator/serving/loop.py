@@ -19,8 +19,8 @@ from .histogram import bin_of
 from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
 from .limits import QUEUE, RATE, WITHIN, limit_of
-from .order import take_out
 from .moving import land, move, start_moves
+from .order import take_out
 from .policies import form_batch
 from .policies.trtllm import wait_for_ranks
 from .queues import push_back
@@ -119,7 +119,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.landed, request.back = 0, 0
     request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
     request.kind = chunk.kind[row]
-    request.priority = setup.priorities[request.kind]
+    request.priority = state.classes[request.kind, 0]
     request.limit = limit_of(setup.rules, request.input, request.output)
     if request.limit == WITHIN:
         request.limit = limit_of(setup.decode_rules, request.input, request.output)
@@ -135,7 +135,7 @@ def reject(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int
     """A request leaves because of its limit."""
     request = state.slots[slot]
     state.totals[0].rejected += 1
-    state.refusals[request.kind, request.limit] += 1
+    state.classes[request.kind, request.limit] += 1
     leave(state, setup, chunk, slot)
 
 
@@ -523,8 +523,8 @@ def close_ranks(state: LoopState, rank: int) -> None:
 
 
 def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:
-    """The next turn of a session comes in, a cache has been loaded from below, or one has arrived from another rank: its
-    blocks are free where it came from."""
+    """The next turn of a session comes in, a cache has been loaded from below, or one has arrived from another rank:
+    its blocks are free where it came from."""
     if code < 0:
         arrive(state, setup, chunk, -1 - code)
         return
