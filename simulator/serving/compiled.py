@@ -73,6 +73,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
         blocks.grow,
         blocks.content,
         order.take_out,
+        tiers.has_tiers,
         blocks.missing_blocks,
     ),
 )
