@@ -67,7 +67,8 @@ RANK = _kind(
     "load_us remote_us",
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
-BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples")
+# given_us: when clients have its tokens
+BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us")
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
 # first: of its blocks, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. loads,
@@ -88,7 +89,7 @@ TOTALS = _kind(
     "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens "
     # ordered: queues are in order of priority. bucket: requests that a gateway would let in at bucket_us.
     "ordered",
-    "now_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us",
+    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us",
 )
 
 

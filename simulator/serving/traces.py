@@ -10,6 +10,7 @@ import numpy as np
 from ..question.traffic import RequestTraffic, check_own_arrivals
 from .arrivals import ArrivalClock, generators
 from .streams import SECOND_US, RequestStream, chunk
+from .trace_formats.drawn import drawn_requests, is_drawn
 from .trace_formats.flat_tables import block_contents
 from .trace_formats.reading import read_requests
 from .trace_formats.rows import RequestRows, arrivals, complain, labels, tokens
@@ -21,7 +22,10 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
     """All requests of a trace file. RequestTraceError names the first bad row, RequestError a setting that the trace
     says itself."""
     assert traffic.trace is not None
-    rows = read_requests(Path(traffic.trace).expanduser(), traffic.trace_format, traffic.tokenizer)
+    if is_drawn(traffic.trace):
+        rows = drawn_requests(traffic.trace)
+    else:
+        rows = read_requests(Path(traffic.trace).expanduser(), traffic.trace_format, traffic.tokenizer)
     if rows.arrival is None:
         rows = first_rows(rows, traffic.requests)
     table = rows.table
