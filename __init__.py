@@ -50,6 +50,7 @@ __all__ = [
     "serving",
     "simulate",
     "simulate_file",
+    "step_latency",
     "validate",
 ]
 
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         serving,
         simulate,
         simulate_file,
+        step_latency,
         validate,
     )
     from .simulator.chips.answer import ChipsReport
@@ -101,6 +103,7 @@ _HOMES = {
         "serving",
         "simulate",
         "simulate_file",
+        "step_latency",
         "validate",
     ),
     ".simulator.chips.answer": ("ChipsReport",),

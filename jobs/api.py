@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ..simulator.search.result import SearchReport
     from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
     from ..simulator.search.space import Space
+    from ..simulator.serving.step_latency import StepLatency
     from ..simulator.trace import Model
     from ..simulator.validation import Validation
 
@@ -247,6 +248,28 @@ def serving(
     request = _request("serving", model, given, home, ServingRequest)
     sources = _folders(home) if request.step is None else request.step.sources
     return _served(request, sources, requests)
+
+
+def step_latency(
+    model: Model | ServingRequest | None = None,
+    device: str | Device | None = None,
+    *,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> StepLatency:
+    """How long single steps of a served model take, for simulators that ask step by step.
+
+    ``settings`` are those of :func:`serving`. The answer has ``seconds(requests)``, of requests as (new tokens, tokens
+    cached before), and ``predict_infer_time(batch)`` as the SGLang Simulator and HiSim call it. The errors of
+    :func:`serving`.
+    """
+    from ..simulator.question.serving import ServingRequest
+    from ..simulator.serving.connect import replicas_of
+    from ..simulator.serving.step_latency import StepLatency
+
+    request = _request("serving", model, {"device": device, **settings}, home, ServingRequest)
+    sources = _folders(home) if request.step is None else request.step.sources
+    return StepLatency(replicas_of(request, _bench(sources))[0])
 
 
 def _request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:
