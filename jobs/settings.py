@@ -71,7 +71,7 @@ LISTS = (
     "stragglers",
     "workload.expert_load",
     "phases",
-    *("objectives", "constraints", "prune", "compare", "others", "power_caps_w"),
+    *("objectives", "constraints", "prune", "compare", "others", "power_caps_w", "changes"),
 )
 PARTS = {  # of groups that no loader checks
     "engine": ("order", "serving"),
@@ -86,7 +86,9 @@ READERS = (
     "search",
     "search_serving",
     "plan",
+    "posttrain",
     "compare",
+    "upgrade",
     "profile_coverage",
     "validate",
     "list",

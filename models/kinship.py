@@ -45,6 +45,9 @@ ORDERED = ("memory_gbps", "vector_tflops", "l2_mib", "l2_gbps", "compute_units",
 # 0.78 of the share of peak that those of the same die with a quarter of the units do (MI308X; aiter's 128x128 blocks),
 # and watts grow as clock to the power ``Device.alpha``. CDNA 4 taken to be alike. 16 bits ask for twice as much.
 FULL_W = {"cdna3": 0.47, "cdna4": 0.47}
+# GB/s that a compute unit draws from memory at most: the 80 of MI308X read weights at up to 3.46 of 5.3 TB/s (aiter's
+# tuned fp8 products of up to 16 rows), where chips with all units are bound by memory
+UNIT_GBPS = {"cdna3": 43.0}
 ERRORS = Path(__file__).parent / "shipped" / "kinship.json"
 
 
@@ -94,7 +97,7 @@ class Kin:
             laws = self.laws(ops, moved, cache)
             latency = np.maximum(analytical * np.exp(self.correction(ops, laws, moved, whole, cache)), least)
             slower = self._held(asked, device, cache)
-            latency = latency * slower
+            latency = np.maximum(latency * slower, np.minimum(latency, ops.roofline_us))
             for each in self.predictors if self.tier != TIERS[-1] and dtype == self.dtype else ():
                 if no_less(each.device, device) and not no_less(device, each.device):
                     latency = np.maximum(latency, each.predict(part, self.dtype, output, cache=cache).latency_us)
@@ -108,14 +111,20 @@ class Kin:
         return in_parts(columns, answer, [each.correction for each in self.predictors])
 
     def _held(self, asked: Moved, device: Device, cache: str) -> np.ndarray:
-        """How much slower products that compute bounds are [n] because kin have more watts for each FLOP."""
+        """How many times as long products take [n] as kin say, which have other watts and other units.
+
+        Where compute bounds them, by watts for each FLOP; where memory does, by what so many units draw.
+        """
         kind_name, _, dtype, _ = asked
         count = len(next(iter(asked[1].values())))
         if self.tier == "vendor" or KINDS[kind_name].family not in PRODUCTS:
             return np.ones(count)
         shares = [clock_share(each.device, self.dtype) for each in self.predictors]
-        change = float(np.average(shares, weights=self.voices)) / clock_share(device, dtype)
-        return np.where(limits(*asked, device, cache)[1] == BOUNDS.index("compute"), change, 1.0)
+        clocks = float(np.average(shares, weights=self.voices)) / clock_share(device, dtype)
+        drawn = [drawn_share(each.device) for each in self.predictors]
+        reads = float(np.average(drawn, weights=self.voices)) / drawn_share(device)
+        bound = limits(*asked, device, cache)[1]
+        return np.select([bound == BOUNDS.index("compute"), bound == BOUNDS.index("memory")], [clocks, reads], 1.0)
 
     def _recast(
         self, donor: Donor, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
@@ -215,6 +224,12 @@ def clock_share(device: Device, dtype: str) -> float:
     if not full_w or not device.tdp_w or not device.supports(dtype):
         return 1.0
     return float(min(1.0, (device.tdp_w / (device.tensor_rate(dtype) * full_w)) ** (1.0 / device.alpha)))
+
+
+def drawn_share(device: Device) -> float:
+    """The share of its memory's bandwidth that a device's compute units can draw; 1 where nobody knows."""
+    drawn_gbps = UNIT_GBPS.get(device.architecture, 0.0) * device.compute_units
+    return min(1.0, drawn_gbps / device.memory_gbps) if drawn_gbps else 1.0
 
 
 def uncut(device: Device) -> Device:

@@ -2,8 +2,8 @@
 
 Where measured rows and predictors are asked in turn:
 
-0. products with few rows: kernels of the stack's own, and few bits where a table contradicts their bytes
-   (:mod:`.mat_vec`),
+0. products with few rows and experts of few bits: kernels of the stack's own, and others where a table contradicts
+   bytes over bandwidth (:mod:`.mat_vec`),
 1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own_rows`); sums
    that an engine leaves to NCCL by rows of that, and sums with the norm in them by rows of kernels that have it
    (:mod:`.large_sums`),
@@ -29,7 +29,7 @@ from .kernels import KernelsEngine
 from .large_sums import LargeSumsEngine, NormSumsEngine
 from .learned import LearnedEngine
 from .library import LibraryEngine
-from .mat_vec import FewBitsEngine, MatVecEngine
+from .mat_vec import EIGHT_BITS, FewRowsEngine, MatVecEngine
 from .measured import MeasuredEngine
 from .own_rows import OwnEngine
 from .transfer import TransferEngine
@@ -94,7 +94,8 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
     if device is None or any(getattr(engine, "backend", None) for engine in engines):
         return []
     kernels = [MatVecEngine(device, stack.mat_vecs)] if stack is not None and stack.mat_vecs else []
-    return [*kernels, *([] if device.synchronous else [FewBitsEngine(chain)])]
+    eight_bits = [name for name in EIGHT_BITS if device.supports(name)]
+    return [*kernels, *([] if device.synchronous else [FewRowsEngine(chain, eight_bits)])]
 
 
 def norm_sums(engines: Sequence[Engine], stack: Stack | None) -> Iterator[MeasuredEngine | LearnedEngine]:

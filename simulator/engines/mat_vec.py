@@ -1,30 +1,38 @@
 """Products with few rows: they wait for their weights, so that bytes over bandwidth is their law.
 
 An engine with kernels of its own for them says in ``conf/stack`` what share of the bandwidth these reach. And a table
-that times weights of few bits loses to that law where it contradicts it: a call of a plug-in or of a TensorRT engine
-was timed with what it takes to launch it, 10 to 25 us at any size, and in a captured step nobody waits for that.
+that contradicts that law loses to it: a call of a plug-in or of a TensorRT engine was timed with what it takes to
+launch it, 10 to 25 us at any size, and in a captured step nobody waits for that; one row went to another kernel than
+two; a table of another chip has small products alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.dtypes import WEIGHT_BITS, weight_itemsize
+from ...datasets.dtypes import BITS, WEIGHT_BITS, weight_itemsize
 from ...models.analytical.matmul import RAMP_CLOCKS
-from ...models.choice import BEYOND, FEWER_BYTES, MAT_VEC, OWN
+from ...models.choice import BEYOND, FEWER_BYTES, KIN, MAT_VEC, MORE_ROWS, OWN, SIXTEEN_BITS_FASTER
 from ..question.kernels import MatVec
 from .answers import Answers, Columns, Engine, in_turn
 
-MOST_ROWS = 16  # up to which kernels for few bits wait for weights (Marlin, arXiv 2408.11743, figure 1: up to 16 to 32)
-CONTRADICTION = 1.5  # times as long as 16-bit weights of as many bytes: unpacking takes less. A judgement
+MAT_VEC_ROWS = (
+    16  # up to which kernels for few bits wait for weights (Marlin, arXiv 2408.11743, figure 1: up to 16 to 32)
+)
+CONTRADICTION = 1.5  # times as long as other weights of as many bytes: unpacking takes less. A judgement
+SLOWER_THAN_MORE_ROWS = (
+    1.3  # times as long as MAT_VEC_ROWS rows of the same product, which has all that work. A judgement
+)
 WHOLE_BITS = 16
 SIXTEEN_BITS = ("fp16", "bf16")
+EIGHT_BITS = ("fp8_block", "fp8")  # whose tables tell how fast a chip reads weights where that of 16 bits is another's
 STACK_FILE = "conf/stack"  # who says so: the file of the stack has the source of each kernel
 SPREAD = 1.25  # half of what mat-vec kernels of one engine and format are apart in, by shape and chip. A judgement
+Ask = Callable[[Columns, str], Answers]
 
 
 @dataclass(frozen=True)
@@ -70,39 +78,99 @@ class MatVecEngine:
 
 
 @dataclass(frozen=True)
-class FewBitsEngine:
-    """Answers products with few rows whose weights alone have fewer bits, where who would answer contradicts bytes.
+class FewRowsEngine:
+    """Answers products of few rows, and experts of few bits, where who would answer contradicts bytes over bandwidth.
 
-    That is where ``others`` take :data:`CONTRADICTION` times as long as for a 16-bit product of as many bytes of
-    weights, of which the device knows more. Declines all else, and what was timed
-    on this machine: they are asked then.
+    ``others`` are asked for these and for what has as much to read, in ``eight_bits`` for one: formats of the device.
     """
 
     others: Sequence[Engine]
+    eight_bits: Sequence[str] = ()
     name: str = "learned"
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        answers = Answers.declined(len(next(iter(columns.values()))))
-        if kind != "gemm" or dtype not in WEIGHT_BITS or not reads_weights(dtype):
-            return answers
-        at = np.flatnonzero(columns["m"] <= MOST_ROWS)
-        if not len(at):
-            return answers
-        few_columns = {name: values[at] for name, values in columns.items()}
-        share = weight_itemsize(dtype) / 2.0
-        fewer_columns = {**few_columns, "n": np.maximum(np.ceil(few_columns["n"] * share), 1).astype(np.int64)}
-        table_answers = in_turn(self.others, kind, few_columns, dtype, out_dtype, cache)
-        bytes_alike = in_turn(self.others, kind, fewer_columns, SIXTEEN_BITS[0], out_dtype, cache)
-        with np.errstate(invalid="ignore"):
-            wrong = table_answers.latency_us > CONTRADICTION * bytes_alike.latency_us
-        wrong &= (table_answers.engine != "measured") & ~np.isin(table_answers.clause.astype(str), (OWN, BEYOND))
-        if wrong.any():
-            bytes_alike.high_us[:] = np.fmin(
-                bytes_alike.high_us * CONTRADICTION, np.fmax(table_answers.high_us, bytes_alike.high_us)
-            )
-            bytes_alike.by(FEWER_BYTES, "")
-            answers.put(at[wrong], bytes_alike.take(np.flatnonzero(wrong)))
+        def ask(asked_columns: Columns, asked_dtype: str) -> Answers:
+            return in_turn(self.others, kind, asked_columns, asked_dtype, out_dtype, cache)
+
+        if kind == "gemm":
+            return few_row_products(columns, dtype, self.eight_bits, ask)
+        if kind == "fused_moe" and dtype not in SIXTEEN_BITS and dtype not in WEIGHT_BITS and BITS[dtype] < WHOLE_BITS:
+            return experts_of_few_bits(columns, dtype, ask)
+        return Answers.declined(len(next(iter(columns.values()))))
+
+
+def few_row_products(columns: Columns, dtype: str, eight_bits: Sequence[str], ask: Ask) -> Answers:
+    """Products of up to :data:`MAT_VEC_ROWS` rows whose answer contradicts that of as many bytes, by that one.
+
+    A product of more rows reads the same weights and more. Weights of few bits are 16-bit ones of a smaller product.
+    And 16-bit weights are 8-bit ones of a larger product, of which the device has a table of its own.
+    """
+    answers = Answers.declined(len(columns["m"]))
+    at = np.flatnonzero(columns["m"] <= MAT_VEC_ROWS)
+    if not len(at) or BITS[dtype] > WHOLE_BITS:
         return answers
+    few_columns = {name: values[at] for name, values in columns.items()}
+    table_answers = ask(few_columns, dtype)
+    answers.put(at, table_answers)
+    told = is_told(table_answers)
+    if not told.any():
+        return answers
+    alike: list[tuple[str, float, Answers]] = []
+    fewer_rows = few_columns["m"] < MAT_VEC_ROWS
+    if fewer_rows.any():
+        full_columns = {**few_columns, "m": np.full_like(few_columns["m"], MAT_VEC_ROWS)}
+        alike.append((MORE_ROWS, SLOWER_THAN_MORE_ROWS, ask(full_columns, dtype)))
+    if dtype in WEIGHT_BITS and reads_weights(dtype):
+        columns_alike = with_share(few_columns, "n", weight_itemsize(dtype) / 2.0)
+        alike.append((FEWER_BYTES, CONTRADICTION, ask(columns_alike, SIXTEEN_BITS[0])))
+    elif dtype in SIXTEEN_BITS and (table_answers.clause.astype(str) == KIN).any():
+        of_eight = (ask(with_share(few_columns, "n", 2.0), name) for name in eight_bits)
+        known = [each for each in of_eight if (each.clause.astype(str) != KIN).all() and is_told(each).all()]
+        alike += [(FEWER_BYTES, CONTRADICTION, each) for each in known[:1]]
+    for clause, most, other in alike:
+        with np.errstate(invalid="ignore"):
+            wrong = told & (table_answers.latency_us > most * other.latency_us)
+        put_wrong(answers, at, wrong, other, table_answers, clause)
+        told &= ~wrong
+    return answers
+
+
+def experts_of_few_bits(columns: Columns, dtype: str, ask: Ask) -> Answers:
+    """Experts that compute in few bits and take longer than in 16, by 16-bit ones of as many bytes and as much time.
+
+    They have half the bytes and twice the rate of 16 bits; a kernel that was not tuned takes two to five times as long.
+    """
+    answers = Answers.declined(len(columns["tokens"]))
+    table_answers, in_sixteen = ask(columns, dtype), ask(columns, "bf16")
+    answers.put(slice(None), table_answers)
+    with np.errstate(invalid="ignore"):
+        wrong = is_told(table_answers) & (table_answers.latency_us > CONTRADICTION * in_sixteen.latency_us)
+    if wrong.any():
+        bytes_alike = ask(with_share(columns, "inter", BITS[dtype] / WHOLE_BITS), "bf16")
+        put_wrong(answers, np.arange(len(wrong)), wrong, bytes_alike, table_answers, SIXTEEN_BITS_FASTER)
+    return answers
+
+
+def put_wrong(
+    answers: Answers, at: np.ndarray, wrong: np.ndarray, other: Answers, table_answers: Answers, clause: str
+) -> None:
+    """The answers of ``other`` where a table is wrong; their interval reaches towards what the table says."""
+    if not wrong.any():
+        return
+    chosen = other.take(np.flatnonzero(wrong))
+    chosen.high_us[:] = np.fmin(chosen.high_us * CONTRADICTION, np.fmax(table_answers.high_us[wrong], chosen.high_us))
+    answers.put(at[wrong], chosen.by(clause, ""))
+
+
+def is_told(answers: Answers) -> np.ndarray:
+    """Where a table or physics answers, and no row or correction of this machine."""
+    own = np.isin(answers.clause.astype(str), (OWN, BEYOND))
+    return (answers.engine != "measured") & ~own & ~np.isnan(answers.latency_us)
+
+
+def with_share(columns: Columns, dim: str, share: float) -> Columns:
+    """The columns with one of a share of the size."""
+    return {**columns, dim: np.maximum(np.ceil(columns[dim] * share), 1).astype(np.int64)}
 
 
 def reads_weights(dtype: str) -> bool:

@@ -119,9 +119,9 @@ class RunKind:
     def levels(self, format: str = "") -> tuple[str, ...]:
         """What effects on ops of a format are of; those that have none know no format."""
         values = zip(PARTS, (self.framework, self.chip, format, self.regime), strict=True)
-        own = {part: f"{part}={value}" for part, value in values if value}
-        pair = [f"{own['framework']} {own['chip']}"] if "framework" in own and "chip" in own else []
-        return ("all", *own.values(), *pair)
+        named = {part: f"{part}={value}" for part, value in values if value}
+        pair = [f"{named['framework']} {named['chip']}"] if "framework" in named and "chip" in named else []
+        return ("all", *named.values(), *pair)
 
 
 @dataclass(frozen=True)
@@ -194,9 +194,9 @@ def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:
         return StepCalibration()
     widths = calibration.widths
     unknown = unknown_of(setting, widths)
-    usual = max(widths.get(unknown, widths["pair"]), widths.get(ACROSS, 0.0) if setting.across else 0.0)
-    dense = widths.get(pair_of(setting, False), max(usual, _usual_width(setting.framework, widths)))
-    experts = widths.get(pair_of(setting, True), max(dense, usual))
+    framework_width = max(widths.get(unknown, widths["pair"]), widths.get(ACROSS, 0.0) if setting.across else 0.0)
+    dense = widths.get(pair_of(setting, False), max(framework_width, _usual_width(setting.framework, widths)))
+    experts = widths.get(pair_of(setting, True), max(dense, framework_width))
     return StepCalibration(factors(calibration, setting), dense, experts, unknown, calibration.spread)
 
 
@@ -215,11 +215,11 @@ def pair_of(setting: RunKind, experts: bool) -> str:
 
 def factors(calibration: Calibration, setting: RunKind) -> dict[str, float]:
     """What multiplies the times of each cell in a question."""
-    made = _factors(calibration, setting.levels())
+    by_family = _factors(calibration, setting.levels())
     for format in calibration.formats:
-        own = _factors(calibration, setting.levels(format))
-        made |= {f"{family} {format}": own[family] for family in own if family not in WITHOUT_FORMAT}
-    return made | {"host": made.get("host", 1.0) * calibration.host.get(setting.framework, 1.0)}
+        by_format = _factors(calibration, setting.levels(format))
+        by_family |= {f"{family} {format}": by_format[family] for family in by_format if family not in WITHOUT_FORMAT}
+    return by_family | {"host": by_family.get("host", 1.0) * calibration.host.get(setting.framework, 1.0)}
 
 
 def _factors(calibration: Calibration, levels: Iterable[str]) -> dict[str, float]:

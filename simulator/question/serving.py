@@ -172,7 +172,7 @@ class ServingTargets:
     @property
     def named(self) -> bool:
         """Whether anything is expected."""
-        return any(each is not None for each in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
+        return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
 
 
 @dataclass(frozen=True)

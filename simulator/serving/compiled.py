@@ -48,7 +48,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
     *(
         loop.start,
         loop.batch_us,
-        loop.streamed_us,
+        loop.send_tokens,
         loop.count_size,
         loop.note,
         histogram.bin_of,

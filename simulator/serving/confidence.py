@@ -8,7 +8,7 @@ quantile of the times, and the chance that targets are met is that of steps no s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import NormalDist, fmean, stdev
 from typing import Any
@@ -17,6 +17,7 @@ from ..question.serving import ServingRequest
 from ..question.work import COVERAGE
 from ..report.served import ServingReport, TimeSpread
 from .figures import Z90, at_quantile
+from .host import fitted_hosts
 from .replica import ServedReplica
 
 FIGURES = ("duration_s", "requests_per_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu", "goodput")
@@ -26,6 +27,9 @@ HALVINGS = 5
 OTHER_SEEDS = 4  # runs of other requests beside the one that is asked for
 LEAST_MS, LEAST_WIDTH = 1e-6, 1e-6
 SMALL = 1_000_000  # tokens of answers up to which a run has intervals unless said otherwise
+
+QUANTITIES = {"ttft_ms": "ttft", "output_tokens_per_s": "throughput", "output_tokens_per_s_per_gpu": "throughput"}
+QUANTITIES |= dict.fromkeys(("tpot_ms", "itl_ms", "normalised_ms"), "tpot")
 
 AtQuantile = Callable[[float], ServingReport]
 
@@ -59,6 +63,44 @@ def with_intervals(report: ServingReport, request: ServingRequest, at: AtQuantil
     if request.slo.named:
         chance = chance_met(lambda z: met(request, {-Z90: fast, 0.0: report, Z90: slow}.get(z) or at(z)))
     return replace(report, intervals=intervals, coverage=COVERAGE, p_slo_met=chance)
+
+
+def with_known_runs(report: ServingReport, request: ServingRequest, run: Mapping[str, str]) -> ServingReport:
+    """The report with intervals as wide as errors of served runs were, and a note of what no served run is known of.
+
+    Of a known engine and system they stand in place of those of step times; else the wider one counts. Throughput
+    follows the traffic where it comes by itself. ``run`` is as :class:`.replica.ServedReplica` has it; empty: nothing
+    is known.
+    """
+    hosts = fitted_hosts()
+    if not run or not report.intervals:
+        return report
+    unknown = [name for name in hosts.unknown(run) if name in run]
+    intervals = dict(report.intervals)
+    for name, (low, high) in report.intervals.items():
+        figure, _, attribute = name.partition(".")
+        width = hosts.width(run, QUANTITIES.get(figure, ""))
+        if width is None or (QUANTITIES[figure] == "throughput" and request.traffic.arrival != "closed"):
+            continue
+        value = getattr(report, figure)
+        value = getattr(value, attribute) if attribute else value
+        own = value * math.exp(-width), value * math.exp(width)
+        known = "engine" not in unknown and "system" not in unknown
+        intervals[name] = own if known else (min(low, own[0]), max(high, own[1]))
+    notes = (*report.notes, unknown_text(run, unknown)) if unknown else report.notes
+    return replace(report, intervals=intervals, notes=notes)
+
+
+def unknown_text(run: Mapping[str, str], unknown: Sequence[str]) -> str:
+    """What no served run is known of, and how far off runs were of which as much was unknown."""
+    hosts = fitted_hosts()
+    within = [
+        f"{quantity.upper()} by a factor of {math.exp(width):.2g}"
+        for quantity in ("ttft", "tpot")
+        if (width := hosts.width(run, quantity)) is not None
+    ]
+    names = " or ".join(f"the {name} {run[name]}" for name in unknown)
+    return f"no served run is known of {names}: intervals allow for that ({', '.join(within)} each way, at least)"
 
 
 def chance_of_p99(seeds: Sequence[ServingReport], fast: ServingReport, slow: ServingReport, most_ms: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -85,10 +86,16 @@ def replica_of(
     memory = replace(memory, block_tokens=block, blocks=kv.blocks or max(1, memory.tokens // block))
     longest, shortened = longest_served(engine, scheduler, memory, context) if policy.engine else (context, "")
     tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
-    host = host_time(host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling), engine.host)
-    served = replica(steps, engine, host, tables, memory, ranks)
+    named = host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling)
+    served = replica(steps, engine, host_time(named, engine.host), tables, memory, ranks)
+    stack = steps.plan.stack
     return replace(
         served,
+        run={
+            "engine": named if stack.id == engine.stack else stack.name,
+            "system": steps.device.id,
+            "model": str(step.model.get("name", "") if isinstance(step.model, Mapping) else step.model),
+        },
         max_model_len=longest,
         shortened=shortened,
         limits=limits,

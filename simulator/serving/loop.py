@@ -25,6 +25,7 @@ from .queues import push_back
 from .repeating import catch_up, look_ahead, repeat
 from .routing import draw, route
 from .rules import (
+    MOST_BEHIND_US,
     IterationTiming,
     SchedulerRules,
     ServingSetup,
@@ -37,7 +38,7 @@ from .rules import (
 from .state import NONE, SIZES, LoopState
 
 CHANCES = 1 << 20  # steps in which a chance is drawn
-MOST_BEHIND_US = 100e3  # judged: longer than iterations with prompts are apart, far shorter than a request
+CREDIT = -(1 << 62)  # what comes due: a client that may send again
 WAKES = 2  # of a lane that is idle and will look for work
 
 
@@ -71,6 +72,7 @@ def run(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) 
             return
         due_us = state.due[0].time_us if totals.due > 0 else np.inf
         if min(came_us, due_us, tree[1]) == np.inf:
+            totals.now_us = max(totals.now_us, totals.gone_us)
             return
         if due_us <= came_us and due_us <= tree[1]:
             totals.now_us = due_us
@@ -231,8 +233,7 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
     for stage in range(replica * width, replica * width + stages):
         end_us = max(end_us, state.lanes[stage].stage_us) + took_us / stages
         state.lanes[stage].stage_us = end_us
-    if timing.host_stream_us > 0.0:
-        end_us = streamed_us(state, timing, first, batch, per, end_us)
+    end_us = send_tokens(state, timing, first, batch, per, end_us)
     state.lanes[lane].start_us = now_us
     state.lanes[lane].busy = 1
     set_end(state.tree, lane, end_us)
@@ -277,15 +278,16 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     return gpu_us + host_us
 
 
-def streamed_us(state: LoopState, timing: IterationTiming, first: int, batch: int, per: int, end_us: float) -> float:
+def send_tokens(state: LoopState, timing: IterationTiming, first: int, batch: int, per: int, end_us: float) -> float:
     """When an iteration ends that would end at ``end_us``: each rank's server sends tokens to clients behind those that
-    it has not sent yet, and never has more of them than it sends in :data:`MOST_BEHIND_US`."""
+    it has not sent yet, and never has more of them than it sends in :data:`MOST_BEHIND_US`. Clients have the tokens of
+    the iteration when those before them are sent (``given_us`` of its batch)."""
     for local in range(per):
         end_us = max(end_us, state.ranks[first + local].sent_us - MOST_BEHIND_US)
     for local in range(per):
-        scheduler = state.ranks[first + local]
-        token_us = timing.host_stream_us
-        scheduler.sent_us = max(scheduler.sent_us, end_us) + token_us * state.batches[batch + local].samples
+        scheduler, sums = state.ranks[first + local], state.batches[batch + local]
+        sums.given_us = max(scheduler.sent_us, end_us)
+        scheduler.sent_us = sums.given_us + timing.host_stream_us * sums.samples
     return end_us
 
 
@@ -365,11 +367,12 @@ def give_tokens(
     state: LoopState, setup: ServingSetup, chunk: RequestChunk, rank: int, batch: int, start_us: float
 ) -> bool:
     """One token for each entry of a batch that ends a prompt or decodes; whether any request left the rank."""
-    now_us, someone_left, same_us, same = state.totals[0].now_us, False, -1.0, 0
+    now_us, given_us = state.totals[0].now_us, state.batches[batch].given_us
+    someone_left, same_us, same = False, -1.0, 0
     scheduler = state.ranks[rank]
     if scheduler.repeated > 0 and scheduler.left > 0:
-        note_gap(state, now_us - scheduler.given_us, state.batches[batch].size)
-        scheduler.given_us = now_us
+        note_gap(state, given_us - scheduler.given_us, state.batches[batch].size)
+        scheduler.given_us = given_us
         return False
     if scheduler.repeated > 0:
         catch_up(state, rules_of(setup, rank), rank, batch, 1)
@@ -382,15 +385,15 @@ def give_tokens(
         request.waits = 0
         request.made += 1
         if request.made == 1:
-            request.prefilled_us, request.first_us = now_us, now_us
+            request.prefilled_us, request.first_us = now_us, given_us
         else:
             if request.last_us != same_us:
-                note_gap(state, now_us - same_us, same)
+                note_gap(state, given_us - same_us, same)
                 same_us, same = request.last_us, 0
             same += 1
             if len(setup.accept) > 0:
                 note_gap(state, 0.0, guess(state, setup, rank, slot))
-        request.last_us = now_us
+        request.last_us = given_us
         if request.made == request.output:
             someone_left, scheduler.again = True, 0
             give_back(state, rules_of(setup, rank), rank, slot)
@@ -398,7 +401,7 @@ def give_tokens(
         elif only_prompts:
             someone_left = True
             move(state, setup, slot, rank, now_us - start_us)
-    note_gap(state, now_us - same_us, same)
+    note_gap(state, given_us - same_us, same)
     return someone_left
 
 
@@ -456,11 +459,15 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
     row.input_tokens, row.output_tokens = request.input, request.output
     row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
     row.first_token_us, row.finish_us, row.moved_us = request.first_us, request.last_us, request.moved_us
-    if setup.concurrency > 0:
+    gone_us = max(totals.now_us, request.last_us)
+    totals.gone_us = max(totals.gone_us, gone_us)
+    if setup.concurrency > 0 and gone_us > totals.now_us:
+        push_due(state, gone_us, CREDIT)
+    elif setup.concurrency > 0:
         totals.credits += 1
     follower = chunk.follower[request.row] if len(chunk.follower) > 0 else NONE
     if follower != NONE:
-        push_due(state, totals.now_us + chunk.think_us[follower], -1 - follower)
+        push_due(state, gone_us + chunk.think_us[follower], -1 - follower)
     state.slots[totals.free_slots].free = slot
     totals.free_slots += 1
 
@@ -477,7 +484,11 @@ def close_ranks(state: LoopState, rank: int) -> None:
 
 
 def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:
-    """The next turn of a session comes in, or a cache has arrived: its blocks are free where it came from."""
+    """The next turn of a session comes in, a client has its last token, or a cache has arrived: its blocks are free
+    where it came from."""
+    if code == CREDIT:
+        state.totals[0].credits += 1
+        return
     if code < 0:
         arrive(state, setup, chunk, -1 - code)
         return

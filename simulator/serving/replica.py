@@ -43,6 +43,7 @@ class ServedReplica:
     price_per_hour: float = 0.0  # of a device
     notes: tuple[str, ...] = ()  # what was chosen of its model's formats
     sources: Mapping[str, float] = field(default_factory=dict)  # share of kernel time by whose measurements
+    run: Mapping[str, str] = field(default_factory=dict)  # its engine, system and model, as served runs name them
     link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it
 
     @property

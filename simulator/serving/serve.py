@@ -143,7 +143,7 @@ def serve_with_intervals(
         other = None if decoder is None else confidence.at_deviation(decoder, z)
         return serve(request, confidence.at_deviation(replica, z), other).report
 
-    report = confidence.with_intervals(served.report, request, at)
+    report = confidence.with_known_runs(confidence.with_intervals(served.report, request, at), request, replica.run)
     if request.slo.ttft_ms is not None:
         seeds = [serve(each, replica, decoder).report for each in other_seeds(request)]
         report = confidence.with_seeds(report, seeds, at, request.slo.ttft_ms)

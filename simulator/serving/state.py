@@ -53,11 +53,12 @@ RANK = _kind(
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
-    # sent_us: when its server will have sent all tokens so far to clients
+    # sent_us: when its server will have sent all tokens so far to clients.
     "ratio extra_us visible_us polled_us link_us in_us busy_us given_us sent_us",
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
-BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples")
+# given_us: when clients have its tokens
+BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us")
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
 SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
@@ -73,7 +74,7 @@ TOTALS = _kind(
     "free_slots left logged due arrived completed rejected over_context over_memory over_iteration iterations "
     "preemptions swaps input_tokens output_tokens "
     "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens",
-    "now_us width_us gaps gap_us least_gap_us most_gap_us",
+    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us",
 )
 
 

@@ -21,7 +21,7 @@ from .costs import Costs
 SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratios of tables timed for 2 ms to 1 s
 # What the law of clocks may be off by in the time that long products compute, in ln units below and above: on chips
 # that somebody timed for long (bf16 of H200 and B200 for a second over a burst of it: 0.96 to 1.03 times the law), and
-# where nobody did, who are taken to keep their clock (between 1.0 and 1.2 times the burst on both, docs/validation.md).
+# where nobody did, who are taken to keep their clock (between 1.0 and 1.2 times the burst on both, docs/findings.md).
 KNOWN, UNKNOWN = (0.04, 0.04), (0.02, 0.15)
 
 

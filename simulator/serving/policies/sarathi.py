@@ -1,4 +1,4 @@
-"""Sarathi-Serve: prompt tokens fill what decodes leave of a chunk."""
+"""Sarathi-Serve: all decodes, then prompts that have begun, then new ones, prompt tokens up to ``chunk``."""
 
 from __future__ import annotations
 

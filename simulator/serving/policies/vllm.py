@@ -1,4 +1,7 @@
-"""vLLM v1: running requests in order of admission, decodes and chunks alike, then new ones (its ``scheduler.py``)."""
+"""vLLM v1: running requests in order of admission, decodes and chunks alike, then new ones.
+
+For lack of blocks the newest goes back.
+"""
 
 from __future__ import annotations
 

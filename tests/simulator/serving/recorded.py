@@ -1,7 +1,7 @@
 """Schedules that vLLM's and SGLang's own schedulers made of small cases, kept so that all can compare with them.
 
 ``python -P tests/simulator/serving/recorded.py`` makes them anew where these engines are (``OPCAST_VLLM``,
-``OPCAST_SGLANG``; docs/serving.md).
+``OPCAST_SGLANG``; docs/serving-engines.md).
 """
 
 from __future__ import annotations

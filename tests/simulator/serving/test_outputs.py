@@ -18,6 +18,7 @@ from opcast.simulator.html.page import Figure, render
 from opcast.simulator.html.serving import page
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, ServingRequest, ServingTargets
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.report.served import ServingReport
 from opcast.simulator.serving import serve as serving
 from opcast.simulator.serving.capacity import PRECISION, PlayedReplicas, capacity, largest
 from opcast.simulator.serving.confidence import chance_met
@@ -89,6 +90,27 @@ def test_intervals_hold_the_figure_and_end_where_slow_and_fast_steps_lead(known:
     assert report.p_p99_ttft_met is None or USUAL.slo.ttft_ms is not None
     none = serving.serve_with_intervals(replace(USUAL, intervals=False), known).report
     assert not none.intervals
+
+
+def test_what_no_served_run_is_known_of_is_told_and_widens_intervals(known: ServedReplica) -> None:
+    """Known runs of an engine and system say how far off answers are; of others they are no surer than their steps."""
+
+    def answer(engine: str, system: str) -> ServingReport:
+        run = {"engine": engine, "system": system, "model": "llama3_1_8b"}
+        return serving.serve_with_intervals(USUAL, replace(known, run=run)).report
+
+    def width(report: ServingReport, name: str) -> float:
+        low, high = report.intervals[name]
+        return high / low
+
+    alone, familiar, new = answer("", ""), answer("vllm", "h100_sxm"), answer("an engine", "a card")
+    bare = serving.serve_with_intervals(USUAL, known).report
+    assert not familiar.notes
+    assert "the engine an engine or the system a card" in new.notes[-1]
+    for name in ("ttft_ms.p50", "tpot_ms.p90"):
+        assert width(familiar, name) < width(new, name) <= width(alone, name)
+        assert width(new, name) >= width(bare, name)
+    assert new.intervals["output_tokens_per_s"] == bare.intervals["output_tokens_per_s"]  # requests come by themselves
 
 
 def test_chances_of_the_99th_percentile_come_true(known: ServedReplica) -> None:

@@ -1,8 +1,8 @@
 """vLLM's own scheduler and the policy ``vllm`` side by side: what each schedules in each iteration.
 
 Recorded schedules of small cases are compared everywhere. Random ones skip where vLLM is not installed: ``OPCAST_VLLM``
-names a folder with its Python files and the packages that they import (docs/serving.md says how to make one); no GPU
-and no compiled part of it is needed.
+names a folder with its Python files and the packages that they import (docs/serving-engines.md says how to make
+one); no GPU and no compiled part of it is needed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.engines.large_sums import NormSumsEngine
 from opcast.simulator.engines.library import LibraryEngine
-from opcast.simulator.engines.mat_vec import FewBitsEngine
+from opcast.simulator.engines.mat_vec import FewRowsEngine
 from opcast.simulator.engines.own_rows import OwnEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
@@ -188,7 +188,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     def asked(stack, engine):
         """The backends that are asked after sums with the norm in them, and own rows."""
         chain = engine_of(load_stack(stack), engine).chain
-        sums, own, *others = (link for link in chain if not isinstance(link, FewBitsEngine))
+        sums, own, *others = (link for link in chain if not isinstance(link, FewRowsEngine))
         assert isinstance(sums, NormSumsEngine)
         assert isinstance(own, OwnEngine)
         return others
