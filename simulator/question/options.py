@@ -135,6 +135,13 @@ class PlanOptions:
         "training with ZeRO 3: FSDP1's flat parameters, used where they were gathered, without FSDP2's copies",
         of="training",
     )
+    fp8_params: bool = option(
+        False,
+        _flag,
+        "training: frozen weights lie in memory in the 8 bits that products read, not in 16 (Transformer Engine's "
+        "`fp8_model_init`, LoRA recipes' `fp8_params`)",
+        of="training",
+    )
     fp8_scaling: str = option(
         "",
         _one_of("delayed", "current", "rowwise"),
