@@ -21,6 +21,8 @@ __all__ = [
     "Plan",
     "PlanReport",
     "PlanRequest",
+    "PostTrainReport",
+    "PostTrainRequest",
     "PredictRequest",
     "SearchReport",
     "SearchRequest",
@@ -33,6 +35,8 @@ __all__ = [
     "Stack",
     "Straggler",
     "Transfer",
+    "UpgradeReport",
+    "UpgradeRequest",
     "ValidateRequest",
     "Work",
     "Workbench",
@@ -44,12 +48,17 @@ __all__ = [
     "load_stack",
     "make_op",
     "plan",
+    "posttrain",
     "predict",
     "search",
     "search_serving",
     "serving",
+    "serving_capacity",
+    "serving_sweep",
+    "serving_ways",
     "simulate",
     "simulate_file",
+    "upgrade",
     "validate",
 ]
 
@@ -60,12 +69,17 @@ if TYPE_CHECKING:
     from .jobs.api import (
         compare_chips,
         plan,
+        posttrain,
         predict,
         search,
         search_serving,
         serving,
+        serving_capacity,
+        serving_sweep,
+        serving_ways,
         simulate,
         simulate_file,
+        upgrade,
         validate,
     )
     from .simulator.chips.answer import ChipsReport
@@ -74,6 +88,8 @@ if TYPE_CHECKING:
     from .simulator.job.request import PlanRequest
     from .simulator.network.faults import Fault
     from .simulator.network.transfers import Transfer
+    from .simulator.post_training.answer import PostTrainReport
+    from .simulator.post_training.request import PostTrainRequest
     from .simulator.question.network import NetworkChoice
     from .simulator.question.plan import Parallel, Plan, Stack, load_stack
     from .simulator.question.predictions import PredictRequest
@@ -86,6 +102,8 @@ if TYPE_CHECKING:
     from .simulator.search.result import SearchReport
     from .simulator.search.served.request import ServedSearchRequest, ServedSpace
     from .simulator.search.space import Space
+    from .simulator.upgrade.answer import UpgradeReport
+    from .simulator.upgrade.request import UpgradeRequest
     from .simulator.workbench import Workbench
 
 _HOMES = {
@@ -95,12 +113,17 @@ _HOMES = {
     ".jobs.api": (
         "compare_chips",
         "plan",
+        "posttrain",
         "predict",
         "search",
         "search_serving",
         "serving",
+        "serving_capacity",
+        "serving_sweep",
+        "serving_ways",
         "simulate",
         "simulate_file",
+        "upgrade",
         "validate",
     ),
     ".simulator.chips.answer": ("ChipsReport",),
@@ -109,6 +132,8 @@ _HOMES = {
     ".simulator.job.request": ("PlanRequest",),
     ".simulator.network.faults": ("Fault",),
     ".simulator.network.transfers": ("Transfer",),
+    ".simulator.post_training.answer": ("PostTrainReport",),
+    ".simulator.post_training.request": ("PostTrainRequest",),
     ".simulator.question.network": ("NetworkChoice",),
     ".simulator.question.plan": ("Parallel", "Plan", "Stack", "load_stack"),
     ".simulator.question.predictions": ("PredictRequest",),
@@ -121,6 +146,8 @@ _HOMES = {
     ".simulator.search.result": ("SearchReport",),
     ".simulator.search.served.request": ("ServedSearchRequest", "ServedSpace"),
     ".simulator.search.space": ("Space",),
+    ".simulator.upgrade.answer": ("UpgradeReport",),
+    ".simulator.upgrade.request": ("UpgradeRequest",),
     ".simulator.workbench": ("Workbench",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .columns import values
-from .ops import KINDS
+from .ops import KINDS, Op
 from .repeatability import latencies
 from .store import Store
 
@@ -87,6 +87,58 @@ def judged(
         figures = len(moves), float(middle), float(low), float(high), each, verdict
         found.append(Shift(kind_name, device_id, backend, *figures, against))
     return found
+
+
+@dataclass(frozen=True)
+class StepMove:
+    """How much longer a step takes on a device, in percent, if its host and waiting move as its kernels do.
+
+    ``own`` is the share of its kernels' time whose ops both stores have, ``by_kind`` the share of those that moved with
+    their kind; the others are taken not to have moved. ``low`` to ``high`` are the ends of the kinds' intervals, and
+    the margin either way for ops that were measured.
+    """
+
+    device: str
+    percent: float
+    low: float
+    high: float
+    own: float
+    by_kind: float
+
+
+def step_moves(
+    known: Store, fresh: Store, shifts: Sequence[Shift], shares: Mapping[Op, float], margin: float = MARGIN
+) -> list[StepMove]:
+    """What a step becomes whose ops have such ``shares`` of its time, on each device of ``shifts``."""
+    found = []
+    for device_id in sorted({shift.device for shift in shifts}):
+        moved = {shift.kind: shift for shift in shifts if shift.device == device_id and shift.verdict == "drifted"}
+        paired = {kind: _by_op(known, fresh, kind, device_id) for kind in {s.kind for s in shifts}}
+        total, own, by_kind = np.zeros(3), 0.0, 0.0
+        for op, share in shares.items():
+            factors = np.ones(3)
+            if moves := paired.get(op.kind, {}).get((*op.dims, op.dtype, op.out_dtype)):
+                own += share
+                factors = float(np.exp(np.mean(moves))) * np.array([1.0, 1.0 / (1.0 + margin), 1.0 + margin])
+            elif op.kind in moved:
+                by_kind += share
+                shift = moved[op.kind]
+                factors = 1.0 + np.array([shift.percent, shift.low, shift.high]) / 100.0
+            total += share * factors
+        percent, low, high = (100.0 * (float(value) / (sum(shares.values()) or 1.0) - 1.0) for value in total)
+        found.append(StepMove(device_id, percent, low, high, own, by_kind))
+    return found
+
+
+def _by_op(known: Store, fresh: Store, kind: str, device_id: str) -> dict[tuple[object, ...], list[float]]:
+    """Moves ln(fresh / known) of ops that both stores have, over backends and states of the cache."""
+    if not all(kind in store.kinds() and device_id in store.devices(kind) for store in (known, fresh)):
+        return {}
+    one, other = (latencies(store, kind, device_id) for store in (known, fresh))
+    moves: dict[tuple[object, ...], list[float]] = {}
+    for key in one.keys() & other.keys():
+        moves.setdefault(key[:-2], []).append(float(np.log(other[key] / one[key])))
+    return moves
 
 
 def moved_p(moves: np.ndarray, margin: float) -> float:

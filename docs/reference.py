@@ -1,7 +1,7 @@
 """Pages of the documentation site that are made from the code, so that they cannot say anything else.
 
 A hook of mkdocs (``mkdocs.yml``). The home page is the README; links that leave ``docs/`` become the path's name,
-because the site holds the documents alone.
+because the site holds the documents alone. Tables inside of other pages are in ``blocks.py``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ OF_THE_ROOT = {
     "CONTRIBUTING.md": "reference/contributing.md",
     "SECURITY.md": "reference/security.md",
 }
+LISTINGS = ("devices", "clusters", "models", "stacks", "precisions", "figures")  # of `opcast list`
 SCHEMES = ("http:", "https:", "mailto:", "#")
 NOWHERE = ROOT / "docs" / "nowhere"  # no store and no predictors but those that come with opcast
 
@@ -34,7 +35,7 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/columns.md": columns(),
         "reference/chip-answers.md": chips(),
         **{f"examples/{path.stem}.md": notebook(path) for path in sorted((ROOT / "docs" / "examples").glob("*.ipynb"))},
-        **{f"reference/{what}.md": listing(what) for what in ("devices", "clusters", "models")},
+        **{f"reference/{what}.md": listing(what) for what in LISTINGS},
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))

@@ -60,9 +60,9 @@ FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
 # Cases of each kind and backend that come before all others: enough to learn from, however early the end. Fused experts
-# are half of a decode step, have few cases and hang on nine dims: eight rows do not tell of their widths.
+# are half of a decode step and hang on nine dims: the 40 or so of each kernel and format come first.
 FIRST_OF_KIND = 8
-FIRST_OF_EXPERTS, EXPERTS = 16, "fused_moe"
+FIRST_OF_EXPERTS, EXPERTS = 40, "fused_moe"
 ROUNDS = 8  # batches that the other cases of each kind are cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
@@ -485,13 +485,15 @@ def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
         random = Random(f"{settings.seed} {name}")
         shuffled = list(group)
         random.shuffle(shuffled)
-        few = FIRST_OF_EXPERTS if name == EXPERTS else FIRST_OF_KIND
-        nth: Counter[str] = Counter()
+        nth: Counter[tuple[str, str]] = Counter()
         first: list[Case] = []
         others: list[Case] = []
         for case in shuffled:
-            nth[case.backend] += 1
-            (first if nth[case.backend] <= few else others).append(case)
+            of_experts = name == EXPERTS and not is_eager(name, case.backend)
+            kernel = case.backend, case.op.dtype if of_experts else ""
+            nth[kernel] += 1
+            few = FIRST_OF_EXPERTS if of_experts else FIRST_OF_KIND
+            (first if nth[kernel] <= few else others).append(case)
         placed.append((random.random() - 1, name, first))
         count = max(-(-len(others) // settings.batch_size), min(ROUNDS, len(others)))
         for i in range(count):

@@ -25,6 +25,7 @@ from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
+from ..simulator.search.spread import Crew
 from ..simulator.workbench import Workbench, workbench
 from .questions import request_of, sources_of, usual
 from .resolve import this_machine, this_node
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from ..simulator.chips.request import CompareRequest
     from ..simulator.job.answer import PlanReport
     from ..simulator.job.request import PlanRequest
+    from ..simulator.post_training.answer import PostTrainReport
+    from ..simulator.post_training.request import PostTrainRequest
     from ..simulator.question.plan import Stack
     from ..simulator.question.requests import SimulateRequest
     from ..simulator.question.serving import ServingRequest
@@ -45,7 +48,11 @@ if TYPE_CHECKING:
     from ..simulator.search.result import SearchReport
     from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
     from ..simulator.search.space import Space
+    from ..simulator.serving.capacity import Capacity
+    from ..simulator.serving.comparison import WayOfServing
     from ..simulator.trace import Model
+    from ..simulator.upgrade.answer import UpgradeReport
+    from ..simulator.upgrade.request import UpgradeRequest
     from ..simulator.validation import Validation
 
 
@@ -180,6 +187,26 @@ def compare_chips(
     return _bench(request.step.sources).compare_chips(request)
 
 
+def upgrade(
+    model: Model | UpgradeRequest,
+    workload: str | Work | None = None,
+    *,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> UpgradeReport:
+    """What another engine, driver or library may move in a step, and which few minutes of measuring settle it.
+
+    ``changes`` are names of what gets another version, ``minutes`` what may be measured. The other ``settings`` are
+    those of :func:`simulate`. An :class:`UpgradeRequest` has all.
+
+    Raises RequestError for an unknown change, and the errors of :func:`simulate`.
+    """
+    from ..simulator.upgrade.request import UpgradeRequest
+
+    request = _request("upgrade", model, {"workload": workload, **settings}, home, UpgradeRequest)
+    return _bench(request.step.sources).upgrade(request)
+
+
 def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settings: Any) -> PlanReport:
     """A whole training job: days, GPU-hours, price, kWh and CO2, each with what nine lives in ten stay below.
 
@@ -194,6 +221,23 @@ def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settin
 
     request = _request("plan", model, settings, home, PlanRequest)
     return _bench(request.step.sources).plan(request)
+
+
+def posttrain(model: Model | PostTrainRequest, *, home: str | Path | None = None, **settings: Any) -> PostTrainReport:
+    """Post-training (``method``: sft, dpo, ppo or grpo) phase by phase: rollout, log-probs, training, weight sync.
+
+    ``settings`` are those that ``opcast posttrain --help`` lists, with the same defaults: ``method``, ``prompts``,
+    ``responses``, ``prompt_len``, ``response_len``, ``rollout``, ``reward`` (mappings), ``placement``,
+    ``asynchronous``, ``partial``, …; and those of :func:`simulate` that say what a training step is: ``cluster``,
+    ``nodes``, ``seq_len``, ``global_batch``, ``tp``, ``lora_rank``, ``stack``, … A :class:`PostTrainRequest` has all.
+
+    Raises RequestError for what cannot be, KvError where a replica has no KV memory, and the errors of
+    :func:`simulate`.
+    """
+    from ..simulator.post_training.request import PostTrainRequest
+
+    request = _request("posttrain", model, settings, home, PostTrainRequest)
+    return _bench(request.step.sources).posttrain(request)
 
 
 def search_serving(
@@ -241,12 +285,85 @@ def serving(
     Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be read or
     written, ServingEngineError for bad arguments, and the errors of :func:`simulate`.
     """
+    bench, request = _served_question(model, device, home, settings)
+    if requests is None:
+        return bench.serving(request).report
+    from ..simulator.serving.serve import Keeping
+    from .serving import write_rows
+    from .writing import check_place
+
+    check_place("requests", Path(requests))
+    served = bench.serving(request, Keeping(requests=True))
+    write_rows(served, Path(requests))
+    return served.report
+
+
+def serving_capacity(
+    model: Model | ServingRequest | None = None,
+    device: str | Device | None = None,
+    *,
+    workers: int = 1,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> Capacity:
+    """The largest rate of traffic that meets ``slo``, and how sure that is (`opcast serving capacity`).
+
+    ``workers`` are processes: the answer is the same for any number. The other arguments and errors are those of
+    :func:`serving`; RequestError for traffic without a rate.
+    """
+    from ..simulator.serving import studies
+
+    bench, request = _served_question(model, device, home, settings)
+    return studies.serving_capacity(request, bench, Crew(workers).apply)
+
+
+def serving_sweep(
+    model: Model | ServingRequest | None = None,
+    device: str | Device | None = None,
+    *,
+    rates: Sequence[float] = (),
+    workers: int = 1,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> list[tuple[float, ServingReport]]:
+    """What comes of the same traffic at each of the ``rates`` (`opcast serving sweep`).
+
+    Requests a second; of a trace how many times faster than recorded. Without any: a tenth of the traffic's rate to
+    twice it. The other arguments and errors are those of :func:`serving_capacity`.
+    """
+    from ..simulator.serving import studies
+    from .serving import checked_rates
+
+    bench, request = _served_question(model, device, home, settings)
+    return studies.serving_sweep(request, checked_rates(list(rates)), bench, Crew(workers).apply)
+
+
+def serving_ways(
+    model: Model | ServingRequest | None = None,
+    device: str | Device | None = None,
+    *,
+    workers: int = 1,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> list[WayOfServing]:
+    """Replicas that do both beside pools that prefill and decode, the best first (`opcast serving compare`).
+
+    The arguments and errors are those of :func:`serving_capacity`; RequestError for one replica, which no pools share.
+    """
+    from ..simulator.serving import studies
+
+    bench, request = _served_question(model, device, home, settings)
+    return studies.serving_ways(request, bench, Crew(workers).apply)
+
+
+def _served_question(
+    model: Any, device: Any, home: str | Path | None, settings: Mapping[str, Any]
+) -> tuple[Workbench, ServingRequest]:
+    """The request about traffic, and the workbench that answers it."""
     from ..simulator.question.serving import ServingRequest
 
-    given = {"device": device, **settings}
-    request = _request("serving", model, given, home, ServingRequest)
-    sources = _folders(home) if request.step is None else request.step.sources
-    return _served(request, sources, requests)
+    request: ServingRequest = _request("serving", model, {"device": device, **settings}, home, ServingRequest)
+    return _bench(_folders(home) if request.step is None else request.step.sources), request
 
 
 def _request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:
@@ -265,20 +382,6 @@ def _request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path |
 
 def _warn(text: str) -> None:
     warnings.warn(text, OpcastWarning, stacklevel=6)
-
-
-def _served(request: ServingRequest, sources: Sources, requests: str | Path | None) -> ServingReport:
-    """The report of traffic, its requests written down where a file is named."""
-    if requests is None:
-        return _bench(sources).serving(request).report
-    from ..simulator.serving.serve import Keeping
-    from .serving import write_rows
-    from .writing import check_place
-
-    check_place("requests", Path(requests))
-    served = _bench(sources).serving(request, Keeping(requests=True))
-    write_rows(served, Path(requests))
-    return served.report
 
 
 def _device(device: str | Device) -> str | Device:

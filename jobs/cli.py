@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..datasets.installing import install_command
 from ..datasets.loading import nearest
 from ..datasets.own_warnings import own_warnings
 from ..datasets.version import __version__
 from . import helping
 from .complaints import explain, no_word
 from .composing import any_help, as_override, compose, composed, plain, register
-from .installing import install_command
 from .settings import by_alias, check, command, readable
 from .show import CONFIG_DIRECTORY, BadInputError, json_lines, one_line, print_json
 
@@ -44,14 +44,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "serving": ("serving", "traffic on a served model: latencies, throughput, capacity"),
     "search": ("search", "the best layouts of a training step, and why they are best"),
     "plan": ("plan", "a whole training job: days, price and energy, with failures"),
+    "upgrade": ("upgrade", "what a new engine, driver or NCCL may move, and what to measure"),
+    "posttrain": ("posttrain", "SFT, LoRA, DPO, PPO, GRPO: rollout, training, weight sync"),
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "calibrate": ("calibrate", "what known runs teach of steps, scored on tables left out"),
     "trace": ("trace", "traces (Chakra, PyTorch): check, convert, analyse, explain"),
     "api": ("service.serve", "an HTTP service and web page over the same questions"),
+    "mcp": ("service.tools", "the same questions as tools for AI assistants (MCP)"),
     "new": ("new", "a device or cluster of your own, to edit, from a known one"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
     "completion": ("completing", "what makes bash, zsh or fish complete verbs, settings and choices"),
 }
+ALSO = {"post-train": "posttrain", "post_train": "posttrain", "post-training": "posttrain", "rl": "posttrain"}
+"""Other names that a verb is guessed by."""
 # a verb and the word after it -> the module and configuration of their own that they have
 PAIRS: dict[tuple[str, ...], str] = {
     ("search", "serving"): "search_serving",
@@ -185,6 +190,7 @@ def unforeseen(error: Exception) -> str:
 
 def run(verb: str, arguments: list[str]) -> int:
     """Run one verb; BadInputError when it or an argument is unknown."""
+    verb = ALSO.get(verb, verb)
     if verb not in VERBS and verb not in PAIRS.values():
         raise BadInputError(f"unknown verb {verb!r}; {nearest(verb, VERBS, 'one of')}")
     name = VERBS[verb][0] if verb in VERBS else verb

@@ -1,5 +1,5 @@
 """``opcast data``: what a store holds (``summary``), what is wrong with it (``check``), how well two agree
-(``repeat``); what has moved (``drift``) is :mod:`.drift`'s affair."""
+(``repeat``); what has moved (``drift``) is :mod:`.drift`'s affair, what became better (``gain``) :mod:`.gain`'s."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def run(config: dict[str, Any]) -> int:
     store = Store(path)
     if request.what == "bundle":
         return bundle(store, config, as_json)
+    if request.what == "gain":
+        from . import gain
+
+        return gain.run(store, config, as_json)
     if request.what == "nodes":
         from . import nodes
 

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..datasets.drift import Shift, drift, releases, versions
+from ..datasets.drift import Shift, StepMove, drift, releases, step_moves, versions
 from ..datasets.store import Store
+from .planning import planned_steps, shares_of
 from .show import BadInputError, print_json, say, table
 from .writing import write_text
 
@@ -16,6 +17,7 @@ from .writing import write_text
 def run(store: Store, config: Mapping[str, Any], as_json: bool) -> int:
     """Compare with ``against=STORE``, or two ``releases=[OLD,NEW]``; exit code 1 where something has drifted."""
     margin, alpha = _share(config, "margin"), _share(config, "alpha")
+    steps: list[StepMove] = []
     named = config.get("releases") or []
     if named:
         if not isinstance(named, list) or len(named) != 2:
@@ -25,6 +27,10 @@ def run(store: Store, config: Mapping[str, Any], as_json: bool) -> int:
         fresh = _fresh(config)
         shifts = drift(store, fresh, margin, alpha)
         changed = changes(store, fresh, shifts)
+        if planned_steps(config):
+            steps = step_moves(store, fresh, shifts, shares_of(config), margin)
+    if named and planned_steps(config):
+        raise BadInputError("steps are told of two stores: give against=STORE in place of releases")
     if not shifts:
         raise BadInputError("both have no row of one op, device and backend: nothing can be compared")
     moved = [shift for shift in shifts if shift.verdict == "drifted"]
@@ -40,11 +46,22 @@ def run(store: Store, config: Mapping[str, Any], as_json: bool) -> int:
                 "changed": changed,
                 "stale": stale,
                 "advice": advice(moved),
+                "steps": [asdict(step) for step in steps],
             }
         )
     else:
         show(shifts, changed, stale)
+        for step in steps:
+            say(step_line(step))
     return 1 if moved else 0
+
+
+def step_line(step: StepMove) -> str:
+    """What the steps become, and how much of them that rests on."""
+    return (
+        f"the steps on {step.device}: {step.percent:+.1f} % ({step.low:+.1f} to {step.high:+.1f}); "
+        f"{step.own:.0%} of the time of their kernels was measured in both stores, {step.by_kind:.0%} goes by kind"
+    )
 
 
 def _fresh(config: Mapping[str, Any]) -> Store:

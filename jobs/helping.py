@@ -24,13 +24,17 @@ WANTED = (
     ("how long does a step of this model take?", "opcast simulate workload=train model=llama3_8b device=h200"),
     ("which layout is the best one?", "opcast search model=llama3_8b cluster=dgx_h100 workload.global_batch=64"),
     ("how many days and how much money is the whole job?", "opcast plan model=llama3_8b cluster=dgx_h100 tokens=1e12"),
+    (
+        "how long does an iteration of GRPO take, and what waits?",
+        "opcast posttrain model=qwen3_8b cluster=dgx_h100 method=grpo prompts=128 responses=8",
+    ),
     ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Ask": ("predict", "simulate", "serving", "search", "plan", "compare", "list"),
+    "Ask": ("predict", "simulate", "serving", "search", "plan", "posttrain", "compare", "upgrade", "list"),
     "Measure and learn": ("quickstart", "new", "onboard", "profile", "import", "data", "train"),
     "Check and explain": ("validate", "calibrate", "trace"),
-    "Share": ("api", "completion"),
+    "Share": ("api", "mcp", "completion"),
 }
 LISTED = {"device": "devices", "cluster": "clusters", "model": "models", "op": "ops", "stack": "stacks"}
 """Groups that have a list of their own: ``opcast list devices``."""
@@ -49,7 +53,7 @@ def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
     for question, answer in WANTED:
         lines += [f"  {question}", f"      {answer}"]
     for heading, names in {**SECTIONS, "More": _unnamed(verbs)}.items():
-        lines += ["", f"{heading}:", ""] if names else []
+        lines += ["", f"{heading}:"] if names else []
         lines += [f"  {name:<{width}}  {verbs[name][1]}" for name in names]
     return "\n".join(
         [

@@ -96,3 +96,5 @@ def show(report: ImportReport, store: Store) -> None:
         f"{report.rows_written:,} written, {report.merged:,} repeats merged, {report.skipped:,} already there, "
         f"{refused:,} kept out"
     )
+    if report.rows_written:
+        say("next: `opcast train device=…`; then `opcast data gain report=gain.html` shows what became better")

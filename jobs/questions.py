@@ -68,7 +68,14 @@ QUESTIONS = {
     "plan": VerbQuestion(
         "job.request.PlanRequest", step="step", kind="train", leaves_out=("faults_study", "micro_batches", "workload")
     ),
+    "posttrain": VerbQuestion(
+        "post_training.request.PostTrainRequest",
+        step="step",
+        kind="train",
+        leaves_out=("faults_study", "micro_batches", "workload"),
+    ),
     "compare": VerbQuestion("chips.request.CompareRequest", step="step", leaves_out=("faults_study",)),
+    "upgrade": VerbQuestion("upgrade.request.UpgradeRequest", step="step", leaves_out=("faults_study",)),
     "serving": VerbQuestion(
         "question.serving.ServingRequest",
         step="step",

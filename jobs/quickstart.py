@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.device_names import figures_of_file
 from ..datasets.devices import Device
+from ..datasets.installing import install_command
 from ..datasets.store import Store
 from ..harness import accelerator
 from ..harness.accelerator import Accelerator
@@ -27,7 +28,6 @@ from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload
 from . import resolve
 from .graphs import ops_of, trace_all
-from .installing import install_command
 from .onboard import HERE
 from .operator_match import compare_operators, step_times
 from .profile import measure, plan_of

@@ -19,7 +19,7 @@ from ..simulator.question.place import THIS_MACHINE, shipped
 from ..simulator.question.sources import Sources
 
 ANY_DEVICE = "any"
-VIEWS = ("summary", "check", "repeat", "drift", "nodes", "bundle")
+VIEWS = ("summary", "check", "repeat", "drift", "gain", "nodes", "bundle")
 
 
 @dataclass(frozen=True)

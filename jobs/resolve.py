@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,39 +111,15 @@ def engine(config: Mapping[str, Any], target: Device, planned: Plan | None = Non
     return bench(config).engine_with_links(target, cluster(config), network(config), planned)
 
 
-def predict_request(config: Mapping[str, Any], ops: list[Op], target: Device) -> PredictRequest:
+def predict_request(config: Mapping[str, Any], ops: Sequence[Op], target: Device) -> PredictRequest:
     """The request about some ops, or about the transfers of the configuration where there are none."""
-    from ..simulator.question.predictions import PredictRequest
+    from ..simulator.question.keywords import predict_request
 
-    joined = cluster(config)
-    named: tuple[Any, Any] = ((), ())
-    if config.get("transfers") and joined is not None:
-        from ..simulator.network.query import parse_transfers, read_transfers
-
-        given = config["transfers"]
-        whole = (
-            read_transfers(Path(given), joined.devices)
-            if isinstance(given, str)
-            else parse_transfers(given, joined.devices)
-        )
-        named = tuple(whole[0]), tuple(whole[1])
-    group = config.get("group")
-    return PredictRequest(
-        ops=tuple(ops),
-        device=target,
-        cluster=joined,
-        cache=config["cache"],
-        limits=limits(config),
-        group=tuple(group) if isinstance(group, list) else group,
-        stride=config.get("stride"),
-        all_groups=bool(config.get("all_groups")),
-        algorithm=config.get("algorithm"),
-        loads=bool(config.get("report") or config.get("picture")),
-        transfers=named[0],
-        names=named[1],
-        network=network(config),
-        sources=sources(config),
-    )
+    moved = config.get("transfers")
+    what = Path(moved) if isinstance(moved, str) else moved or ops
+    values = {**questions.usual("predict"), **set_values("predict", config)}
+    request = predict_request(what, target, cluster(config), sources(config), values, {})
+    return dataclasses.replace(request, loads=bool(config.get("report") or config.get("picture")))
 
 
 def request_of(verb: str, config: Mapping[str, Any]) -> Any:
@@ -153,13 +129,18 @@ def request_of(verb: str, config: Mapping[str, Any]) -> Any:
 
 def given(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a configuration says, by the names of the verb's settings; beside a law nothing of a model."""
-    found = {each.name: value_at(config, each.path) for each in questions.settings(verb)}
-    made = {name: value for name, value in found.items() if value is not MISSING and name not in FIGURES}
+    made = set_values(verb, config)
     if config.get("law") is not None:
         return {name: value for name, value in made.items() if name in questions.beside_law()}
     joined = cluster(config)
     chosen = {"model": model(config), "cluster": joined, "device": named_device(config)}
     return made | chosen | {"stack": stack(config, verb)}
+
+
+def set_values(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a configuration has, by their names; none of those that a cluster has within it."""
+    values = {each.name: value_at(config, each.path) for each in questions.settings(verb)}
+    return {name: value for name, value in values.items() if value is not MISSING and name not in FIGURES}
 
 
 def named_device(config: Mapping[str, Any]) -> Device | str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,11 @@ from ..datasets.loading import choice, number, whole
 from ..simulator.report.served import ServingReport, TimeSpread
 from ..simulator.search.spread import Crew
 from . import resolve
+from .questions import as_list
 from .serving_observed import observed_beside, show_observed
 from .serving_unread import check_read, check_words
 from .show import BadInputError, listed, print_json, say, table, wants_json
-from .simulate import CURRENCY
+from .simulate import CURRENCY, apart, spelled
 from .validate import progress_bar
 from .writing import check_place, write
 
@@ -45,18 +45,32 @@ ADDED = (
     "decode_pool.",
     "traffic.turn_input",
 )
-KINDS = ("run", "capacity", "sweep", "compare")
+KINDS = ("run", "capacity", "sweep", "compare", "caps", "calibrate")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
 FILES = ("requests", "trace", "report")
+OF_LEARNING = ("log", "output")
 OF_ONE_RUN = {"capacity": ("requests", "trace", "chakra"), "sweep": ("requests", "trace", "chakra")}
 WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
 
 def words(arguments: Sequence[str]) -> list[str]:
-    """The words of a call, checked: settings that would not be read are refused as they were typed."""
-    check_words(arguments)
-    return list(arguments)
+    """The words of a call, checked: settings that would not be read are refused as they were typed.
+
+    ``launch=FILE`` becomes the settings of the servers that the file starts; what else is given goes before them.
+    """
+    files, rest, names = apart(arguments)
+    if files:
+        from ..simulator.search.served.servers import settings_of_servers
+
+        settings = settings_of_servers(Path(files[-1]))
+        if "model" not in names | settings.keys():
+            raise BadInputError(f"launch={files[-1]} does not say a model that opcast knows: add model=llama3_8b")
+        if not names & {"cluster", "device"}:
+            raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
+        rest = [*(f"{name}={spelled(value)}" for name, value in settings.items() if name not in names), *rest]
+    check_words(rest)
+    return rest
 
 
 def run(config: dict[str, Any]) -> int:
@@ -68,6 +82,14 @@ def run(config: dict[str, Any]) -> int:
             check_place(name, Path(str(config[name])))
     if config["observed"]:
         config = with_observed_traffic(config)
+    if config["what"] == "calibrate":
+        from .serving_calibrate import calibrate
+
+        return calibrate(config)
+    if unread := [name for name in OF_LEARNING if config[name]]:
+        raise BadInputError(
+            f"{unread[0]}={config[unread[0]]} is of `opcast serving calibrate`: leave it out, or ask for it"
+        )
     request = resolve.request_of("serving", config)
     check_read(config, request)
     if config["what"] == "run":
@@ -92,37 +114,43 @@ def with_observed_traffic(config: dict[str, Any]) -> dict[str, Any]:
 
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
     """The same traffic several times: a sweep of rates, the largest that is good enough, or pools side by side."""
-    from ..simulator.serving.capacity import PlayedReplicas, capacity, sweep
-    from ..simulator.serving.comparison import compare, ways
-    from ..simulator.serving.connect import replicas_of
+    from ..simulator.serving import studies
 
-    pool, apply = request.decode_pool, apply_of(config)
-    paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or int(config["what"] == "compare")))
-    replica, decoder = replicas_of(paired, resolve.bench(config))
-    side = PlayedReplicas(replica, decoder)
+    bench, apply = resolve.bench(config), apply_of(config)
+    if config["what"] == "caps":
+        from . import serving_caps
+
+        return serving_caps.run(config, request, bench, apply, as_json)
     if config["what"] == "compare":
-        return show_ways(request, compare(ways(request, replica, decoder), side, apply), as_json)
+        found = studies.serving_ways(request, bench, apply)
+        if as_json:
+            print_json(studies.ways_values(found))
+        else:
+            show_ways(request, found)
+        return 0
     if config["what"] == "sweep":
-        rates_set = config["rates"] or []
-        rates = [
-            number(BadInputError, "rates", rate) for rate in (rates_set if isinstance(rates_set, list) else [rates_set])
-        ]
-        if not all(rates):
-            raise BadInputError(f"rates={rates_set} must all be more than 0")
-        reports = sweep(request, rates, side, apply)
+        reports = studies.serving_sweep(request, checked_rates(config["rates"]), bench, apply)
         write_page(config, request, reports[-1][1], reports)
         if as_json:
-            print_json({"rates": [{"rate": rate} | without_curves(report) for rate, report in reports]})
+            print_json(studies.sweep_values(reports))
         else:
             show_sweep(reports, unit_of(request))
         return 0
-    best = capacity(request, side, apply)
+    best = studies.serving_capacity(request, bench, apply)
     write_page(config, request, best.at_rate)
     if as_json:
         print_json(best.to_dict())
     else:
         show_capacity(best, unit_of(request))
     return 0
+
+
+def checked_rates(rates: Any) -> list[float]:
+    """The rates of a sweep, of one or a list of them. BadInputError for one that is no number above 0."""
+    checked = [number(BadInputError, "rates", rate) for rate in as_list(rates)]
+    if not all(checked):
+        raise BadInputError(f"rates={rates} must all be more than 0")
+    return checked
 
 
 def unit_of(request: ServingRequest) -> str:
@@ -164,12 +192,8 @@ def show_capacity(best: Capacity, unit: str) -> None:
     show(best.at_rate)
 
 
-def show_ways(request: ServingRequest, ways: list[WayOfServing], as_json: bool) -> int:
+def show_ways(request: ServingRequest, ways: list[WayOfServing]) -> None:
     """Replicas that do both beside pools, the best first."""
-    if as_json:
-        named = [{"way": way.name, "prefill": way.prefill, "decode": way.decode} for way in ways]
-        print_json({"ways": [row | without_curves(way.report) for row, way in zip(named, ways, strict=True)]})
-        return 0
     from ..simulator.serving.report import number_text
 
     times_of = ("TTFT p50", "p90", "TPOT p50", "p90", "KV transfer")
@@ -186,7 +210,6 @@ def show_ways(request: ServingRequest, ways: list[WayOfServing], as_json: bool) 
         )
     ranked = "goodput of a GPU" if request.slo.named else "output tokens of a GPU"
     table(f"co-located and disaggregated, milliseconds, by {ranked}", heads, rows)
-    return 0
 
 
 def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
@@ -279,12 +302,6 @@ def write_traces(served: ServedTraffic, folder: Path) -> None:
         say(f"of {served.report.iterations:,} iterations the first {len(served.iterations):,} are in the traces")
 
 
-def without_curves(report: ServingReport) -> dict[str, Any]:
-    """The report without what is long."""
-    long = ("cdf", "over_time", "backlog", "slo_curve")
-    return {name: value for name, value in report.to_dict().items() if name not in long}
-
-
 def show(report: ServingReport) -> None:
     """Times, throughput, memory, and what a reader should know."""
     from ..simulator.serving.report import number_text
@@ -326,7 +343,7 @@ def show(report: ServingReport) -> None:
     if report.tokens_per_decode > 1:
         rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
-        rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found"))
+        rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found{tiers_text(report)}"))
     rows += [
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
@@ -342,9 +359,36 @@ def show(report: ServingReport) -> None:
     if report.sources:
         rows.append(("measured by", listed(report.sources)))
     table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)
+    show_classes(report)
     for note in (report.overload, *report.notes):
         if note:
             say(note)
+
+
+def tiers_text(report: ServingReport) -> str:
+    """Where the tokens of the prefix cache were found, and how long a load took; empty without tiers."""
+    tiers = {name: tier for name, tier in report.kv_tiers.items() if name != "loads"}
+    if not tiers:
+        return ""
+    shares = ", ".join(f"{tier['share']:.0%} {name}" for name, tier in tiers.items())
+    loads = report.kv_tiers["loads"]
+    return f" ({shares}); {loads['loads']:,.0f} loads of {loads['mean_ms']:,.1f} ms"
+
+
+def show_classes(report: ServingReport) -> None:
+    """What each class of requests saw."""
+    if not report.classes:
+        return
+    from ..simulator.serving.report import number_text
+
+    heads = ("", "priority", "served", "rejected", "TTFT p50", "p99", "TPOT p50", "p99", "had all of slo", "goodput")
+    rows = []
+    for name, seen in report.classes.items():
+        times = (f"{seen[each][part]:,.1f}" for each in ("ttft_ms", "tpot_ms") for part in ("p50", "p99"))
+        counts = f"{seen['completed']:,}", f"{seen['requests'] - seen['completed']:,}"
+        goodput = number_text(seen["goodput"])
+        rows.append((name, f"{seen['priority']}", *counts, *times, f"{seen['slo_attainment']:.1%}", goodput))
+    table("classes, milliseconds", heads, rows)
 
 
 def kv_text(kv: Mapping[str, Any]) -> str:

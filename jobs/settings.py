@@ -34,7 +34,7 @@ FILES = (
     "tracking",
     "points",
     "launch",
-    *("observed", "output", "row", "key_file"),
+    *("observed", "output", "row", "key_file", "log"),
 )
 FLAGS = ("all_groups", "detail", "details", "promote", "power", "watch", "set_aside", "rollback")
 GROUPS = (
@@ -51,7 +51,7 @@ GROUPS = (
     "space",
     "where",
 )
-SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
+SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers")
 PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy", "prices")
 MAPPINGS = (
     *(*GROUPS, *SERVED, *PLANNED),
@@ -71,7 +71,7 @@ LISTS = (
     "stragglers",
     "workload.expert_load",
     "phases",
-    *("objectives", "constraints", "prune", "compare", "others", "power_caps_w"),
+    *("objectives", "constraints", "prune", "compare", "others", "power_caps_w", "changes"),
 )
 PARTS = {  # of groups that no loader checks
     "engine": ("order", "serving"),
@@ -86,7 +86,9 @@ READERS = (
     "search",
     "search_serving",
     "plan",
+    "posttrain",
     "compare",
+    "upgrade",
     "profile_coverage",
     "validate",
     "list",

@@ -39,25 +39,33 @@ def words(arguments: Sequence[str]) -> list[str]:
 
     BadInputError where no cluster is named: a command does not say what its GPUs are. LaunchError for the file.
     """
-    texts = list(arguments)
-    files = [text.removeprefix("launch=") for text in texts if text.startswith("launch=")]
+    files, rest, names = apart(arguments)
     if not files:
-        return texts
-    rest = [text for text in texts if not text.startswith("launch=")]
-    names = {text.partition("=")[0].lstrip("+") for text in rest}
-    if "cluster" not in names:
-        raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
-    from ..simulator.search.relaunch import settings_of_launch
+        return rest
+    from ..simulator.search.launch_reading import settings_of_launch
 
     models = [text.removeprefix("model=") for text in rest if text.startswith("model=")]
     settings = settings_of_launch(Path(files[-1]), models[-1] if models else "")
+    if "cluster" not in names | settings.keys():
+        raise BadInputError(f"launch={files[-1]} does not say what its GPUs are: add cluster=dgx_h100, or another")
+    if "cluster" in names:  # the file's own cluster is another
+        settings.pop("cluster", None)
     return [*(f"{name}={spelled(value)}" for name, value in settings.items() if name not in names), *rest]
+
+
+def apart(arguments: Sequence[str]) -> tuple[list[str], list[str], set[str]]:
+    """The files of ``launch=``, the other words, and the names of these."""
+    files = [text.removeprefix("launch=") for text in arguments if text.startswith("launch=")]
+    rest = [text for text in arguments if not text.startswith("launch=")]
+    return files, rest, {text.partition("=")[0].lstrip("+") for text in rest}
 
 
 def spelled(value: Any) -> str:
     """A value as the command line has it."""
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{name}:{each}" for name, each in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ..datasets.devices import Device
+from ..datasets.installing import install_command
 from .candidates import Options
 from .features import feature_names
 from .importance import ROWS, permutation_importance
@@ -70,7 +71,7 @@ def train_tracked(
     results, trained = train_and_register(store, device, registry, kinds, options, progress)
     if uri and importlib.util.find_spec("mlflow") is None:
         if progress:
-            progress("mlflow is not installed: trained and registered, not tracked (pip install 'opcast[mlflow]')")
+            progress(f"mlflow is not installed: trained and registered, not tracked ({install_command('mlflow')})")
     elif uri:
         log(trained, uri)
     return results
@@ -94,7 +95,7 @@ def log(trained: Iterable[Trained], uri: str) -> list[Tracked]:
 def check(uri: str) -> None:
     """TrackingError, within seconds, when MLflow is not installed or a server does not answer at all."""
     if importlib.util.find_spec("mlflow") is None:
-        raise TrackingError("tracking needs mlflow: pip install 'opcast[mlflow]', or switch tracking off")
+        raise TrackingError(f"tracking needs mlflow: {install_command('mlflow')}, or switch tracking off")
     parts = urlsplit(uri)
     if parts.scheme == "sqlite":
         _writable(Path(uri.removeprefix("sqlite:///")))

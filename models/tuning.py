@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..datasets.installing import install_command
 from .candidates import LightGBM, OptionError, Options, Task
 from .features import Frame
 from .learning import fold_count, held_out, task_of
@@ -33,7 +34,7 @@ def searched(table: MeasurementTable, ops: Frame, options: Options) -> tuple[Opt
     never ends with worse ones on its rows. Deterministic for a seed. OptionError when optuna is not installed.
     """
     if importlib.util.find_spec("optuna") is None:
-        raise OptionError("predictor.trials needs optuna: pip install 'opcast[search]', or set predictor.trials=0")
+        raise OptionError(f"predictor.trials needs optuna: {install_command('search')}, or set predictor.trials=0")
     folds = split(table.kind, table.columns, fold_count(len(table), options), options.seed)
     rows = search_rows(table, options.seed)
     if "lightgbm" not in options.candidates or not options.lightgbm.able(len(rows)):

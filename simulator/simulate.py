@@ -59,11 +59,11 @@ def simulate(
     state = simulated(model, work, plan, device, engine, cache_dir)
     if advice:
         state = replace(state, memories=advised(state, model, work, plan, device, cache_dir))
-    own = engine_of(state.plan.stack, engine)
-    flows = flow_engine(own) if plan.cluster.devices > 1 else None
+    engines = engine_of(state.plan.stack, engine)
+    flows = flow_engine(engines) if plan.cluster.devices > 1 else None
     network: Mapping[str, Any] = {}
-    if flows is not None and isinstance(own, FusedEngine):
-        trials = studies.study_faults(state, own, faults_study) if faults_study else None
+    if flows is not None and isinstance(engines, FusedEngine):
+        trials = studies.study_faults(state, engines, faults_study) if faults_study else None
         network = links_report(flows, state.main.shared, trials)
     report = report_of(state, started, network)
     return replace(report, notes=(*report.notes, *notes(report, work, state)))
@@ -87,8 +87,8 @@ def advised(
     fullest = max(state.memories, key=lambda memory: memory.peak_gib)
     if fullest.peak_gib <= device.memory_gib:
         return state.memories
-    told = replace(fullest, advice=fitting(fullest, work, plan, device, attempt(model, device, cache_dir)))
-    return tuple(told if each is fullest else each for each in state.memories)
+    with_advice = replace(fullest, advice=fitting(fullest, work, plan, device, attempt(model, device, cache_dir)))
+    return tuple(with_advice if memory is fullest else memory for memory in state.memories)
 
 
 def attempt(model: Model, device: Device, cache_dir: Path | None) -> Attempt:
@@ -132,8 +132,8 @@ def simulate_workload(
     flows = flow_engine(engine)
     network: Mapping[str, Any] = {"fidelity": "analytical"}
     if flows is not None and isinstance(engine, FusedEngine):
-        given = {"busbw": busbw, "vpp": vpp}
-        trials = study(workload, plan, flows, engine.engines, faults_study, **given) if faults_study else None
+        settings = {"busbw": busbw, "vpp": vpp}
+        trials = study(workload, plan, flows, engine.engines, faults_study, **settings) if faults_study else None
         network = links_report(flows, None, trials)
     return file_report(step, name, started, network)
 

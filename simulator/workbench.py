@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from .chips.request import CompareRequest
     from .job.answer import PlanReport
     from .job.request import PlanRequest
+    from .post_training.answer import PostTrainReport
+    from .post_training.request import PostTrainRequest
     from .predict.links import Links
     from .question.plan import Plan
     from .question.requests import CalibrateRequest, SimulateRequest, ValidateRequest
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from .search.served.request import ServedSearchRequest
     from .search.spread import Crew
     from .serving.serve import Keeping, ServedTraffic
+    from .upgrade.answer import UpgradeReport
+    from .upgrade.request import UpgradeRequest
     from .validation import Validation, ValidationSettings
     from .validation.calibrate import Calibrating
 
@@ -112,12 +116,12 @@ class Workbench:
         What those rows say holds for the machine that they are of: not for more units, or other clocks.
         """
         stores = (Store(path) for path in self.stores if path.is_dir() and not device.synchronous)
-        store = next((each for each in stores if each.files("gemm", device.id)), None)
+        store = next((candidate for candidate in stores if candidate.files("gemm", device.id)), None)
         try:
-            known = None if store is None else store.known_device(device.id)
+            stored = None if store is None else store.known_device(device.id)
         except DeviceError:
             return device
-        if store is None or any(getattr(device, name) != getattr(known, name) for name in OF_A_MACHINE):
+        if store is None or any(getattr(device, name) != getattr(stored, name) for name in OF_A_MACHINE):
             return device
         return with_own_clocks(device, store.read("gemm", device.id, columns=COLUMNS))
 
@@ -127,9 +131,9 @@ class Workbench:
         if name == LOCAL:
             device_id = self._measured_here()
         for path in self.stores:
-            found = Store(path).device(device_id) if path.is_dir() else None
-            if found is not None:
-                return found
+            stored = Store(path).device(device_id) if path.is_dir() else None
+            if stored is not None:
+                return stored
         if local:
             raise RequestError(
                 f"this machine ({device_id}) is not measured yet in {self.sources.store}; "
@@ -142,8 +146,8 @@ class Workbench:
 
     def _measured_here(self) -> str:
         """The id of what this machine was last measured on."""
-        found = (Store(path).machine(self.node()) for path in self.stores if self.node is not None and path.is_dir())
-        device_id = next((each for each in found if each is not None), None)
+        machines = (Store(path).machine(self.node()) for path in self.stores if self.node is not None and path.is_dir())
+        device_id = next((machine for machine in machines if machine is not None), None)
         if device_id is None:
             raise RequestError(
                 f"nothing was measured on this machine yet in {self.sources.store}; run `opcast quickstart` or "
@@ -165,10 +169,10 @@ class Workbench:
 
     def formula(self, device: Device, cluster: Cluster) -> NetworkEngine:
         """The formula of collectives on a cluster: that of its engines, where they have one."""
-        usual = NetworkEngine.families
-        for each in self.engine(device, cluster).engines:
-            if isinstance(each, NetworkEngine) and each.families == usual:
-                return each
+        families = NetworkEngine.families
+        for candidate in self.engine(device, cluster).engines:
+            if isinstance(candidate, NetworkEngine) and candidate.families == families:
+                return candidate
         return NetworkEngine(device, cluster, [Store(path) for path in self.stores if path.is_dir()])
 
     def engine_with_links(
@@ -178,26 +182,26 @@ class Workbench:
 
         TopologyError for a link that is not there, or a fabric that falls apart.
         """
-        found = self.engine(device, cluster)
+        engine = self.engine(device, cluster)
         fidelity = network.on_cluster(cluster)
         if cluster is None or fidelity == "analytical":
-            return found
+            return engine
         from .engines.flow import FlowEngine
 
-        flows = FlowEngine(self.formula(device, cluster), found, plan, fidelity=fidelity)
+        flows = FlowEngine(self.formula(device, cluster), engine, plan, fidelity=fidelity)
         faults = network.on(flows.base.topology)
         if faults:
             flows = flows.with_faults(faults)
             flows.topology  # noqa: B018  what is not there, or falls apart, shows here
-        return FusedEngine([flows, *found.engines])
+        return FusedEngine([flows, *engine.engines])
 
     def links(self, device: Device, cluster: Cluster, network: NetworkChoice) -> Links:
         """The links of a cluster with their faults. TopologyError for what is not there."""
         from .predict.links import Links
 
-        made = Links(self.formula(device, cluster), "flow" if network.fidelity == "auto" else network.fidelity)
-        faults = network.on(made.healthy.topology) if network.named else ()
-        return Links(made.formula, made.fidelity, faults) if faults else made
+        links = Links(self.formula(device, cluster), "flow" if network.fidelity == "auto" else network.fidelity)
+        faults = network.on(links.healthy.topology) if network.named else ()
+        return Links(links.formula, links.fidelity, faults) if faults else links
 
     @property
     def graphs(self) -> Path:
@@ -235,7 +239,7 @@ class Workbench:
         device = self.device(request.device, request.cluster)
         cluster, network = request.cluster, request.network
         if cluster is None:
-            found = predict_ops(request.ops, device, self.engine(device), request.cache)
+            predictions = predict_ops(request.ops, device, self.engine(device), request.cache)
         else:
             from .predict.cluster import predict_collectives, predict_moves
 
@@ -244,8 +248,8 @@ class Workbench:
                 return [predict_moves(request, links)]
             formula = links.formula if links is not None else self.formula(device, cluster)
             flows = partial(self.engine_with_links, device, cluster, network)
-            found = predict_collectives(request, device, self.engine(device, cluster), formula, links, flows)
-        return with_power(found, request.ops, device, self.registries, request.limits, self.sources.backend)
+            predictions = predict_collectives(request, device, self.engine(device, cluster), formula, links, flows)
+        return with_power(predictions, request.ops, device, self.registries, request.limits, self.sources.backend)
 
     def simulate(self, request: SimulateRequest) -> StepReport | InferenceReport | FileReport:
         """The report of a step. Raises WorkloadError, PlanError, DeviceError, TopologyError, those of tracing."""
@@ -274,11 +278,11 @@ class Workbench:
 
         assert request.file is not None
         assert request.cluster is not None
-        found, rates = request.file.read()
-        plan = plan_of(found, request.cluster)
+        workload, rates = request.file.read()
+        plan = plan_of(workload, request.cluster)
         engine = self.engine_with_links(device, request.cluster, request.network, plan)
         study: Any = request.network.faults_study
-        report = simulate_workload(found, plan, engine, request.file.name, rates, request.file.vpp, study)
+        report = simulate_workload(workload, plan, engine, request.file.name, rates, request.file.vpp, study)
         return Answered(report, device, engine)
 
     @own_warnings()
@@ -316,11 +320,26 @@ class Workbench:
         return plan_job(request, self)
 
     @own_warnings()
+    def posttrain(self, request: PostTrainRequest) -> PostTrainReport:
+        """Post-training, phase by phase. Raises RequestError, KvError and the errors of a step."""
+        from .post_training.run import post_train
+
+        return post_train(request, self)
+
+    @own_warnings()
     def compare_chips(self, request: CompareRequest) -> ChipsReport:
         """One workload on several chips and power caps. Raises RequestError and the errors of a step."""
         from .chips.run import compare_chips
 
         return compare_chips(request, self)
+
+    @own_warnings()
+    def upgrade(self, request: UpgradeRequest) -> UpgradeReport:
+        """What new releases may move in a step, and what to measure of it. Raises RequestError and the errors of a
+        step."""
+        from .upgrade.run import plan_upgrade
+
+        return plan_upgrade(request, self)
 
     @own_warnings()
     def search_serving(
@@ -343,9 +362,9 @@ class Workbench:
         Raises LaunchError for what the framework cannot be told.
         """
         from .search.launch import launch_file
-        from .search.request import asked, request_of
+        from .search.request import request_of, set_up
 
-        return launch_file(request_of(asked(request), point), framework)
+        return launch_file(request_of(set_up(request), point), framework)
 
     def launch_serving(self, request: ServedSearchRequest, point: Mapping[str, Any], framework: str | None) -> str:
         """How to start a way to serve: commands of ``vllm``, ``sglang`` or ``trtllm``, or a manifest (``kubernetes``).
@@ -364,11 +383,11 @@ class Workbench:
         from .search.compare import compare, point_of
         from .search.evaluate import Evaluator
         from .search.points import Folder
-        from .search.request import asked
+        from .search.request import set_up
 
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
-        made = asked(request)
-        return compare(Evaluator(made, self), *(point_of(made, text, folder) for text in (one, other)))
+        setup = set_up(request)
+        return compare(Evaluator(setup, self), *(point_of(setup, text, folder) for text in (one, other)))
 
     @own_warnings()
     def compare_serving(
@@ -393,9 +412,9 @@ class Workbench:
         from .serving.connect import replicas_of
         from .serving.serve import serve_with_intervals
 
-        own, decoder = replicas_of(request, self)
+        replica, decoder = replicas_of(request, self)
         with (progress or _silent)(request.traffic.requests) as advance:
-            return serve_with_intervals(request, own, decoder, keep, advance)
+            return serve_with_intervals(request, replica, decoder, keep, advance)
 
     @own_warnings()
     def calibrate(self, request: CalibrateRequest, progress: Progress | None = None) -> Calibrating:

@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ..installing import install_command
 from ..reading import read_json
 from .aiconfigurator_sheet import Origin, Sheet, system_device
 from .aiconfigurator_tables import REFUSED, TABLES
@@ -140,5 +141,5 @@ def _package_data() -> Path:
     data = [Path(place) / "systems" / "data" for place in places]
     found = [folder for folder in data if folder.is_dir()]
     if not found:
-        raise SourceError("give path=…, or install the tables: pip install 'opcast[data]' (aiconfigurator-core)")
+        raise SourceError(f"give path=…, or install the tables: {install_command('data')} (aiconfigurator-core)")
     return found[0]

@@ -6,6 +6,7 @@ import importlib
 from functools import partial
 from typing import Any
 
+from ...datasets.installing import install_command
 from ...datasets.ops import Op
 from .base import Inputs, Run, Unsupported, case, torch_dtype
 from .gemm import block_operands
@@ -23,7 +24,7 @@ def kernels(inputs: Inputs) -> Any:
     try:
         return importlib.import_module("..kernels", __package__)
     except ImportError as error:
-        raise Unsupported(f"triton is not installed ({error}): pip install 'opcast[triton]'") from error
+        raise Unsupported(f"triton is not installed ({error}): {install_command('triton')}") from error
 
 
 @case("rms_norm", "triton:rms_norm", devices=CUDA)

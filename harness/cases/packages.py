@@ -9,14 +9,15 @@ import importlib
 from functools import lru_cache
 from typing import Any
 
+from ...datasets.installing import install_command
 from .base import Inputs, Unsupported
 from .outline import StandIn
 
 EXTRAS = {
-    "flash_attn": "pip install 'opcast[flash_attn]'",
+    "flash_attn": install_command("flash_attn"),
     "flash_attn_interface": "build the folder hopper of github.com/Dao-AILab/flash-attention",
-    "flashinfer": "pip install 'opcast[flashinfer]'",
-    "vllm": "pip install 'opcast[vllm]'",
+    "flashinfer": install_command("flashinfer"),
+    "vllm": install_command("vllm"),
     "mamba_ssm": "pip install mamba-ssm (it builds its kernels)",
     "causal_conv1d": "pip install causal-conv1d (it builds its kernels)",
     "fla": "pip install flash-linear-attention",
@@ -24,7 +25,7 @@ EXTRAS = {
     "flash_mla": "build github.com/deepseek-ai/FlashMLA",
     "transformer_engine": "pip install 'transformer-engine[pytorch]'",
     "transformer_engine_torch": "pip install 'transformer-engine[pytorch]'",
-    "deep_gemm": "pip install 'opcast[vllm]', which carries it, or build github.com/deepseek-ai/DeepGEMM",
+    "deep_gemm": f"{install_command('vllm')}, which carries it, or build github.com/deepseek-ai/DeepGEMM",
     "deep_ep": "build github.com/deepseek-ai/DeepEP",
 }
 CARRIED = {"deep_gemm": "vllm.third_party.deep_gemm"}

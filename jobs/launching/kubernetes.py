@@ -10,6 +10,7 @@ import gzip
 import re
 from typing import Any
 
+from ...datasets.installing import install_command
 from ...harness.environment import JOB, NODE
 from ...harness.plan import CampaignPlan
 from ..show import BadInputError
@@ -46,7 +47,7 @@ def check(manifest: dict[str, Any], version: str) -> None:
     try:
         from kubernetes_validate import utils as schemas
     except ImportError:
-        raise BadInputError("where=kubernetes needs kubernetes-validate: pip install 'opcast[cluster]'") from None
+        raise BadInputError(f"where=kubernetes needs kubernetes-validate: {install_command('cluster')}") from None
     try:
         schemas.validate(manifest, version, strict=True)
     except schemas.ValidationError as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...datasets.installing import install_command
 from ..show import BadInputError
 from .places import Slurm
 
@@ -58,7 +59,7 @@ def executor_of(target: Slurm, store: Path, campaign: str) -> Any:
     try:
         import submitit
     except ImportError:
-        raise BadInputError("where=slurm needs submitit: pip install 'opcast[cluster]'") from None
+        raise BadInputError(f"where=slurm needs submitit: {install_command('cluster')}") from None
     if submitit.SlurmExecutor.affinity() < 0:
         raise BadInputError("where=slurm needs Slurm's commands, and there is no srun here: log in to the cluster")
     folder = Path(target.logs).expanduser() if target.logs else store / "campaigns" / f"{campaign}-slurm"

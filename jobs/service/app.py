@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -16,11 +17,13 @@ from ...datasets.vocabulary import OpKind
 from ...models.power import Limits
 from ...simulator.chips.request import CompareRequest
 from ...simulator.job.request import PlanRequest
+from ...simulator.post_training.request import PostTrainRequest
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.question.requests import SimulateRequest
 from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.report.answer import OpPrediction
+from ...simulator.upgrade.request import UpgradeRequest
 from .. import listing
 from ..questions import usual
 from ..show import BadInputError, one_line
@@ -29,21 +32,26 @@ from .bodies import (
     BatchBody,
     CompareBody,
     PlanBody,
+    PostTrainBody,
     PredictBody,
     SearchBody,
     ServedSearchBody,
     ServingBody,
     SimulateBody,
+    SweepBody,
+    UpgradeBody,
     compare_of,
     fabric_of,
     placed,
     plan_of,
+    posttrain_of,
     predict_of,
     search_of,
     served_search_of,
     serving_of,
     simulate_of,
     sources,
+    upgrade_of,
 )
 from .following import followed
 from .guard import ARROW, Guard, encoded
@@ -117,6 +125,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 def _service_routes(app: FastAPI, processes: Processes, measures: Measures) -> None:
     """The page, and what operators of the service look at."""
     page, charts = index(), plotly()
+    all_calls = cache(lambda: calls(app.openapi()))  # once all routes are there
 
     @app.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -124,7 +133,7 @@ def _service_routes(app: FastAPI, processes: Processes, measures: Measures) -> N
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        return Response(calls(app.openapi()), media_type="text/html")
+        return Response(all_calls(), media_type="text/html")
 
     @app.get("/static/plotly.js", include_in_schema=False)
     async def script() -> Response:
@@ -220,6 +229,12 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         question = compare_of(body, settings)
         return as_json(await processes.run(compared, (question,), request.is_disconnected, "search_s"))
 
+    @app.post("/v1/upgrade", tags=["upgrade"])
+    async def upgrade(request: Request, body: UpgradeBody) -> Response:
+        """What another engine, driver or library may move in a step, and what to measure of it."""
+        question = upgrade_of(body, settings)
+        return as_json(await processes.run(upgraded, (question,), request.is_disconnected))
+
     @app.post("/v1/plan", tags=["plan"])
     async def plan(request: Request, body: PlanBody) -> Response:
         """A whole training job: days, GPU-hours, price, kWh and CO2 as P10, P50 and P90 of its lives."""
@@ -233,11 +248,42 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         page = await processes.run(planned_page, (question, part), request.is_disconnected, "search_s")
         return Response(page, media_type="text/html")
 
+    @app.post("/v1/posttrain", tags=["posttrain"])
+    async def posttrain(request: Request, body: PostTrainBody) -> Response:
+        """Post-training phase by phase: rollout, log-probs, training, weight sync, as P10, P50 and P90."""
+        question = posttrain_of(body, settings)
+        return as_json(await processes.run(post_trained, (question,), request.is_disconnected, "search_s"))
+
+    @app.post("/v1/posttrain/report", tags=["posttrain"])
+    async def posttrain_report(request: Request, body: PostTrainBody, part: Part = "page") -> Response:
+        """The same as a self-contained HTML page with its pictures; ``part=body``: its cards and sections alone."""
+        question = posttrain_of(body, settings)
+        page = await processes.run(post_trained_page, (question, part), request.is_disconnected, "search_s")
+        return Response(page, media_type="text/html")
+
     @app.post("/v1/serving", tags=["serving"])
     async def serving(request: Request, body: ServingBody) -> Response:
         """Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput."""
         question = serving_of(body, settings)
         return as_json(await processes.run(served, (question,), request.is_disconnected, "search_s"))
+
+    @app.post("/v1/serving/capacity", tags=["serving"])
+    async def serving_capacity(request: Request, body: ServingBody) -> Response:
+        """The largest rate of traffic that meets ``slo``, and how sure that is."""
+        question = serving_of(body, settings)
+        return as_json(await processes.run(served_often, ("capacity", question), request.is_disconnected, "search_s"))
+
+    @app.post("/v1/serving/sweep", tags=["serving"])
+    async def serving_sweep(request: Request, body: SweepBody) -> Response:
+        """The same traffic at each of the ``rates``; none: a tenth of its rate to twice it."""
+        question = ("sweep", serving_of(body, settings), tuple(body.rates))
+        return as_json(await processes.run(served_often, question, request.is_disconnected, "search_s"))
+
+    @app.post("/v1/serving/compare", tags=["serving"])
+    async def serving_ways(request: Request, body: ServingBody) -> Response:
+        """Replicas that do both beside pools that prefill and decode, the best first."""
+        question = serving_of(body, settings)
+        return as_json(await processes.run(served_often, ("compare", question), request.is_disconnected, "search_s"))
 
     @app.post("/v1/predict/report", tags=["predict"])
     async def predict_report(request: Request, body: PredictBody, part: Part = "page") -> Response:
@@ -318,6 +364,14 @@ def compared(request: CompareRequest) -> dict[str, Any]:
     return workbench(request.step.sources, this_machine).compare_chips(request).to_dict()
 
 
+def upgraded(request: UpgradeRequest) -> dict[str, Any]:
+    """The answer about an upgrade. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return workbench(request.step.sources, this_machine).upgrade(request).to_dict()
+
+
 def planned(request: PlanRequest) -> dict[str, Any]:
     """The answer about a job. Runs in a process of its own."""
     from ...simulator.workbench import workbench
@@ -337,6 +391,25 @@ def planned_page(request: PlanRequest, part: Part = "page") -> str:
     return write(page(workbench(request.step.sources, this_machine).plan(request)))
 
 
+def post_trained(request: PostTrainRequest) -> dict[str, Any]:
+    """The answer about post-training. Runs in a process of its own."""
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    return workbench(request.step.sources, this_machine).posttrain(request).to_dict()
+
+
+def post_trained_page(request: PostTrainRequest, part: Part = "page") -> str:
+    """The HTML page of post-training, or its body alone. Runs in a process of its own."""
+    from ...simulator.html.page import render, render_body
+    from ...simulator.post_training.page import page
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+
+    write = render if part == "page" else render_body
+    return write(page(workbench(request.step.sources, this_machine).posttrain(request)))
+
+
 def served(request: ServingRequest) -> dict[str, Any]:
     """The answer about a served model. Runs in a process of its own."""
     from ...simulator.workbench import workbench
@@ -344,6 +417,22 @@ def served(request: ServingRequest) -> dict[str, Any]:
 
     sources = Sources() if request.step is None else request.step.sources
     return workbench(sources, this_machine).serving(request).report.to_dict()
+
+
+def served_often(what: str, request: ServingRequest, rates: tuple[float, ...] = ()) -> dict[str, Any]:
+    """The answer to ``opcast serving capacity``, ``sweep`` or ``compare``. Runs in a process of its own."""
+    from ...simulator.search.spread import Crew
+    from ...simulator.serving import studies
+    from ...simulator.workbench import workbench
+    from ..resolve import this_machine
+    from ..serving import checked_rates
+
+    bench, apply = workbench(Sources() if request.step is None else request.step.sources, this_machine), Crew().apply
+    if what == "capacity":
+        return studies.serving_capacity(request, bench, apply).to_dict()
+    if what == "sweep":
+        return studies.sweep_values(studies.serving_sweep(request, checked_rates(list(rates)), bench, apply))
+    return studies.ways_values(studies.serving_ways(request, bench, apply))
 
 
 def pictured(request: PredictRequest, part: Part = "page") -> str:

@@ -16,6 +16,7 @@ from ...datasets.ops import KINDS, kind
 from ...simulator.chips.request import CompareRequest
 from ...simulator.job.request import PlanRequest
 from ...simulator.network.faults import ALIASES, Fault
+from ...simulator.post_training.request import PostTrainRequest
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.declaration import RequestSetting, dataclass_in, plain_default
 from ...simulator.question.keywords import given_dims, predict_request
@@ -27,11 +28,13 @@ from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
+from ...simulator.upgrade.request import UpgradeRequest
 from ..questions import request_of, settings, sources_of, usual
 from .settings import ServiceSettings
 
 LONGEST_NAME = 2000
 MOST_LISTED = 100_000
+MOST_RATES = 100
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
 NOT_HERE = "is not taken over HTTP"
@@ -138,13 +141,21 @@ ServedSearchBody = body_of(
     "The best ways to serve a model on a cluster, as ``opcast.search_serving`` takes it.",
 )
 CompareBody = body_of("compare", "CompareBody", "One workload on several chips, as ``opcast.compare_chips`` takes it.")
+UpgradeBody = body_of("upgrade", "UpgradeBody", "What new releases may move, as ``opcast.upgrade`` takes it.")
 PlanBody = body_of("plan", "PlanBody", "A whole training job, as ``opcast.plan`` takes it.")
+PostTrainBody = body_of("posttrain", "PostTrainBody", "Post-training, as ``opcast.posttrain`` takes it.")
 ServingBody = body_of("serving", "ServingBody", "Traffic on a served model, as ``opcast.serving`` takes it.")
+SweepBody = body_of(
+    "serving",
+    "SweepBody",
+    "Traffic at several rates, as ``opcast.serving_sweep`` takes it.",
+    rates=(list[float], Field((), max_length=MOST_RATES, description="requests a second, or the speed of a trace")),
+)
 
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
     """What a body says, by the names of settings. RequestError for what within it is not taken over HTTP."""
-    values = body.model_dump(exclude_none=True, exclude={"op", "ops"})
+    values = body.model_dump(exclude_none=True, exclude={"op", "ops", "rates"})
     if isinstance(values.get("space"), dict):
         values["space"] = {name: value for name, value in values["space"].items() if value is not None}
     for setting in settings(verb):
@@ -221,11 +232,34 @@ def compare_of(body: Any, server: ServiceSettings) -> CompareRequest:
     return request
 
 
+def upgrade_of(body: Any, server: ServiceSettings) -> UpgradeRequest:
+    """The request of a body. RequestError for a step on no place, and for unknown changes."""
+    values = given_of("upgrade", body)
+    placed("a step", values)
+    request: UpgradeRequest = _asked("upgrade", values, server)
+    return request
+
+
 def plan_of(body: Any, server: ServiceSettings) -> PlanRequest:
     """The request of a body. RequestError for a job on no place, or lived through more often than is taken."""
     values = given_of("plan", body)
     placed("a job", values)
     request: PlanRequest = _asked("plan", values, server)
+    if request.lives > server.batch:
+        raise RequestError(f"lives={request.lives:,} is more than the {server.batch:,} taken here")
+    return request
+
+
+def posttrain_of(body: Any, server: ServiceSettings) -> PostTrainRequest:
+    """The request of a body. RequestError for post-training on no place, or more responses than are taken."""
+    values = given_of("posttrain", body)
+    placed("post-training", values)
+    request: PostTrainRequest = _asked("posttrain", values, server)
+    if request.sequences * request.batches > server.batch:
+        raise RequestError(
+            f"prompts x responses x batches={request.sequences * request.batches:,} is more than the "
+            f"{server.batch:,} taken here"
+        )
     if request.lives > server.batch:
         raise RequestError(f"lives={request.lives:,} is more than the {server.batch:,} taken here")
     return request

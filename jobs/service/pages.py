@@ -89,6 +89,16 @@ def operations(described: Mapping[str, Any]) -> list[dict[str, Any]]:
     return entries
 
 
+JOB = {
+    "model": "llama3_8b",
+    "cluster": "dgx_h100",
+    "nodes": 4,
+    "seq_len": 4096,
+    "global_batch": 256,
+    "tokens": 1e12,
+    "tp": 2,
+    "zero_stage": 1,
+}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/predict": {"op": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "dtype": "bf16"}, "device": "h100_sxm"},
     "/v1/predict/batch": {
@@ -102,6 +112,18 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "/v1/simulate": {"model": "llama3_8b", "workload": "decode", "device": "h100_sxm", "input_len": 1024, "batch": 1},
     "/v1/simulate/report": {"model": "llama3_8b", "workload": "decode", "device": "h100_sxm", "input_len": 1024},
+    "/v1/compare/chips": {
+        "model": "llama3_8b",
+        "workload": "decode",
+        "cluster": "dgx_h100",
+        "nodes": 1,
+        "others": ["dgx_h200"],
+        "input_len": 1024,
+        "batch": 8,
+        "prices": {"dgx_h100": 2.5, "dgx_h200": 3.1},
+    },
+    "/v1/plan": JOB,
+    "/v1/plan/report": JOB,
     "/v1/serving": {"model": "llama3_8b", "device": "h100_sxm", "traffic": {"rate": 4, "requests": 200}},
     "/v1/search": {
         "model": "llama3_8b",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,7 +56,13 @@ def places(settings: ServiceSettings) -> tuple[tuple[str, str], ...]:
     sources = settings.sources
     named = [(sources.store, "the store"), (sources.predictors, "the predictors"), (sources.graphs, "the graphs")]
     named += [(sources.calibration, "the calibration")] if os.sep in sources.calibration else []
-    named += [(str(PACKAGE), "opcast"), (str(Path.home()), "~"), (os.getcwd(), ".")]
+    named += [
+        (sys.executable, "python"),
+        (sys.prefix, "the environment"),
+        (str(PACKAGE), "opcast"),
+        (str(Path.home()), "~"),
+        (os.getcwd(), "."),
+    ]
     names = {spelled: name for folder, name in named for spelled in _spellings(folder) if len(spelled) > 1}
     return tuple(sorted(names.items(), key=lambda pair: -len(pair[0])))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..installing import install_command
+from ...datasets.installing import install_command
 from ..show import BadInputError, print_json, say, wants_json
 from .settings import ServiceSettings, settings_of
 

@@ -20,9 +20,13 @@ from ...models.choice import BEYOND, FEWER_BYTES, KIN, MAT_VEC, MORE_ROWS, OWN, 
 from ..question.kernels import MatVec
 from .answers import Answers, Columns, Engine, in_turn
 
-MOST_ROWS = 16  # up to which kernels for few bits wait for weights (Marlin, arXiv 2408.11743, figure 1: up to 16 to 32)
+MAT_VEC_ROWS = (
+    16  # up to which kernels for few bits wait for weights (Marlin, arXiv 2408.11743, figure 1: up to 16 to 32)
+)
 CONTRADICTION = 1.5  # times as long as other weights of as many bytes: unpacking takes less. A judgement
-SLOWER_THAN_MORE_ROWS = 1.3  # times as long as MOST_ROWS rows of the same product, which has all that work. A judgement
+SLOWER_THAN_MORE_ROWS = (
+    1.3  # times as long as MAT_VEC_ROWS rows of the same product, which has all that work. A judgement
+)
 WHOLE_BITS = 16
 SIXTEEN_BITS = ("fp16", "bf16")
 EIGHT_BITS = ("fp8_block", "fp8")  # whose tables tell how fast a chip reads weights where that of 16 bits is another's
@@ -96,13 +100,13 @@ class FewRowsEngine:
 
 
 def few_row_products(columns: Columns, dtype: str, eight_bits: Sequence[str], ask: Ask) -> Answers:
-    """Products of up to :data:`MOST_ROWS` rows whose answer contradicts that of as many bytes, by that one.
+    """Products of up to :data:`MAT_VEC_ROWS` rows whose answer contradicts that of as many bytes, by that one.
 
     A product of more rows reads the same weights and more. Weights of few bits are 16-bit ones of a smaller product.
     And 16-bit weights are 8-bit ones of a larger product, of which the device has a table of its own.
     """
     answers = Answers.declined(len(columns["m"]))
-    at = np.flatnonzero(columns["m"] <= MOST_ROWS)
+    at = np.flatnonzero(columns["m"] <= MAT_VEC_ROWS)
     if not len(at) or BITS[dtype] > WHOLE_BITS:
         return answers
     few_columns = {name: values[at] for name, values in columns.items()}
@@ -112,9 +116,9 @@ def few_row_products(columns: Columns, dtype: str, eight_bits: Sequence[str], as
     if not told.any():
         return answers
     alike: list[tuple[str, float, Answers]] = []
-    fewer_rows = few_columns["m"] < MOST_ROWS
+    fewer_rows = few_columns["m"] < MAT_VEC_ROWS
     if fewer_rows.any():
-        full_columns = {**few_columns, "m": np.full_like(few_columns["m"], MOST_ROWS)}
+        full_columns = {**few_columns, "m": np.full_like(few_columns["m"], MAT_VEC_ROWS)}
         alike.append((MORE_ROWS, SLOWER_THAN_MORE_ROWS, ask(full_columns, dtype)))
     if dtype in WEIGHT_BITS and reads_weights(dtype):
         columns_alike = with_share(few_columns, "n", weight_itemsize(dtype) / 2.0)

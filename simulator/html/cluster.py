@@ -15,7 +15,7 @@ from . import colours, units
 from .charts import figure, hover, label, round_number
 from .gantt import pipeline_charts
 from .links import links_section, time_section
-from .page import Cell, Column, Figure, Legend, PageSection, Table
+from .page import Cell, Column, Figure, LayeredTimeline, Legend, Note, PageSection, Part, Table
 
 GROUP_WORDS = {
     "tp": "tensor",
@@ -27,6 +27,7 @@ GROUP_WORDS = {
     "etp": "expert tensor",
     "edp": "expert data",
 }
+LINK_WORDS = {"nvlink": "NVLink", "pcie": "PCIe", "ib": "InfiniBand", "roce": "RoCE", "loopback": "the device itself"}
 VARIANTS = {"start": "Start", "whole": "Whole", "end": "End"}
 CLASS_HUES = {
     "weights": "blue",
@@ -50,7 +51,8 @@ class ClusterView:
 
     ``exposed_s`` and ``hidden_s`` are seconds of communication by process group; ``stages`` what each pipeline stage
     does; ``memory_gib`` by stage and class of tensor, ``limit_gib`` what a device has. ``links`` is ``network`` of the
-    report, ``links_svg`` its fabric as a picture. What is empty is left out.
+    report, ``links_svg`` its fabric as a picture, ``layers`` the pipeline in three dimensions; ``exchanges`` are,
+    of a device, (process group, slowest kind of link, operations, seconds). What is empty is left out.
     """
 
     pipeline: PipelineTimes | None = None
@@ -61,13 +63,16 @@ class ClusterView:
     limit_gib: float | None = None
     links: Mapping[str, Any] = field(default_factory=dict)
     links_svg: str = ""
+    layers: LayeredTimeline | None = None
+    exchanges: Sequence[tuple[str, str, float, float]] = ()
 
 
 def sections(view: ClusterView, step_s: float) -> tuple[PageSection, ...]:
     """The sections of a view, in the order of the page."""
     candidates = (
         pipeline_section(view.pipeline) if view.pipeline is not None and view.pipeline.orders.stages > 1 else None,
-        parallelism_section(view.exposed_s, view.hidden_s, step_s),
+        layers_section(view.layers) if view.layers is not None else None,
+        parallelism_section(view.exposed_s, view.hidden_s, step_s, view.exchanges, bool(view.links)),
         stages_section(view.stages, view.memory_gib, view.limit_gib),
         links_section(view.links, view.links_svg),
         time_section(view.links),
@@ -92,13 +97,27 @@ def pipeline_section(times: PipelineTimes) -> PageSection:
     return PageSection("pipeline", "The pipeline in time", text, parts, variants)
 
 
+def layers_section(layers: LayeredTimeline) -> PageSection:
+    """The pipeline in three dimensions."""
+    text = (
+        "Each row is a stage, and time runs along it. Kinds of work stand on one another, each as high as its part of "
+        "the task; what stands higher than a whole task runs side by side. Bare ground is idle. Drag to turn the "
+        "picture, or use the buttons or the arrow keys. Point at a bar for its figures."
+    )
+    return PageSection("layers", "Stages, time and kinds of work", text, (layers,))
+
+
 def _share_range(shares: Sequence[float]) -> str:
     lowest, highest = units.share(min(shares)), units.share(max(shares))
     return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
 def parallelism_section(
-    exposed_s: Mapping[str, float], hidden_s: Mapping[str, float], step_s: float
+    exposed_s: Mapping[str, float],
+    hidden_s: Mapping[str, float],
+    step_s: float,
+    exchanges: Sequence[tuple[str, str, float, float]] = (),
+    links_simulated: bool = True,
 ) -> PageSection | None:
     """Communication by parallel dimension."""
     names = sorted({*exposed_s, *hidden_s}, key=lambda name: -(exposed_s.get(name, 0.0) + hidden_s.get(name, 0.0)))
@@ -110,7 +129,33 @@ def parallelism_section(
         "the rest runs beside computation."
     )
     chart = parallelism_chart([(name, exposed_s.get(name, 0.0), hidden_s.get(name, 0.0)) for name in names], step_s)
-    return PageSection("communication", "Communication", text, (Figure("By parallel dimension", {"": chart}), Legend()))
+    parts: list[Part] = [Figure("By parallel dimension", {"": chart}), Legend()]
+    if exchanges:
+        parts.append(exchanges_table(exchanges))
+    if not links_simulated:
+        parts.append(Note("", ("Ask with network=flow to see how full each link is and what sharing links costs.",)))
+    return PageSection("communication", "Communication", text, tuple(parts))
+
+
+def exchanges_table(exchanges: Sequence[tuple[str, str, float, float]]) -> Table:
+    """What a device exchanges over which kind of link."""
+    columns = (
+        Column("for", words=True),
+        Column("over", "the slowest kind of link that the group crosses", words=True),
+        Column("operations", "of one device in a step"),
+        Column("time", "of them all, hidden or not"),
+    )
+    longest = max(seconds for *_, seconds in exchanges) or 1.0
+    rows = [
+        (
+            Cell(GROUP_WORDS.get(group, group)),
+            Cell(LINK_WORDS.get(link, link)),
+            Cell(units.count(round(count))),
+            Cell(units.duration(seconds * 1e6), bar=seconds / longest),
+        )
+        for group, link, count, seconds in exchanges
+    ]
+    return Table("Kinds of link", columns, rows)
 
 
 def parallelism_chart(rows: Sequence[tuple[str, float, float]], step_s: float) -> dict[str, Any]:

@@ -18,9 +18,14 @@ def links_section(links: Mapping[str, Any], svg: str, subject: str = "the step")
     if not svg and not links.get("hot_links"):
         return None
     text = (
-        f"How much of each link's capacity {subject} uses, from blue to red and thicker with load. Point at a link for "
-        "its name and share."
+        f"How much of each link's capacity {subject} uses, from blue to red and thicker with load; the scale says what "
+        "red is. Point at a link for its name and share."
     )
+    if "apart_s" in links:
+        text += (
+            " All communication is on these links at once, as in RAPID-LLM's flattened mode. With links of its own for "
+            f"each, as in its hierarchical mode, {subject} takes {units.duration(links['apart_s'] * 1e6)}."
+        )
     if links.get("contention_s", 0.0) > 0:
         text += f" Sharing links costs {units.duration(links['contention_s'] * 1e6)} of {subject}."
     parts: list[Part] = [Picture("The fabric by load", svg)] if svg else []

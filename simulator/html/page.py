@@ -155,7 +155,16 @@ class Picture:
     part: ClassVar[str] = "picture"
 
 
-Part = Figure | Legend | Table | StackedBar | Note | Picture
+@dataclass(frozen=True)
+class LayeredTimeline:
+    """A picture in three dimensions that a reader turns (:mod:`.layers`), drawn by ``report-layers.js``."""
+
+    label: str
+    data: Mapping[str, Any]
+    part: ClassVar[str] = "layers"
+
+
+Part = Figure | Legend | Table | StackedBar | Note | Picture | LayeredTimeline
 
 
 @dataclass(frozen=True)
@@ -236,7 +245,7 @@ def style() -> str:
 
 def script() -> str:
     """What draws the charts of a report: ``opcastReport(scope, ready)``."""
-    return (HERE / "report.js").read_text(encoding="utf-8")
+    return "".join((HERE / name).read_text(encoding="utf-8") for name in ("report-layers.js", "report.js"))
 
 
 def _templates() -> Any:

@@ -2,6 +2,7 @@
 function opcastReport(scope, ready) {
   "use strict";
   const root = document.documentElement;
+  const layers = [...scope.querySelectorAll("figure.layers")].map(opcastLayers);
   const coarse = matchMedia("(pointer: coarse)").matches;
   const charts = [...scope.querySelectorAll("figure.chart")].map((element) => ({
     element,
@@ -133,7 +134,11 @@ function opcastReport(scope, ready) {
   addEventListener("resize", () => {
     if (innerWidth === width) return;
     width = innerWidth;
-    charts.forEach(draw);
+    redraw();
   });
-  return () => charts.forEach(draw);
+  function redraw() {
+    charts.forEach(draw);
+    layers.forEach((again) => again());
+  }
+  return redraw;
 }

@@ -6,7 +6,10 @@ from ..engines import Engine
 from ..engines.flow import flow_engine
 from ..network.timeline_sharing import SharedTimeline
 from ..report.answer import InferenceReport, StepReport
+from ..step.state import Step
+from ..timing.phases import select_nodes
 from .cluster import ClusterView
+from .layers import layered_timeline
 
 
 def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> ClusterView | None:
@@ -27,6 +30,8 @@ def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> 
             hidden[group] = hidden.get(group, 0.0) + time_us * execution.times * 1e-6
     return ClusterView(
         pipeline=step.pipeline,
+        exchanges=exchanges(step),
+        layers=layered_timeline(step) if step.orders.stages > 1 else None,
         exposed_s=report.breakdown.by_parallelism,
         hidden_s=hidden,
         stages=report.stages,
@@ -35,6 +40,22 @@ def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> 
         links=report.network,
         links_svg=svg,
     )
+
+
+def exchanges(step: Step) -> list[tuple[str, str, float, float]]:
+    """What the busiest stage's device exchanges: (process group, slowest kind of link, operations, seconds)."""
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for execution in step.executions(step.busiest):
+        costs = execution.costs
+        for at in select_nodes(costs, execution.phase).tolist():
+            op = costs.nodes[at].op
+            if op is None or not costs.nodes[at].group or "link" not in (fields := op.to_dict()):
+                continue
+            key = costs.nodes[at].group, str(fields["link"])
+            times = float(costs.repeats[at]) * execution.times
+            count, seconds = found.get(key, (0.0, 0.0))
+            found[key] = count + times, seconds + times * float(costs.kernel_us[at]) * 1e-6
+    return sorted(((*key, *value) for key, value in found.items()), key=lambda row: -row[3])
 
 
 def links_picture(shared: SharedTimeline | None, engine: Engine | None) -> str:

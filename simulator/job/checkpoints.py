@@ -10,14 +10,18 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
+from ..graph import ROLES
 from ..memory.breakdown import GIB
+from ..passes.expert import is_expert
 from ..report.answer import StepReport
+from ..step.state import Step
 from .request import JobCheckpoints
 
 # NVIDIA DGX SuperPOD reference architecture, "Guidelines for storage performance", column "better": GB/s of a node
 # alone, and of a scalable unit of 32 nodes
 NODE_WRITE_GBPS, NODE_READ_GBPS = 4.0, 8.0
 UNIT_NODES, UNIT_WRITE_GBPS, UNIT_READ_GBPS = 32, 20.0, 40.0
+WEIGHTS = [ROLES.index(role) for role in ("weight", "frozen")]
 TRIED = tuple(2.0 ** (half / 2) for half in range(-4, 5))  # intervals that are lived through, times Daly's
 
 
@@ -37,19 +41,41 @@ class CheckpointCost:
 def state_gb(report: StepReport) -> float:
     """GB of weights and optimizer states of a job, each once, by the memory walk of its stages.
 
-    What data ranks hold alike is saved by one of them: weights below ZeRO 3, optimizer states without ZeRO.
+    What data ranks hold alike is saved by one of them: weights below ZeRO 3, optimizer states without ZeRO. Experts
+    have copies of their own, on fewer ranks.
     """
     state = report.state
     assert state is not None
     layout = state.plan.parallel
     ranks = report.devices // layout.pp
-    ranks_of_copy = max(ranks // max(state.plan.group("dp_cp").ranks, 1), 1)
-    weights = ranks if layout.zero_stage == 3 else ranks_of_copy
-    states = ranks if layout.zero_stage else ranks_of_copy
-    if layout.shard:  # HSDP: so many data ranks share a copy, others hold the same
-        weights, states = (min(count, ranks_of_copy * layout.shard) for count in (weights, states))
-    gib = sum(memory.weights_gib * weights + memory.optimizer_gib * states for memory in state.memories)
+    gib = 0.0
+    for stage, memory in enumerate(state.memories):
+        share = expert_share(state.main, stage)
+        for group, weight_share in (("dp_cp", 1.0 - share), ("edp", share)):
+            alike = max(state.plan.group(group).ranks, 1)
+            copy = max(ranks // alike, 1)  # ranks that hold one copy of what is not sharded
+            sharded = copy * min(layout.shard or alike, alike)  # HSDP: so many ranks share a copy
+            weights = sharded if layout.zero_stage == 3 else copy
+            states = sharded if layout.zero_stage else copy
+            gib += weight_share * (memory.weights_gib * weights + memory.optimizer_gib * states)
     return gib * GIB / 1e9
+
+
+def expert_share(step: Step, stage: int) -> float:
+    """The share of a stage's bytes of weights, on one rank, that are those of routed experts."""
+    expert_bytes = all_bytes = 0
+    for chunk in step.parts(stage):
+        graph = step.chunks[chunk].graph
+        weight = np.isin(graph.tensor_roles, WEIGHTS)
+        expert = np.zeros(len(weight), dtype=bool)
+        for block in graph.blocks:
+            mine = np.array([is_expert(node.path) and node.phase != "optimizer" for node in block.nodes], dtype=bool)
+            touched = mine[block.read.node]
+            ids = block.read.tensor[touched] + block.read.step[touched] * np.arange(block.repeat)[:, None]
+            expert[ids.ravel()] = True
+        expert_bytes += int(graph.tensor_bytes[weight & expert].sum())
+        all_bytes += int(graph.tensor_bytes[weight].sum())
+    return expert_bytes / all_bytes if all_bytes else 0.0
 
 
 def cost_of(policy: JobCheckpoints, size_gb: float, cluster: Cluster, device: Device | None) -> CheckpointCost:

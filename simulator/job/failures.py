@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,13 +117,15 @@ class JobEvents:
     """The next event of each of some lives, arrays [n].
 
     ``gap_s`` since the event before it, ``down_s`` from an interruption until the job begins to load its checkpoint (0
-    where none), ``held_s`` that the job stands still without losing work, ``replaced`` whether a node leaves.
+    where none), ``held_s`` that the job stands still without losing work, ``replaced`` whether a node leaves,
+    ``cause`` which of the causes it is.
     """
 
     gap_s: np.ndarray
     down_s: np.ndarray
     held_s: np.ndarray
     replaced: np.ndarray
+    cause: np.ndarray
 
 
 NextEvents = Callable[[np.ndarray], JobEvents]  # of lives by number
@@ -147,7 +149,7 @@ def drawn_events(
     def events(which: np.ndarray) -> JobEvents:
         if not total:
             none = np.zeros(len(which))
-            return JobEvents(np.full(len(which), math.inf), none, none, none.astype(bool))
+            return JobEvents(np.full(len(which), math.inf), none, none, none.astype(bool), none.astype(np.int64))
         # drawn for all lives, so that what one life meets does not hang on how long others take
         gap_s = streams[1].standard_exponential(lives)[which] / (total * factors[which])
         cause = np.minimum(np.searchsorted(shares, streams[1].random(lives)[which], side="right"), len(shares) - 1)
@@ -157,12 +159,6 @@ def drawn_events(
         spell_s = 3600.0 * slow.hours * (1.0 - 1.0 / slow.slowdown)
         held_s = np.where(is_slow[cause], spell_s, np.where(planned[cause], usual_s + loaded_s + saved_s, 0.0))
         ends = ~(planned[cause] | is_slow[cause])
-        return JobEvents(gap_s, np.where(ends, down_s, 0.0), held_s, replaced[cause] & ends)
+        return JobEvents(gap_s, np.where(ends, down_s, 0.0), held_s, replaced[cause] & ends, cause)
 
     return events
-
-
-def expected(rates: JobRates, days: float) -> Sequence[tuple[str, float]]:
-    """Events of each cause in so many days, the most frequent first."""
-    counts = [(cause.name, cause.per_s * days * DAY_S) for cause in rates.causes]
-    return sorted(counts, key=lambda row: -row[1])

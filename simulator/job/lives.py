@@ -33,8 +33,8 @@ class JobLives:
 
     ``steps_s`` of steps that counted, ``other_s`` of evaluations and checkpoints that counted, ``lost_s`` of work that
     was done in vain, ``down_s`` from interruptions until the job ran again, ``held_s`` in which it stood still or was
-    slowed down without losing work, ``begin_s`` before the first step. ``interruptions`` are those that lost work.
-    ``given_up`` are lives that would not end.
+    slowed down without losing work, ``begin_s`` before the first step. ``interruptions`` are those that lost work,
+    ``events`` all that happened in all lives, by the number of their cause. ``given_up`` are lives that would not end.
     """
 
     total_s: np.ndarray
@@ -45,6 +45,7 @@ class JobLives:
     held_s: np.ndarray
     begin_s: float
     interruptions: np.ndarray
+    events: np.ndarray
     given_up: np.ndarray
     traces: tuple[LifeTrace, ...] = ()
 
@@ -75,6 +76,7 @@ def live(
     total_s = np.full(count, np.nan)
     lost_s, down_s, held_s = np.zeros(count), np.zeros(count), np.zeros(count)
     interruptions = np.zeros(count, dtype=np.int64)
+    happened = np.zeros(0, dtype=np.int64)
     shelf_s = None if spares is None else np.zeros((count, max(spares, 1)))  # when each spare is ready
     traces = [LifeTrace() for _ in range(min(traced, count))]
     alive = np.arange(count)
@@ -91,6 +93,7 @@ def live(
         alive, event = alive[going], _of(event, going)
         if not len(alive):
             break
+        happened = _counted(happened, event.cause)
         moment_s = now_s[alive]
         stands = event.held_s > 0
         if stands.any():
@@ -121,7 +124,15 @@ def live(
         trace.tokens += [float(job.tokens[at[number]]), float(job.tokens[last])]
     steps_s = factors * job.steps_s[last]
     other_s = np.full(count, job.other_s[last] + job.durable_s)
-    return JobLives(total_s, steps_s, other_s, lost_s, down_s, held_s, begin_s, interruptions, given_up, tuple(traces))
+    parts_s = (total_s, steps_s, other_s, lost_s, down_s, held_s)
+    return JobLives(*parts_s, begin_s, interruptions, happened, given_up, tuple(traces))
+
+
+def _counted(happened: np.ndarray, cause: np.ndarray) -> np.ndarray:
+    """Events by cause, with some more."""
+    more = np.bincount(cause, minlength=len(happened))
+    more[: len(happened)] += happened
+    return more
 
 
 def _until(job: JobTimeline, factors: np.ndarray, start: np.ndarray, end: np.ndarray | int) -> np.ndarray:
@@ -170,7 +181,8 @@ def _hold(
 
 def _of(event: JobEvents, which: np.ndarray) -> JobEvents:
     """The events of some lives."""
-    return JobEvents(event.gap_s[which], event.down_s[which], event.held_s[which], event.replaced[which])
+    arrays = (event.gap_s, event.down_s, event.held_s, event.replaced, event.cause)
+    return JobEvents(*(array[which] for array in arrays))
 
 
 def _from_shelf(

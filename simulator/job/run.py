@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,11 +16,11 @@ from ...models import clocks
 from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
 from ..report.answer import StepReport
-from ..report.distribution import quantile
-from ..search.request import SearchRequest, asked, request_of
+from ..report.distribution import factors
+from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
 from .checkpoints import CheckpointCost, best_interval_s, cost_of, daly_s, state_gb
-from .failures import DAY_S, JobRates, drawn_events, expected, rates_of
+from .failures import DAY_S, JobRates, drawn_events, rates_of
 from .lives import JobLives, live
 from .request import JobPhase, PlanRequest
 from .schedule import JobTimeline, PhaseSteps, phase_steps, timeline
@@ -37,7 +36,6 @@ MOST_SPARES = 20_000_000  # of all lives: their moments are kept in memory
 # of the FLOPs of a step, where no step is simulated: two of six of a weight and token (Kaplan et al. 2020, arXiv
 # 2001.08361, section 2.1)
 FORWARD_SHARE = 1.0 / 3.0
-UP, DOWN = NormalDist().cdf(1.0), NormalDist().cdf(-1.0)
 
 
 class Answering(Protocol):
@@ -98,7 +96,7 @@ def best_layout(request: PlanRequest, bench: Answering, notes: list[str]) -> Sim
     searched = bench.search(question)
     if not searched.best:
         raise RequestError(f"no layout can run: {searched.notes[0]}")
-    best = request_of(asked(question), searched.best[0])
+    best = request_of(set_up(question), searched.best[0])
     degrees = best.parallel
     notes.append(
         f"the best of {searched.evaluated:,} layouts: tp={degrees.tp} pp={degrees.pp} vpp={degrees.vpp} "
@@ -247,17 +245,15 @@ def lived(
     traced: int = 0,
 ) -> JobLives:
     """So many lives of a job. The same seed has the same lives, whatever else is asked."""
-    factors = np.ones(lives)
-    if timed.report is not None and timed.high_s > timed.low_s:
+    of_step = np.ones(lives)
+    if timed.report is not None:
         z = np.random.default_rng([request.seed, 9]).standard_normal(lives)
-        args = (timed.step_s, timed.low_s, timed.high_s, timed.report.coverage)
-        above, below = math.log(quantile(UP, *args) / timed.step_s), math.log(timed.step_s / quantile(DOWN, *args))
-        factors = np.exp(np.where(z > 0, above * z, below * z))
+        of_step = factors(z, timed.step_s, timed.low_s, timed.high_s, timed.report.coverage)
     saved_s = cost.blocking_s + cost.durable_s
     events = drawn_events(rates, request.restart, request.slow, saved_s, cost.load_s, lives, request.seed)
     return live(
         job,
-        factors,
+        of_step,
         events,
         begin_s=60.0 * request.restart.begin_minutes,
         spares=request.spares,
@@ -285,7 +281,6 @@ def report_of(
     kwh = kilowatt_hours(request, timed, job, lives, cluster, device)
     grams = request.energy.grid_g_per_kwh
     mean_s = float(lives.total_s.mean())
-    waits = job.checkpoints * cost.blocking_s + job.durable_s
     report = timed.report
     histogram, edges = np.histogram(lives.total_s / DAY_S, bins=BINS)
     daly, best = intervals
@@ -314,8 +309,8 @@ def report_of(
         undisturbed_days=(job.undisturbed_s + lives.begin_s) / DAY_S,
         parts={
             "steps that count": float(lives.steps_s.mean()) / mean_s,
-            "waiting for checkpoints": waits / mean_s,
-            "evaluation": float(lives.other_s.mean() - waits) / mean_s,
+            "waiting for checkpoints": job.waits_s / mean_s,
+            "evaluation": job.evaluation_s / mean_s,
             "work done twice": float(lives.lost_s.mean()) / mean_s,
             "down": float(lives.down_s.mean()) / mean_s,
             "standing still": (float(lives.held_s.mean()) + lives.begin_s) / mean_s,
@@ -323,7 +318,7 @@ def report_of(
         mtbf_hours=1.0 / rates.interruptions_per_s / 3600.0 if rates.interruptions_per_s else None,
         rate_spread=rates.spread,
         rates_from=rates.source,
-        causes=dict(expected(rates, mean_s / DAY_S)),
+        causes=counted_causes(rates, lives),
         checkpoint=PlannedCheckpoints(
             cost.size_gb,
             job.checkpoints,
@@ -348,6 +343,14 @@ def report_of(
     )
 
 
+def counted_causes(rates: JobRates, lives: JobLives) -> dict[str, float]:
+    """How often each cause came in the mean life, the most frequent first."""
+    counts = np.zeros(len(rates.causes))
+    counts[: len(lives.events)] = lives.events[: len(counts)] / len(lives.total_s)
+    rows = zip((cause.name for cause in rates.causes), counts.tolist(), strict=True)
+    return dict(sorted(rows, key=lambda row: -row[1]))
+
+
 def _name(model: Any) -> str:
     """What a model is called."""
     return str(model.get("name", "a model")) if isinstance(model, Mapping) else str(getattr(model, "__name__", model))
@@ -358,15 +361,17 @@ def kilowatt_hours(
 ) -> np.ndarray | None:
     """Energy of each life [lives] in kWh: GPUs at work and idle, hosts where they are known, and the building.
 
-    A GPU works while steps run, also those that are done twice; else it is idle.
+    A GPU works while steps run, also those that are done twice; else it is idle, as those of spare nodes always are.
     """
     if timed.gpu_j is None or not device.tdp_w:
         return None
     watts = timed.gpu_j / float(job.steps_s[-1])
     busy_s = lives.steps_s + lives.lost_s
     idle_s = lives.total_s - busy_s
-    joules = cluster.devices * (watts * busy_s + clocks.idle_w(device) * idle_s)
-    joules = joules + (request.energy.node_w or 0.0) * cluster.nodes * lives.total_s
+    spares = request.spares or 0
+    spare_w = spares * cluster.devices_per_node * clocks.idle_w(device)
+    nodes_w = (request.energy.node_w or 0.0) * (cluster.nodes + spares)
+    joules = cluster.devices * (watts * busy_s + clocks.idle_w(device) * idle_s) + (spare_w + nodes_w) * lives.total_s
     kwh: np.ndarray = joules * request.energy.pue / 3.6e6
     return kwh
 

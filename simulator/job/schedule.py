@@ -37,7 +37,8 @@ class JobTimeline:
     """A job that nothing interrupts, at its start (0), at each checkpoint and at its end: arrays [n + 1].
 
     ``steps_s`` are seconds of steps until then, ``other_s`` those of evaluations and of waiting for checkpoints, the
-    one at this place included. ``durable_s`` after that a checkpoint can be read.
+    one at this place included; ``evaluation_s`` those of all evaluations. ``durable_s`` after that a checkpoint can be
+    read.
     """
 
     steps: np.ndarray
@@ -45,6 +46,12 @@ class JobTimeline:
     steps_s: np.ndarray
     other_s: np.ndarray
     durable_s: float
+    evaluation_s: float = 0.0
+
+    @property
+    def waits_s(self) -> float:
+        """Seconds in which all steps wait for checkpoints, the last one until it can be read."""
+        return float(self.other_s[-1]) - self.evaluation_s + self.durable_s
 
     @property
     def checkpoints(self) -> int:
@@ -158,9 +165,10 @@ def timeline(
         at = np.arange(interval, total, interval, dtype=np.int64)
     at = np.concatenate([[0], at[(at > 0) & (at < total)], [total]])
     steps_s = np.interp(at, ends, ends_s)
+    pauses = at // min(evaluation_every, total + 1) if evaluation_every else np.zeros(len(at))
+    pauses_s = pauses * evaluation_s
     waits_s = np.full(len(at), blocking_s)
     waits_s[0] = 0.0
-    waits_s[2:] += np.maximum(durable_s - np.diff(steps_s)[1:], 0.0)
-    pauses = at // min(evaluation_every, total + 1) if evaluation_every else np.zeros(len(at))
-    other_s = np.cumsum(waits_s) + pauses * evaluation_s
-    return JobTimeline(at, np.interp(at, ends, ends_tokens), steps_s, other_s, durable_s)
+    waits_s[2:] += np.maximum(durable_s - np.diff(steps_s + pauses_s)[1:], 0.0)  # of the one before it
+    other_s = np.cumsum(waits_s) + pauses_s
+    return JobTimeline(at, np.interp(at, ends, ends_tokens), steps_s, other_s, durable_s, float(pauses_s[-1]))

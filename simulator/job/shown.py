@@ -60,9 +60,9 @@ def parts(report: PlanReport) -> ViewTable:
 
 
 def causes(report: PlanReport) -> ViewTable:
-    """What interrupts the mean life, and how often."""
+    """What interrupts the mean life, and how often: as counted in all lives."""
     rows = [[name.replace("_", " "), count] for name, count in report.causes.items()]
-    columns = [ViewColumn("what interrupts"), ViewColumn("times expected", "tenths", bar=True)]
+    columns = [ViewColumn("what interrupts"), ViewColumn("times in the mean life", "tenths", bar=True)]
     often = "" if report.mtbf_hours is None else f", one in {duration(3600.0 * report.mtbf_hours)}"
     return ViewTable(f"interruptions ({report.rates_from}{often})", columns, rows)
 

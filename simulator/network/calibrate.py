@@ -1,7 +1,7 @@
 """Constants of :mod:`.nccl_times` from NCCL measurements: the logarithms of times, matched by robust least squares.
 
 Latencies and shares are few and physical, so that half of the (collective, ranks) groups fix them for the others;
-``docs/network.md`` reports that split.
+``docs/network-model.md`` reports that split.
 """
 
 from __future__ import annotations

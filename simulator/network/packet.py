@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...datasets.installing import install_command
 from .collectives import Phase
 from .fabric import Fabric, Transfer
 from .reduction import SWITCH_ALGORITHMS as IN_SWITCH
@@ -145,7 +146,7 @@ def compile_program(python: str = sys.executable) -> Path:
     """ns-3's side, compiled for the package ``ns3`` of an interpreter. TopologyError without that or a compiler."""
     ns3, compiler = _find_ns3(python), shutil.which("c++") or shutil.which("g++")
     if ns3 is None:
-        raise TopologyError("network=packet needs ns-3: pip install 'opcast[packet]'")
+        raise TopologyError(f"network=packet needs ns-3: {install_command('packet')}")
     if compiler is None:
         raise TopologyError("network=packet needs a C++ compiler: install g++ (Debian, Ubuntu: apt install g++)")
     libraries = [str(next(ns3.glob(f"lib*/libns3*-{name}.so"), "")) for name in MODULES]

@@ -27,6 +27,7 @@ NODE_NAMES = {
     "router": ("router", "routers"),
     "switch": ("switch", "switches"),
 }
+SCALES = (0.05, 0.1, 0.25, 0.5, 1.0)  # the share of a link that red may stand for
 SMALL_FONT_PX, FONT_PX = 9, 12  # px of letters
 
 
@@ -34,13 +35,14 @@ def draw_svg(topology: Topology, load: np.ndarray, title: str = "") -> str:
     """The fabric as SVG. ``load`` [links]: share of each link's capacity that is used, 0 to 1."""
     load = np.clip(np.nan_to_num(load), 0.0, None)
     layout = place_nodes(topology, load)
+    scale = next((top for top in SCALES if load.max(initial=0.0) <= top), 1.0)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:.0f} {layout.height:.0f}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="{FONT_PX}" fill="currentColor">',
         f"<title>{html.escape(title or topology.name)}</title>",
-        *_legend(topology, load, layout, title),
+        *_legend(topology, load, layout, title, scale),
         *_frames(layout),
-        *_cables(topology, load, layout),
+        *_cables(topology, load, layout, scale),
         *_nodes(topology, layout),
         "</svg>",
     ]
@@ -52,7 +54,7 @@ def hot_links(topology: Topology, load: np.ndarray, count: int = 10) -> list[tup
     return [(topology.link_name(link), float(load[link])) for link in fullest(load, count).tolist()]
 
 
-def _legend(topology: Topology, load: np.ndarray, layout: NodeLayout, title: str) -> Iterator[str]:
+def _legend(topology: Topology, load: np.ndarray, layout: NodeLayout, title: str, scale: float) -> Iterator[str]:
     """What is drawn, the fullest links, the scale of colours, and the name of each row."""
     drawn_ranks = int((~np.isnan(layout.x[: topology.ranks])).sum())
     note = f"{topology.name}: {topology.ranks} ranks, {topology.links} links"
@@ -67,7 +69,7 @@ def _legend(topology: Topology, load: np.ndarray, layout: NodeLayout, title: str
     left = WIDTH - RIGHT - 270.0
     for i in range(60):
         yield f'<rect x="{left + 3 * i:.0f}" y="10" width="3.2" height="8" fill="{_colour(i / 59)}"/>'
-    for share, word in ((0.0, "0"), (0.5, "50"), (1.0, "100 % of a link")):
+    for share, word in ((0.0, "0"), (0.5, f"{50 * scale:.3g}"), (1.0, f"{100 * scale:.3g} % of a link")):
         yield _text(left + 180 * share, 32, word, SMALL_FONT_PX + 1, "middle" if share < 1 else "start", opacity=0.75)
     if len(layout.rows) > 1:
         for row in layout.rows:
@@ -93,7 +95,7 @@ def _frames(layout: NodeLayout) -> Iterator[str]:
         )
 
 
-def _cables(topology: Topology, load: np.ndarray, layout: NodeLayout) -> Iterator[str]:
+def _cables(topology: Topology, load: np.ndarray, layout: NodeLayout, scale: float) -> Iterator[str]:
     """Both directions of a cable as one line, the fullest drawn last."""
     back = topology.reverse
     links = np.arange(topology.links)
@@ -107,7 +109,7 @@ def _cables(topology: Topology, load: np.ndarray, layout: NodeLayout) -> Iterato
             f"{topology.link_name(way)}: {_percent(load[way])} of {topology.bandwidth_gbps[way]:.4g} GB/s"
             for way in dict.fromkeys((link, int(opposite[link])))
         ]
-        full = min(float(share[link]), 1.0)
+        full = min(float(share[link]) / scale, 1.0)
         yield (
             f'<path d="{_path(topology, layout, link)}" fill="none" stroke="{_colour(full)}" '
             f'stroke-width="{0.6 + 2.9 * wide * full:.2f}" opacity="{0.45 + 0.55 * full:.2f}">'

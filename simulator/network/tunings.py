@@ -1,6 +1,7 @@
 """Constants of :mod:`.nccl_times` by device, fitted on NCCL measurements of one node; what NICs reach comes on top.
 
-Fitted on half of the groups (a collective on so many ranks) of aiconfigurator's NCCL tables; ``docs/network.md`` has
+Fitted on half of the groups (a collective on so many ranks) of aiconfigurator's NCCL tables;
+``docs/network-model.md`` has
 the errors on the other half. Between nodes, public nccl-tests runs reach 0.92 to 0.95 of the NICs in all-reduce, and
 in all-to-all 0.92 over two nodes and 0.78 over four (Oracle's and CoreWeave's documentation).
 """

@@ -89,12 +89,12 @@ def chip_answers(devices: Sequence[Device], stores: Sequence[Path], registries: 
 
 def _ask_all(device: Device, engine: Engine, cards: Mapping[str, Mapping[str, Any]]) -> list[ChipAnswer]:
     """The answers for one chip."""
-    usual = {SIXTEEN_BITS: SIXTEEN_BITS if device.supports(SIXTEEN_BITS) else "fp16"}
+    formats = {SIXTEEN_BITS: SIXTEEN_BITS if device.supports(SIXTEEN_BITS) else "fp16"}
     return [
-        _ask(question, usual.get(dtype, dtype), device, engine, cards)
+        _ask(question, formats.get(dtype, dtype), device, engine, cards)
         for question in QUESTIONS
         for dtype in question.dtypes
-        if device.supports(usual.get(dtype, dtype))
+        if device.supports(formats.get(dtype, dtype))
     ]
 
 

@@ -37,7 +37,7 @@ def predict_collectives(
     cluster = request.cluster
     assert cluster is not None
     study: Any = request.network.faults_study
-    made: list[OpPrediction] = []
+    predictions: list[OpPrediction] = []
     for op in request.ops:
         if KINDS[op.kind].family != "collective":
             for name in OF_COLLECTIVES:
@@ -48,16 +48,16 @@ def predict_collectives(
             if study:
                 raise RequestError(f"faults_study is for collectives: leave it out of op={op.kind}")
             flows = ready is not None and KINDS[op.kind].collective
-            made += predict_ops([op], device, with_flows() if flows else engine, request.cache)
+            predictions += predict_ops([op], device, with_flows() if flows else engine, request.cache)
             continue
         group = members(op, cluster, request)
         check_algorithm(op.kind, request.algorithm)
         if ready is None:
-            made.append(predict_by_formula(op, group, formula, engine, request.cache))
+            predictions.append(predict_by_formula(op, group, formula, engine, request.cache))
         else:
-            asked = request.algorithm, request.all_groups, study, request.cache
-            made.append(predict_collective(op, group, ready, engine, *asked))
-    return made
+            how = request.algorithm, request.all_groups, study, request.cache
+            predictions.append(predict_collective(op, group, ready, engine, *how))
+    return predictions
 
 
 def predict_moves(request: PredictRequest, ready: Links) -> OpPrediction:

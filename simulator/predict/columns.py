@@ -62,14 +62,18 @@ def predict_columns(
     the format, PowerError for ``limits`` that cannot be held.
     """
     check_format(kind, dtype, device)
-    found = engine.answer(kind, columns, dtype, out_dtype, cache)
-    latency, low, high, inside = found.latency_us, found.low_us, found.high_us, found.in_envelope
-    watts, energy, known = np.full(len(latency), np.nan), np.full(len(latency), np.nan), np.zeros(len(latency), bool)
+    answer = engine.answer(kind, columns, dtype, out_dtype, cache)
+    latency, low, high, inside = answer.latency_us, answer.low_us, answer.high_us, answer.in_envelope
+    watts, energy, power_known = (
+        np.full(len(latency), np.nan),
+        np.full(len(latency), np.nan),
+        np.zeros(len(latency), bool),
+    )
     limits = (limits or power.Limits()).of(device)
     model = power.find(registries, kind, device.id, backend)
-    if KINDS[kind].family not in power.WITHOUT_POWER and (model is not None or limits.asked):
+    if power.answers(kind, device, limits):
         drawn = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits, latency)
-        known = drawn.in_envelope & inside & (drawn.slower == 1.0)
+        power_known = drawn.in_envelope & inside & (drawn.slower == 1.0)
         latency, low, high = latency * drawn.slower, low * drawn.slower, high * drawn.slower
         inside = inside & (drawn.slower == 1.0)
         watts, energy = drawn.power_w, drawn.power_w * latency * 1e-3
@@ -78,13 +82,13 @@ def predict_columns(
         low,
         high,
         np.full(len(latency), COVERAGE),
-        found.engine,
-        found.predictor,
+        answer.engine,
+        answer.predictor,
         inside,
         *analytical.limits(kind, columns, dtype, out_dtype, device),
-        found.clause,
-        found.source,
+        answer.clause,
+        answer.source,
         watts,
         energy,
-        known,
+        power_known,
     )

@@ -70,25 +70,25 @@ class Links:
 
     def chosen(self, on: Fabric, transfers: Sequence[Transfer]) -> list[Transfer]:
         """The transfers with the algorithm that NCCL takes for each that names none."""
-        known: dict[tuple[Any, ...], str] = {}
-        made = []
-        for each in transfers:
-            if each.algorithm is None and each.collective != "send" and len(each.group) > 1:
-                together = on.ranks_per_server(each.group)
-                key = each.collective, len(each.group), together, each.size_bytes
-                if key not in known:
-                    known[key] = self._usual(on, each, together)
-                each = each._replace(algorithm=known[key])
-            made.append(each)
-        return made
+        algorithms: dict[tuple[Any, ...], str] = {}
+        resolved = []
+        for transfer in transfers:
+            if transfer.algorithm is None and transfer.collective != "send" and len(transfer.group) > 1:
+                together = on.ranks_per_server(transfer.group)
+                key = transfer.collective, len(transfer.group), together, transfer.size_bytes
+                if key not in algorithms:
+                    algorithms[key] = self._usual(on, transfer, together)
+                transfer = transfer._replace(algorithm=algorithms[key])
+            resolved.append(transfer)
+        return resolved
 
     def _usual(self, on: Fabric, transfer: Transfer, together: int) -> str:
         able = on.algorithms(transfer.collective, transfer.group)
         groups = _group(self.formula, len(transfer.group), together)
-        found = list_choices(transfer.collective, np.array([transfer.size_bytes]), groups)[0].partition("/")[0]
-        if found not in able or (found in IN_SWITCH and self.fidelity == "packet"):
+        algorithm = list_choices(transfer.collective, np.array([transfer.size_bytes]), groups)[0].partition("/")[0]
+        if algorithm not in able or (algorithm in IN_SWITCH and self.fidelity == "packet"):
             return able[0]
-        return found if _reduces(on, transfer._replace(algorithm=found)) else able[0]
+        return algorithm if _reduces(on, transfer._replace(algorithm=algorithm)) else able[0]
 
     def run(
         self, on: Fabric, transfers: Sequence[Transfer], fidelity: str = "", part: float | None = None
@@ -120,32 +120,34 @@ def predict_collective(
     if len(group) < 2:
         return bounded(op, answer, links.formula, {"fidelity": links.fidelity})
     every = parallel_groups(group, links.formula.cluster.devices)
-    asked = [Transfer(op.kind, each, float(op.size_bytes), algorithm) for each in (every if all_groups else [group])]
-    transfers = links.chosen(links.fabric, asked)
-    taken = str(transfers[0].algorithm)
+    own_transfers = [
+        Transfer(op.kind, ranks, float(op.size_bytes), algorithm) for ranks in (every if all_groups else [group])
+    ]
+    transfers = links.chosen(links.fabric, own_transfers)
+    used = str(transfers[0].algorithm)
     calm, undisturbed = _ideal(
-        links, [Transfer(op.kind, each, float(op.size_bytes), taken) for each in every], group, answer
+        links, [Transfer(op.kind, ranks, float(op.size_bytes), used) for ranks in every], group, answer
     )
     # times are compared, so packets move the same part of both
     part = min(_part(links.fabric, transfers), _part(calm, undisturbed)) if links.fidelity == "packet" else None
     outcome = links.run(links.fabric, transfers, part=part)
     ideal = float(links.run(calm, undisturbed, part=part).end_us[0])
-    found: dict[str, Any] = {"fidelity": links.fidelity, "algorithm": taken, "groups": len(transfers)}
-    usual = algorithm is None and (taken == _choice(links.formula, op) or links.fidelity == "packet")
-    formula = answer if usual else _by_formula(op, links, taken, answer)
+    network: dict[str, Any] = {"fidelity": links.fidelity, "algorithm": used, "groups": len(transfers)}
+    is_default = algorithm is None and (used == _choice(links.formula, op) or links.fidelity == "packet")
+    formula = answer if is_default else _by_formula(op, links, used, answer)
     stretch = outcome.total_us / ideal if ideal > 0 else 1.0
-    given = links.formula.cluster.has_own_links and answer.engine != "measured"
-    if formula is None or given:
-        us = outcome.total_us + (_still_us(op, links.formula) if given else 0.0)
-        made = replace(_within(answer, us, _spread(links, [group])), engine=links.fidelity, in_envelope=False)
+    own_links = links.formula.cluster.has_own_links and answer.engine != "measured"
+    if formula is None or own_links:
+        us = outcome.total_us + (_still_us(op, links.formula) if own_links else 0.0)
+        prediction = replace(_within(answer, us, _spread(links, [group])), engine=links.fidelity, in_envelope=False)
     else:
-        made = _stretched(formula, stretch, links)
-    found |= bandwidths(op.kind, len(group), op.size_bytes, made.latency_us)
-    found |= {"links_us": outcome.total_us, "stretch": stretch}
-    found |= _said(links, transfers, [f"group {i}" for i in range(len(transfers))], outcome)
+        prediction = _stretched(formula, stretch, links)
+    network |= bandwidths(op.kind, len(group), op.size_bytes, prediction.latency_us)
+    network |= {"links_us": outcome.total_us, "stretch": stretch}
+    network |= _said(links, transfers, [f"group {i}" for i in range(len(transfers))], outcome)
     if faults_study:
-        found["faults_study"] = study(links, asked, faults_study)
-    return replace(bounded(op, made, links.formula, found), placed=_drawn(links, outcome))
+        network["faults_study"] = study(links, own_transfers, faults_study)
+    return replace(bounded(op, prediction, links.formula, network), placed=_drawn(links, outcome))
 
 
 def _still_us(op: Op, formula: NetworkEngine) -> float:
@@ -166,7 +168,7 @@ def _reduces(on: Fabric, transfer: Transfer) -> bool:
 
 def _stretched(answer: OpPrediction, stretch: float, links: Links) -> OpPrediction:
     """The answer so many times longer; where the links changed it, or a formula gave it, it is theirs."""
-    us, low, high = (each * stretch for each in (answer.latency_us, answer.low_us, answer.high_us))
+    us, low, high = (time_us * stretch for time_us in (answer.latency_us, answer.low_us, answer.high_us))
     theirs = answer.engine == links.formula.name or abs(stretch - 1.0) > MIN_STRETCH
     engine = links.fidelity if theirs else answer.engine
     return replace(answer, latency_us=us, low_us=low, high_us=high, engine=engine)
@@ -191,14 +193,16 @@ def placed(op: Op, group: Sequence[int], formula: NetworkEngine) -> Op:
     return op.replace(ranks=len(group), ranks_per_node=near, link=link)
 
 
-def bounded(op: Op, made: OpPrediction, formula: NetworkEngine, network: Mapping[str, Any]) -> OpPrediction:
+def bounded(op: Op, prediction: OpPrediction, formula: NetworkEngine, network: Mapping[str, Any]) -> OpPrediction:
     """The answer with what its links did and the least that they take; a single rank costs nothing."""
     if op.ranks < 2:
-        return replace(made, latency_us=0.0, low_us=0.0, high_us=0.0, roofline_us=0.0, bound="latency", network=network)
+        return replace(
+            prediction, latency_us=0.0, low_us=0.0, high_us=0.0, roofline_us=0.0, bound="latency", network=network
+        )
     floor = floor_us(op, formula)
-    fullest = max((each["busy"] for each in network.get("hot_links", ())), default=0.0)
-    full = max(floor / made.latency_us, fullest) if made.latency_us > 0 else 0.0
-    return replace(made, roofline_us=floor, bound="network" if full > 0.5 else "latency", network=network)
+    fullest = max((link["busy"] for link in network.get("hot_links", ())), default=0.0)
+    full = max(floor / prediction.latency_us, fullest) if prediction.latency_us > 0 else 0.0
+    return replace(prediction, roofline_us=floor, bound="network" if full > 0.5 else "latency", network=network)
 
 
 def floor_us(op: Op, formula: NetworkEngine) -> float:
@@ -226,13 +230,13 @@ def predict_transfers(
     faults_study: Mapping[str, Any] | None = None,
 ) -> OpPrediction:
     """How long transfers take that share the links; ``network`` of the answer has each of them."""
-    chosen = links.chosen(links.fabric, transfers)
-    outcome = links.run(links.fabric, chosen)
-    us, spread = outcome.total_us, _spread(links, [each.group for each in transfers])
+    resolved = links.chosen(links.fabric, transfers)
+    outcome = links.run(links.fabric, resolved)
+    us, spread = outcome.total_us, _spread(links, [transfer.group for transfer in transfers])
     full = float((outcome.carried_bytes / (links.fabric.topology.bandwidth_gbps * 1e3)).max(initial=0.0))
-    found = {"fidelity": links.fidelity, **_said(links, chosen, names, outcome)}
+    network = {"fidelity": links.fidelity, **_said(links, resolved, names, outcome)}
     if faults_study:
-        found["faults_study"] = study(links, transfers, faults_study)
+        network["faults_study"] = study(links, transfers, faults_study)
     return OpPrediction(
         op={"kind": "transfers", "count": len(transfers)},
         device=links.formula.device.id,
@@ -246,24 +250,24 @@ def predict_transfers(
         roofline_us=full,
         bound="network" if full > us / 2 else "latency",
         cache="warm",
-        network=found,
+        network=network,
         placed=_drawn(links, outcome),
     )
 
 
 def study(links: Links, transfers: Sequence[Transfer], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What faults at random places, or with ``everywhere`` at each cable in turn, do to the time of transfers."""
-    asked = read_drawing(settings, "faults_study")
-    if asked.straggler is not None:
+    drawing = read_drawing(settings, "faults_study")
+    if drawing.straggler is not None:
         raise TopologyError("faults_study.straggler slows compute: ask a step for it, a collective has none")
     fidelity = "flow" if links.fidelity == "packet" else links.fidelity
 
     def measure(faults: Sequence[Fault]) -> float:
         on = with_faults(links.fabric, faults)
-        able = [each if _reduces(on, each) else each._replace(algorithm=None) for each in transfers]
-        return links.run(on, links.chosen(on, able), fidelity).total_us
+        possible = [transfer if _reduces(on, transfer) else transfer._replace(algorithm=None) for transfer in transfers]
+        return links.run(on, links.chosen(on, possible), fidelity).total_us
 
-    return run_trials(asked.faults(links.fabric.topology), measure).to_dict()
+    return run_trials(drawing.faults(links.fabric.topology), measure).to_dict()
 
 
 def _ideal(
@@ -273,25 +277,27 @@ def _ideal(
 
     A measurement was made on this fabric; only faults stretch it.
     """
-    own = next(each for each in every if each.group == group)
+    transfer = next(other for other in every if other.group == group)
     if answer.engine == "measured":
-        return links.healthy, [own]
+        return links.healthy, [transfer]
     size = links.formula.cluster.devices_per_node
     nodes = {device // size for device in group}
-    near = [each for each in every if each is not own and any(device // size in nodes for device in each.group)]
-    return links.open, _sharing(links.open, [own, *near])
+    near = [
+        other for other in every if other is not transfer and any(device // size in nodes for device in other.group)
+    ]
+    return links.open, _sharing(links.open, [transfer, *near])
 
 
 def _sharing(on: Fabric, transfers: Sequence[Transfer]) -> list[Transfer]:
     """The first transfer and those that share links with it, or with others that do."""
     loads = np.zeros((len(transfers), on.topology.links))
-    for load, each in zip(loads, transfers, strict=True):
-        on.add_load(load, each.collective, on.algorithm(each), each.group, 1.0)
-    kept, more = np.zeros(len(transfers), dtype=bool), np.arange(len(transfers)) == 0
-    while (kept != more).any():
-        kept = more
-        more = (loads[:, loads[kept].any(axis=0)] > 0).any(axis=1) | kept
-    return [each for each, stays in zip(transfers, kept.tolist(), strict=True) if stays]
+    for load, transfer in zip(loads, transfers, strict=True):
+        on.add_load(load, transfer.collective, on.algorithm(transfer), transfer.group, 1.0)
+    connected, reached = np.zeros(len(transfers), dtype=bool), np.arange(len(transfers)) == 0
+    while (connected != reached).any():
+        connected = reached
+        reached = (loads[:, loads[connected].any(axis=0)] > 0).any(axis=1) | connected
+    return [transfer for transfer, stays in zip(transfers, connected.tolist(), strict=True) if stays]
 
 
 def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> OpPrediction | None:
@@ -303,8 +309,8 @@ def _by_formula(op: Op, links: Links, algorithm: str, answer: OpPrediction) -> O
         return None
     if not np.isfinite(us):
         raise TopologyError(f"{op.kind} over {op.ranks} ranks, {op.ranks_per_node} in a node, cannot run {algorithm}")
-    made = _within(answer, us, float(links.formula.factor({"size_bytes": size}, groups)[0]))
-    return replace(made, engine=links.formula.name, in_envelope=bool(groups.nodes[0] == 1))
+    prediction = _within(answer, us, float(links.formula.factor({"size_bytes": size}, groups)[0]))
+    return replace(prediction, engine=links.formula.name, in_envelope=bool(groups.nodes[0] == 1))
 
 
 def _spread(links: Links, groups: Sequence[tuple[int, ...]]) -> float:
@@ -317,12 +323,12 @@ def _spread(links: Links, groups: Sequence[tuple[int, ...]]) -> float:
 def _said(
     links: Links, transfers: Sequence[Transfer], names: Sequence[str], outcome: TransferOutcome
 ) -> dict[str, Any]:
-    found = summarize_transfers(links.fabric, transfers, names, outcome)
+    summary = summarize_transfers(links.fabric, transfers, names, outcome)
     if len(transfers) > SHOWN:
-        found["transfers"] = sorted(found["transfers"], key=lambda each: -each["end_us"])[:SHOWN]
+        summary["transfers"] = sorted(summary["transfers"], key=lambda entry: -entry["end_us"])[:SHOWN]
     if links.faults:
-        found["faults"] = [asdict(fault) for fault in links.faults]
-    return found
+        summary["faults"] = [asdict(fault) for fault in links.faults]
+    return summary
 
 
 def _drawn(links: Links, outcome: TransferOutcome) -> tuple[Topology, np.ndarray]:
@@ -333,8 +339,8 @@ def _drawn(links: Links, outcome: TransferOutcome) -> tuple[Topology, np.ndarray
 def _load(on: Fabric, transfers: Sequence[Transfer]) -> np.ndarray:
     """Bytes that transfers move over each link."""
     load = np.zeros(on.topology.links)
-    for each in transfers:
-        on.add_load(load, each.collective, on.algorithm(each), each.group, each.size_bytes)
+    for transfer in transfers:
+        on.add_load(load, transfer.collective, on.algorithm(transfer), transfer.group, transfer.size_bytes)
     return load
 
 
@@ -345,10 +351,12 @@ def _part(on: Fabric, transfers: Sequence[Transfer]) -> float:
 
 def _packets(on: Fabric, transfers: Sequence[Transfer], part: float) -> TransferOutcome:
     """By ns-3; of large transfers it moves a part, and half of that: all of them lie on the line through both."""
-    whole = simulate(on, [each._replace(size_bytes=each.size_bytes * part) for each in transfers], "packet")
+    whole = simulate(on, [transfer._replace(size_bytes=transfer.size_bytes * part) for transfer in transfers], "packet")
     if part == 1.0:
         return whole
-    half = simulate(on, [each._replace(size_bytes=each.size_bytes * part / 2) for each in transfers], "packet")
+    half = simulate(
+        on, [transfer._replace(size_bytes=transfer.size_bytes * part / 2) for transfer in transfers], "packet"
+    )
 
     def line(few: np.ndarray, more: np.ndarray) -> np.ndarray:
         return few + (more - few) * (2.0 / part - 1.0)
@@ -367,7 +375,9 @@ def predict_by_formula(
 ) -> OpPrediction:
     """How long a collective takes in a group of devices where nothing is in its way; no link is simulated."""
     op = placed(op, group, formula)
-    made = predict_ops([op], formula.device, engine, cache)[0]
-    taken = list_choices(op.kind, np.array([op.size_bytes]), _group(formula, op.ranks, op.ranks_per_node))[0]
-    found = {"fidelity": "analytical", "algorithm": taken if op.ranks > 1 else "none"}
-    return bounded(op, made, formula, {**found, **bandwidths(op.kind, op.ranks, op.size_bytes, made.latency_us)})
+    prediction = predict_ops([op], formula.device, engine, cache)[0]
+    algorithm = list_choices(op.kind, np.array([op.size_bytes]), _group(formula, op.ranks, op.ranks_per_node))[0]
+    network = {"fidelity": "analytical", "algorithm": algorithm if op.ranks > 1 else "none"}
+    return bounded(
+        op, prediction, formula, {**network, **bandwidths(op.kind, op.ranks, op.size_bytes, prediction.latency_us)}
+    )

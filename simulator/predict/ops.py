@@ -32,11 +32,11 @@ def predict_ops(ops: Sequence[Op], device: Device, engine: Engine, cache: str = 
     memo: dict[tuple[Op, str], OpPrediction] = getattr(engine, "memo", {})
     if len(memo) > MEMO:
         memo.clear()
-    known = {op: memo.get((op, cache)) for op in ops}
-    unknown = [op for op, found in known.items() if found is None]
-    for op, made in zip(unknown, _predicted(unknown, device, engine, cache), strict=True):
-        known[op] = memo[op, cache] = made
-    return [found for op in ops if (found := known[op]) is not None]
+    by_op = {op: memo.get((op, cache)) for op in ops}
+    unknown = [op for op, answer in by_op.items() if answer is None]
+    for op, prediction in zip(unknown, _predicted(unknown, device, engine, cache), strict=True):
+        by_op[op] = memo[op, cache] = prediction
+    return [answer for op in ops if (answer := by_op[op]) is not None]
 
 
 def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) -> list[OpPrediction]:
@@ -69,39 +69,42 @@ def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) ->
 
 
 def with_power(
-    found: Sequence[OpPrediction],
+    predictions: Sequence[OpPrediction],
     ops: Sequence[Op],
     device: Device,
     registries: Sequence[Path] = (),
     limits: power.Limits | None = None,
     backend: str | None = None,
 ) -> list[OpPrediction]:
-    """The same with watts and energy where a power model knows them, and slower where ``limits`` bind.
+    """The same with watts and energy, and slower where ``limits`` bind.
 
-    Under limits a device without a power model is answered by physics, outside the envelope; PowerError when not even
+    A device without a power model is answered by physics, outside the envelope; PowerError under limits when not even
     its TDP is known.
     """
     limits = (limits or power.Limits()).of(device)
-    made = list(found)
+    answers = list(predictions)
     for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
         model = power.find(registries, kind, device.id, backend)
-        if KINDS[kind].family in power.WITHOUT_POWER or (model is None and not limits.asked):
+        if not power.answers(kind, device, limits):
             continue
-        latency_us, cache = np.array([made[place].latency_us for place in positions]), made[int(positions[0])].cache
+        latency_us, cache = (
+            np.array([answers[position].latency_us for position in positions]),
+            answers[int(positions[0])].cache,
+        )
         answer = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits, latency_us)
-        for place, watts, slower, inside in zip(
+        for position, watts, slower, inside in zip(
             positions.tolist(), answer.power_w, answer.slower, answer.in_envelope, strict=True
         ):
-            each, factor = made[place], float(slower)
-            latency = each.latency_us * factor
-            made[place] = replace(
-                each,
+            prediction, factor = answers[position], float(slower)
+            latency = prediction.latency_us * factor
+            answers[position] = replace(
+                prediction,
                 latency_us=latency,
-                low_us=each.low_us * factor,
-                high_us=each.high_us * factor,
-                in_envelope=each.in_envelope and factor == 1.0,
+                low_us=prediction.low_us * factor,
+                high_us=prediction.high_us * factor,
+                in_envelope=prediction.in_envelope and factor == 1.0,
                 power_w=float(watts),
                 energy_mj=float(watts) * latency * 1e-3,
-                energy_in_envelope=bool(inside) and each.in_envelope,
+                energy_in_envelope=bool(inside) and prediction.in_envelope,
             )
-    return made
+    return answers

@@ -33,25 +33,25 @@ WEIGHTS_ALONE = {  # format that a device may have no units for -> the same weig
 }
 
 
-def as_stored(plan: Plan, model: Any, work: Work, asked: str, device: Device) -> Plan:
+def as_stored(plan: Plan, model: Any, work: Work, precision: str, device: Device) -> Plan:
     """The plan with what the checkpoint of a ``model`` says of formats, for some work.
 
-    ``asked`` is the precision that the user named, empty for ``auto``. TraceError for a model that is not there, and
+    ``precision`` is what the user named, empty for ``auto``. TraceError for a model that is not there, and
     under ``auto`` for a format that nobody knows.
     """
     source = resolve(model)
-    if work.kind == "train" and not device.synchronous and not asked:
+    if work.kind == "train" and not device.synchronous and not precision:
         return _trained(plan, source, work, device)
     if work.kind == "train" or device.synchronous:
-        return _unpacked(plan, source, asked, work.kind)
-    if not asked and source.dtype == "float16" and device.supports("fp16"):
+        return _unpacked(plan, source, precision, work.kind)
+    if not precision and source.dtype == "float16" and device.supports("fp16"):
         plan = replace(plan, precision="fp16")
-    stored = _read(source, strict=not asked)
+    stored = _read(source, strict=not precision)
     if stored is None:
         return plan
-    if isinstance(stored, str) or (asked and stored.precision and asked != stored.precision):
-        return _said(plan, f"the checkpoint stores {_format(stored)}; simulated in {asked}, as asked")
-    return _packed(plan, stored, asked, device)
+    if isinstance(stored, str) or (precision and stored.precision and precision != stored.precision):
+        return _said(plan, f"the checkpoint stores {_format(stored)}; simulated in {precision}, as asked")
+    return _packed(plan, stored, precision, device)
 
 
 def _read(source: Source, strict: bool) -> StoredFormat | str | None:
@@ -87,24 +87,24 @@ def _trained(plan: Plan, source: Source, work: Work, device: Device) -> Plan:
 
 def _method(source: Source) -> str:
     """Which library packed a checkpoint, in its own word."""
-    said = source.quantization or {}
-    return str(said.get("quant_method") or ("bitsandbytes" if said.get("load_in_4bit") else "")).lower()
+    settings = source.quantization or {}
+    return str(settings.get("quant_method") or ("bitsandbytes" if settings.get("load_in_4bit") else "")).lower()
 
 
-def _unpacked(plan: Plan, source: Source, asked: str, kind: str) -> Plan:
+def _unpacked(plan: Plan, source: Source, precision: str, kind: str) -> Plan:
     """The plan of work that does not take weights as a checkpoint stores them, with a note that says so."""
     stored = _read(source, strict=False)
-    if stored is None or asked:
+    if stored is None or precision:
         return plan
     where = "training" if kind == "train" else "a CPU"
     more = "" if isinstance(stored, str) else f" (precision={stored.precision} names it)"
     return _said(plan, f"the checkpoint stores {_format(stored)}; {where} is simulated in {plan.precision}{more}")
 
 
-def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Plan:
+def _packed(plan: Plan, stored: StoredFormat, precision: str, device: Device) -> Plan:
     """The plan with the formats of a checkpoint, as far as the device has units for them."""
     rules, lacking = stored.rules, []
-    if not asked:
+    if not precision:
         lacking = sorted({r.weights.name for r in rules if r.weights.name and not device.supports(r.weights.name)})
         rules = tuple(
             replace(r, weights=WEIGHTS_ALONE[r.weights.name]) if r.weights.name in lacking else r for r in rules
@@ -127,16 +127,16 @@ def _packed(plan: Plan, stored: StoredFormat, asked: str, device: Device) -> Pla
 
 
 def _chosen(stored: StoredFormat, main: str) -> str:
-    others = {each.weights.name for each in stored.rules} - {"", stored.precision}
+    others = {rule.weights.name for rule in stored.rules} - {"", stored.precision}
     also = f" and {', '.join(sorted(others))}" if others else ""
     return f"weights in {main}{also}, as the checkpoint stores them ({stored.where}){_staying(stored.kept)}"
 
 
-def _staying(kept: Sequence[str]) -> str:
-    if not kept:
+def _staying(layers: Sequence[str]) -> str:
+    if not layers:
         return ""
-    more = f" and {len(kept) - MOST_SHOWN:,} more" if len(kept) > MOST_SHOWN else ""
-    return f"; in 16 bits stay {', '.join(kept[:MOST_SHOWN])}{more}"
+    more = f" and {len(layers) - MOST_SHOWN:,} more" if len(layers) > MOST_SHOWN else ""
+    return f"; in 16 bits stay {', '.join(layers[:MOST_SHOWN])}{more}"
 
 
 def _said(plan: Plan, *notes: str) -> Plan:

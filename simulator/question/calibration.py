@@ -21,6 +21,7 @@ from ...datasets.loading import choice, load, number
 from ...datasets.ops import KINDS, Op
 from ...datasets.reading import read_json
 from .errors import PlanError
+from .learned_steps import LearnedSteps
 
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "calibration.json"
 NONE, USUAL, OWN = "none", "shipped", "own"
@@ -74,6 +75,8 @@ class Calibration:
     spread: Mapping[str, float] = field(default_factory=dict)
     made_by: str = ""
     rows: Mapping[str, int] = field(default_factory=dict)
+    # what logs of engines say (:mod:`..serving.learned`); tables of iterations are made, and kept, without it
+    steps: tuple[LearnedSteps, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for what, values, least in (("host", self.host, 1 / MOST), ("widths", self.widths, 0.0)):
@@ -119,9 +122,9 @@ class RunKind:
     def levels(self, format: str = "") -> tuple[str, ...]:
         """What effects on ops of a format are of; those that have none know no format."""
         values = zip(PARTS, (self.framework, self.chip, format, self.regime), strict=True)
-        own = {part: f"{part}={value}" for part, value in values if value}
-        pair = [f"{own['framework']} {own['chip']}"] if "framework" in own and "chip" in own else []
-        return ("all", *own.values(), *pair)
+        named = {part: f"{part}={value}" for part, value in values if value}
+        pair = [f"{named['framework']} {named['chip']}"] if "framework" in named and "chip" in named else []
+        return ("all", *named.values(), *pair)
 
 
 @dataclass(frozen=True)
@@ -194,9 +197,9 @@ def calibrated(calibration: Calibration, setting: RunKind) -> StepCalibration:
         return StepCalibration()
     widths = calibration.widths
     unknown = unknown_of(setting, widths)
-    usual = max(widths.get(unknown, widths["pair"]), widths.get(ACROSS, 0.0) if setting.across else 0.0)
-    dense = widths.get(pair_of(setting, False), max(usual, _usual_width(setting.framework, widths)))
-    experts = widths.get(pair_of(setting, True), max(dense, usual))
+    framework_width = max(widths.get(unknown, widths["pair"]), widths.get(ACROSS, 0.0) if setting.across else 0.0)
+    dense = widths.get(pair_of(setting, False), max(framework_width, _usual_width(setting.framework, widths)))
+    experts = widths.get(pair_of(setting, True), max(dense, framework_width))
     return StepCalibration(factors(calibration, setting), dense, experts, unknown, calibration.spread)
 
 
@@ -215,11 +218,11 @@ def pair_of(setting: RunKind, experts: bool) -> str:
 
 def factors(calibration: Calibration, setting: RunKind) -> dict[str, float]:
     """What multiplies the times of each cell in a question."""
-    made = _factors(calibration, setting.levels())
+    by_family = _factors(calibration, setting.levels())
     for format in calibration.formats:
-        own = _factors(calibration, setting.levels(format))
-        made |= {f"{family} {format}": own[family] for family in own if family not in WITHOUT_FORMAT}
-    return made | {"host": made.get("host", 1.0) * calibration.host.get(setting.framework, 1.0)}
+        by_format = _factors(calibration, setting.levels(format))
+        by_family |= {f"{family} {format}": by_format[family] for family in by_format if family not in WITHOUT_FORMAT}
+    return by_family | {"host": by_family.get("host", 1.0) * calibration.host.get(setting.framework, 1.0)}
 
 
 def _factors(calibration: Calibration, levels: Iterable[str]) -> dict[str, float]:

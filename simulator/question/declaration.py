@@ -14,7 +14,7 @@ from typing import Any, get_args, get_type_hints
 FILES = "it names a file: use the command line or Python"
 
 
-def setting(default: Any = MISSING, said: str = "", **more: Any) -> Any:
+def setting(default: Any = MISSING, help_text: str = "", **more: Any) -> Any:
     """A field of a request with what its users read of it.
 
     ``more``: ``path`` is what the command line calls it where that is not its own name, ``name`` what Python and HTTP
@@ -23,7 +23,7 @@ def setting(default: Any = MISSING, said: str = "", **more: Any) -> Any:
     HTTP does not take it, ``of`` the kinds of work that read it; ``hidden`` is for what no face names, ``words`` for
     names that stand in its place.
     """
-    metadata = {"help": said, **more}
+    metadata = {"help": help_text, **more}
     if isinstance(default, (dict, list)):
         return dataclasses.field(default_factory=type(default), metadata=metadata)
     if default is MISSING:
@@ -57,7 +57,10 @@ class RequestSetting:
 
 def dataclass_in(kind: Any) -> type | None:
     """The dataclass that a type is, or that stands beside null in it."""
-    return next((each for each in (kind, *get_args(kind)) if isinstance(each, type) and is_dataclass(each)), None)
+    return next(
+        (candidate for candidate in (kind, *get_args(kind)) if isinstance(candidate, type) and is_dataclass(candidate)),
+        None,
+    )
 
 
 @lru_cache
@@ -68,70 +71,72 @@ def settings_of(request: type, group: str = "", of: tuple[str, ...] = ()) -> tup
     """
     types = get_type_hints(request)
     return tuple(
-        found
-        for each in fields(request)
-        if not of or each.name in of
-        for found in _settings(each, types[each.name], group)
+        setting_
+        for field in fields(request)
+        if not of or field.name in of
+        for setting_ in _settings(field, types[field.name], group)
     )
 
 
-def _settings(each: Field[Any], kind: Any, group: str) -> Iterator[RequestSetting]:
-    own = each.metadata
-    if "words" in own:
-        yield from (RequestSetting(name, name, Any, None, said) for name, said in own["words"].items())
-    if own.get("hidden"):
+def _settings(field: Field[Any], kind: Any, group: str) -> Iterator[RequestSetting]:
+    metadata = field.metadata
+    if "words" in metadata:
+        yield from (RequestSetting(name, name, Any, None, help_text) for name, help_text in metadata["words"].items())
+    if metadata.get("hidden"):
         return
-    if "group" in own:
+    if "group" in metadata:
         inner = dataclass_in(kind)
         assert inner is not None
-        yield from settings_of(inner, own["group"])
+        yield from settings_of(inner, metadata["group"])
         return
-    path = own.get("path") or (f"{group}.{each.name}" if group else each.name)
-    default = each.default_factory() if each.default_factory is not MISSING else each.default
+    path = metadata.get("path") or (f"{group}.{field.name}" if group else field.name)
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
     yield RequestSetting(
-        name=own.get("name", each.name),
+        name=metadata.get("name", field.name),
         path=path,
         kind=kind,
         default=default,
-        help=own.get("help", ""),
-        chosen=bool(own.get("chosen")),
-        http=own.get("http", ""),
-        of=own.get("of", ()),
+        help=metadata.get("help", ""),
+        chosen=bool(metadata.get("chosen")),
+        http=metadata.get("http", ""),
+        of=metadata.get("of", ()),
     )
 
 
 def plain_default(value: Any) -> Any:
     """A default as YAML and JSON have it: what no face names left out."""
     if is_dataclass(value) and not isinstance(value, type):
-        usual, made = type(value)(), {}
-        for each in settings_of(type(value)):
-            own = getattr(value, each.name, each.default)
-            made[each.name] = plain_default(each.default if own == getattr(usual, each.name, own) else own)
-        return made
+        unset, values = type(value)(), {}
+        for item in settings_of(type(value)):
+            current = getattr(value, item.name, item.default)
+            values[item.name] = plain_default(
+                item.default if current == getattr(unset, item.name, current) else current
+            )
+        return values
     if isinstance(value, Mapping):
-        return {name: plain_default(each) for name, each in value.items()}
+        return {name: plain_default(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_default(each) for each in value]
+        return [plain_default(item) for item in value]
     return None if value is MISSING else value
 
 
 def defaults_of(settings: Sequence[RequestSetting]) -> dict[str, Any]:
     """The defaults of settings as the command line nests them, a mapping for each group."""
-    made: dict[str, Any] = {}
-    for each in settings:
-        *groups, name = each.path.split(".")
-        place = made
+    defaults: dict[str, Any] = {}
+    for entry in settings:
+        *groups, name = entry.path.split(".")
+        node = defaults
         for group in groups:
-            place = place.setdefault(group, {})
-        place[name] = plain_default(each.default)
-    return made
+            node = node.setdefault(group, {})
+        node[name] = plain_default(entry.default)
+    return defaults
 
 
 def value_at(config: Mapping[str, Any], path: str) -> Any:
     """What stands at a path of a configuration; :data:`MISSING` where nothing does."""
-    place: Any = config
+    node: Any = config
     for name in path.split("."):
-        if not isinstance(place, Mapping) or name not in place:
+        if not isinstance(node, Mapping) or name not in node:
             return MISSING
-        place = place[name]
-    return place
+        node = node[name]
+    return node

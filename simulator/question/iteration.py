@@ -105,11 +105,11 @@ def pairs_of(error: type[ValueError], name: str, values: Any, least: tuple[int, 
     """Pairs of whole numbers, each of at least so much. ``error`` for anything else, with the bad value."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise error(f"{name}={values!r} must be a list of pairs, such as [[512,0]]")
-    found = []
-    for each in values:
-        if not isinstance(each, Sequence) or isinstance(each, str) or len(each) != 2:
-            raise error(f"{name} has {each!r}, which is no pair of whole numbers, such as [512,0]")
-        for value, fewest in zip(each, least, strict=True):
+    pairs = []
+    for pair in values:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise error(f"{name} has {pair!r}, which is no pair of whole numbers, such as [512,0]")
+        for value, fewest in zip(pair, least, strict=True):
             whole(error, name, value, fewest)
-        found.append((int(each[0]), int(each[1])))
-    return tuple(found)
+        pairs.append((int(pair[0]), int(pair[1])))
+    return tuple(pairs)

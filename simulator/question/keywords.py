@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from ...datasets.clusters import Cluster, load_cluster
@@ -37,21 +38,22 @@ OF_STEP = (
 
 
 def predict_request(
-    op: str | Op | Sequence[Op] | Sequence[Transfer],
+    op: str | Op | Sequence[Op] | Sequence[Transfer] | Path,
     device: str | Device,
     cluster: str | Cluster | None,
     sources: Sources,
-    asked: Mapping[str, Any],
+    settings: Mapping[str, Any],
     dims: Mapping[str, Any],
 ) -> PredictRequest:
-    """The request about an op by kind and ``dims``, an op, many of them, or transfers.
+    """The request about an op by kind and ``dims``, an op, many of them, transfers, or a file of transfers.
 
-    ``asked`` are the other keywords of :func:`opcast.predict`. RequestError for what is neither op nor transfer.
+    ``settings`` are the other settings of `predict`, with their defaults where none were set. RequestError for what is
+    neither op nor transfer.
     """
-    joined = clustered(cluster, {"nodes": asked["nodes"]} if asked["nodes"] is not None else {})
-    group = None if asked["group"] is None else tuple(asked["group"])
+    whole_cluster = clustered(cluster, {"nodes": settings["nodes"]} if settings["nodes"] is not None else {})
+    group = tuple(settings["group"]) if isinstance(settings["group"], (list, tuple)) else settings["group"]
     ops: tuple[Op, ...] = ()
-    moved: tuple[Transfer, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
     names: tuple[str, ...] = ()
     if isinstance(op, str):
         ops = (make_op(op, **given_dims(dims, group)),)
@@ -60,26 +62,26 @@ def predict_request(
         raise RequestError(f"{name}={dims[name]!r} is for an op by its name, as predict('gemm', m=1, n=2, k=3)")
     elif isinstance(op, Op):
         ops = (op,)
-    elif any(isinstance(each, Transfer) for each in op):
-        moved, names = _transfers(op, joined)
+    elif isinstance(op, Path) or any(isinstance(item, (Transfer, Mapping)) for item in op):
+        transfers, names = _transfers(op, whole_cluster)
     else:
-        for place, each in enumerate(op):
-            if not isinstance(each, Op):
-                raise RequestError(f"ops[{place}]={each!r} is no op: make one with opcast.make_op")
-        ops = tuple(each for each in op if isinstance(each, Op))
+        for position, item in enumerate(op):
+            if not isinstance(item, Op):
+                raise RequestError(f"ops[{position}]={item!r} is no op: make one with opcast.make_op")
+        ops = tuple(item for item in op if isinstance(item, Op))
     return PredictRequest(
         ops=ops,
         device=device,
-        cluster=joined,
-        cache=asked["cache"],
-        limits=Limits(asked["power_cap_w"], asked["sm_clock_mhz"]),
+        cluster=whole_cluster,
+        cache=settings["cache"],
+        limits=Limits(settings["power_cap_w"], settings["sm_clock_mhz"]),
         group=group,
-        stride=asked["stride"],
-        all_groups=asked["all_groups"],
-        algorithm=asked["algorithm"],
-        transfers=moved,
+        stride=settings["stride"],
+        all_groups=settings["all_groups"],
+        algorithm=settings["algorithm"],
+        transfers=transfers,
         names=names,
-        network=_network(asked, joined),
+        network=_network(settings, whole_cluster),
         sources=sources,
     )
 
@@ -100,51 +102,51 @@ def simulate_request(
     from .stragglers import stragglers
     from .work import Work
 
-    works = [each.name for each in fields(Work) if each.name != "kind"]
-    layouts = [each.name for each in fields(Parallel)]
-    given = {name: value for name, value in keywords.items() if value is not None}
-    of_work = {name: given[name] for name in works if name in given}
+    works = [field.name for field in fields(Work) if field.name != "kind"]
+    layouts = [field.name for field in fields(Parallel)]
+    settings = {name: value for name, value in keywords.items() if value is not None}
+    of_work = {name: settings[name] for name in works if name in settings}
     work = replace(workload, **of_work) if isinstance(workload, Work) else Work(kind=workload, **of_work)
-    network = _network(given, given.get("plan") or given.get("cluster"))
+    network = _network(settings, settings.get("plan") or settings.get("cluster"))
     common = {"model": model, "work": work, "device": device, "network": network, "sources": sources}
-    if "plan" in given:
-        return _planned(given, common, (*layouts, *OF_CLUSTER, "cluster", "stack"))
-    if "precision" in given:
-        dtype, quantization = precision_of(given["precision"])
+    if "plan" in settings:
+        return _planned(settings, common, (*layouts, *OF_CLUSTER, "cluster", "stack"))
+    if "precision" in settings:
+        dtype, quantization = precision_of(settings["precision"])
         common |= {"precision": dtype, "quantization": quantization}
     return SimulateRequest(
         **common
-        | {name: given[name] for name in OF_STEP if name in given}
+        | {name: settings[name] for name in OF_STEP if name in settings}
         | {
-            "cluster": clustered(given.get("cluster"), {n: given[n] for n in OF_CLUSTER if n in given}),
-            "parallel": load(Parallel, {n: given[n] for n in layouts if n in given}, PlanError, "parallel"),
-            "stack": framework(given.get("stack")),
-            "stragglers": stragglers(given.get("stragglers", ())),
+            "cluster": clustered(settings.get("cluster"), {n: settings[n] for n in OF_CLUSTER if n in settings}),
+            "parallel": load(Parallel, {n: settings[n] for n in layouts if n in settings}, PlanError, "parallel"),
+            "stack": framework(settings.get("stack")),
+            "stragglers": stragglers(settings.get("stragglers", ())),
         }
     )
 
 
-def _planned(given: Mapping[str, Any], common: dict[str, Any], of_plan: Sequence[str]) -> Any:
+def _planned(settings: Mapping[str, Any], common: dict[str, Any], of_plan: Sequence[str]) -> Any:
     """The request of a plan, with the few settings that may go before its own."""
     from .requests import SimulateRequest
     from .stragglers import Straggler, stragglers
 
-    plan = given["plan"]
+    plan = settings["plan"]
     for name in of_plan:
-        if name in given:
-            raise RequestError(f"{name}={shown(given[name])} is part of the plan: leave it or plan=… out")
+        if name in settings:
+            raise RequestError(f"{name}={shown(settings[name])} is part of the plan: leave it or plan=… out")
     dtype, quantization = plan.precision, plan.quantization
-    if "precision" in given:
-        dtype, named = precision_of(given["precision"])
+    if "precision" in settings:
+        dtype, named = precision_of(settings["precision"])
         quantization = named or quantization
     slow = tuple(Straggler(slowdown, device=at) for at, slowdown in plan.slow_devices.items())
-    own = {
+    overrides = {
         name: getattr(plan, name) for name in ("kv_dtype", "recompute", "offload", "passes", "options", "micro_batches")
     }
-    own |= {"quantization": quantization} | {name: given[name] for name in OF_STEP if name in given}
+    overrides |= {"quantization": quantization} | {name: settings[name] for name in OF_STEP if name in settings}
     layout = {"cluster": plan.cluster, "parallel": plan.parallel, "stack": plan.stack, "precision": dtype}
-    late = stragglers(given["stragglers"]) if given.get("stragglers") else slow
-    return SimulateRequest(**common, **layout, **own, stragglers=late)
+    late = stragglers(settings["stragglers"]) if settings.get("stragglers") else slow
+    return SimulateRequest(**common, **layout, **overrides, stragglers=late)
 
 
 def framework(stack: Any) -> Any:
@@ -162,41 +164,42 @@ def clustered(cluster: str | Cluster | None, figures: Mapping[str, Any]) -> Clus
         for name, value in figures.items():
             raise needs_cluster(f"{name}={value!r}")
         return None
-    found = load_cluster(cluster) if isinstance(cluster, str) else cluster
-    return replace(found, **figures)
+    base = load_cluster(cluster) if isinstance(cluster, str) else cluster
+    return replace(base, **figures)
 
 
-def _network(given: Mapping[str, Any], cluster: object) -> NetworkChoice:
+def _network(settings: Mapping[str, Any], cluster: object) -> NetworkChoice:
     """What is asked of links. RequestError for faults without a cluster."""
     for name in NETWORK[1:] if cluster is None else ():
-        if given.get(name):
-            raise needs_cluster(f"{name}={given[name]}")
-    return NetworkChoice.of(given.get("network", "auto"), *(given.get(name) for name in NETWORK[1:]))
+        if settings.get(name):
+            raise needs_cluster(f"{name}={settings[name]}")
+    return NetworkChoice.of(settings.get("network", "auto"), *(settings.get(name) for name in NETWORK[1:]))
 
 
 def given_dims(dims: Mapping[str, Any], group: Sequence[int] | None) -> dict[str, Any]:
     """The dims of an op; sizes may have units, and a group says how many ranks there are."""
-    made = dict(dims)
-    if isinstance(made.get("size_bytes"), str):
+    values = dict(dims)
+    if isinstance(values.get("size_bytes"), str):
         from ..network.query import parse_size
 
-        made["size_bytes"] = parse_size(made["size_bytes"])
+        values["size_bytes"] = parse_size(values["size_bytes"])
     if group is not None:
-        if made.get("ranks") not in (None, len(group)):
+        if values.get("ranks") not in (None, len(group)):
             raise RequestError(
-                f"ranks={made['ranks']}, but group={list(group)} has {len(group)}: leave one of them out"
+                f"ranks={values['ranks']}, but group={list(group)} has {len(group)}: leave one of them out"
             )
-        made["ranks"] = len(group)
-    return made
+        values["ranks"] = len(group)
+    return values
 
 
-def _transfers(many: Sequence[Any], cluster: Cluster | None) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
-    for place, each in enumerate(many):
-        if not isinstance(each, Transfer):
-            raise RequestError(f"transfers[{place}]={each!r} is no transfer: make one with opcast.Transfer")
+def _transfers(many: Sequence[Any] | Path, cluster: Cluster | None) -> tuple[tuple[Transfer, ...], tuple[str, ...]]:
+    for position, item in enumerate(() if isinstance(many, Path) else many):
+        if not isinstance(item, (Transfer, Mapping)):
+            raise RequestError(f"transfers[{position}]={item!r} is no transfer: make one with opcast.Transfer")
     if cluster is None:
         raise RequestError("transfers need a cluster: name one with cluster=… (`opcast list clusters`)")
-    from ..network.query import parse_transfers
+    from ..network.query import parse_transfers, read_transfers
 
-    made, names = parse_transfers(list(many), cluster.devices)
-    return tuple(made), tuple(names)
+    devices = cluster.devices
+    transfers, names = read_transfers(many, devices) if isinstance(many, Path) else parse_transfers(many, devices)
+    return tuple(transfers), tuple(names)

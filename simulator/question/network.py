@@ -28,7 +28,8 @@ class NetworkChoice:
 
     fidelity: str = setting(
         "auto",
-        "links of a cluster: analytical | flow | packet; auto is flow where asked for",
+        "links of a cluster: analytical | flow (the whole step on them: RAPID-LLM's flattened mode) | packet; "
+        "auto is flow where asked for",
         name="network",
         path="network",
     )
@@ -52,8 +53,8 @@ class NetworkChoice:
     def of(cls, fidelity: Any, faults: Any, fault_draw: Any, faults_study: Any) -> NetworkChoice:
         """From plain values as the command line has them. TopologyError and RequestError for what cannot be."""
         choice(RequestError, "network", fidelity, FIDELITIES)
-        found = [each for each in faults if isinstance(each, Fault)] if isinstance(faults, (list, tuple)) else []
-        listed = found if found and len(found) == len(faults) else faults_from_dicts(faults or [])
+        ready = [fault for fault in faults if isinstance(fault, Fault)] if isinstance(faults, (list, tuple)) else []
+        listed = ready if ready and len(ready) == len(faults) else faults_from_dicts(faults or [])
         draws = [drawn(name, values) for name, values in (("fault_draw", fault_draw), ("faults_study", faults_study))]
         return cls(fidelity, tuple(listed), *draws)
 
@@ -72,18 +73,18 @@ class NetworkChoice:
 
     def said(self, cluster: Cluster | None) -> list[str]:
         """What only links can answer, as the command line has it."""
-        said = [f"{name}={shown(getattr(self, name))}" for name in self.named]
-        own = own_figures(cluster) if self.fidelity == "auto" else ""
-        if own and cluster is not None:
-            said.append(f"{own}={cluster.topology[own.rpartition('.')[2]]}")
-        return said + ([f"network={self.fidelity}"] if self.fidelity in ("flow", "packet") else [])
+        settings = [f"{name}={shown(getattr(self, name))}" for name in self.named]
+        figure = own_figures(cluster) if self.fidelity == "auto" else ""
+        if figure and cluster is not None:
+            settings.append(f"{figure}={cluster.topology[figure.rpartition('.')[2]]}")
+        return settings + ([f"network={self.fidelity}"] if self.fidelity in ("flow", "packet") else [])
 
     def on(self, topology: Topology) -> tuple[Fault, ...]:
         """The faults, those drawn among the links of a fabric included. TopologyError for too few places."""
-        asked = self.fault_draw
-        if asked is None:
+        drawing = self.fault_draw
+        if drawing is None:
             return self.faults
-        return (*self.faults, *draw_faults(topology, asked.at_once, asked.like, asked.seed, asked.kinds))
+        return (*self.faults, *draw_faults(topology, drawing.at_once, drawing.like, drawing.seed, drawing.kinds))
 
 
 def own_figures(cluster: Cluster | None) -> str:
@@ -95,9 +96,9 @@ def own_figures(cluster: Cluster | None) -> str:
     return simulated_setting(cluster.topology)
 
 
-def needs_cluster(said: str) -> RequestError:
+def needs_cluster(setting_text: str) -> RequestError:
     """The error of what was asked without a cluster."""
-    return RequestError(f"{said} needs a cluster: name one with cluster=… (`opcast list clusters`)")
+    return RequestError(f"{setting_text} needs a cluster: name one with cluster=… (`opcast list clusters`)")
 
 
 def shown(value: Any) -> str:

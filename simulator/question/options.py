@@ -39,23 +39,23 @@ def _share(value: Any) -> str:
 
 
 def _lengths(value: Any) -> str:
-    whole = isinstance(value, (list, tuple)) and all(type(each) is int and each > 0 for each in value)
-    return "" if whole else "must be a list of tokens, such as [8192,4096,4096]"
+    valid = isinstance(value, (list, tuple)) and all(type(length) is int and length > 0 for length in value)
+    return "" if valid else "must be a list of tokens, such as [8192,4096,4096]"
 
 
 def _flag(value: Any) -> str:
     return "" if isinstance(value, bool) else "must be true or false"
 
 
-def _one_of(*known: str) -> Callable[[Any], str]:
+def _one_of(*choices: str) -> Callable[[Any], str]:
     return lambda value: (
-        "" if value == "" or value in known else f"is not one of {', '.join(known)}{meant(value, known)}"
+        "" if value == "" or value in choices else f"is not one of {', '.join(choices)}{meant(value, choices)}"
     )
 
 
 def _modifiers(value: Any) -> str:
-    names = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
-    unknown = [each for each in value if each not in TIME_MODIFIERS] if names else []
+    names = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+    unknown = [name for name in value if name not in TIME_MODIFIERS] if names else []
     if unknown:
         return f"has {unknown[0]}, which is none of {', '.join(TIME_MODIFIERS)}{meant(unknown[0], TIME_MODIFIERS)}"
     return "" if names else "must be a list of names, such as [power_limit]"
@@ -229,9 +229,9 @@ class PlanOptions:
     )
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> PlanOptions:
+    def of(cls, settings: Mapping[str, Any]) -> PlanOptions:
         """Those of a mapping that was checked; null is not given, and what a pass of one's own reads is left out."""
-        return cls(**{name: value for name, value in given.items() if name in CHECKS and value is not None})
+        return cls(**{name: value for name, value in settings.items() if name in CHECKS and value is not None})
 
 
 CHECKS: dict[str, Callable[[Any], str]] = {each.name: each.metadata["check"] for each in fields(PlanOptions)}

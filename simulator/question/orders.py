@@ -127,8 +127,10 @@ def forward_orders(stages: int, micro_batches: int) -> Orders:
 
 def parts_of(orders: Orders, stage: int) -> list[int]:
     """The parts of the model that a stage holds, by the position of its chunks."""
-    found = {int(position): part for route in orders.routes for part, (at, position) in enumerate(route) if at == stage}
-    return [found[position] for position in sorted(found)]
+    by_position = {
+        int(position): part for route in orders.routes for part, (at, position) in enumerate(route) if at == stage
+    }
+    return [by_position[position] for position in sorted(by_position)]
 
 
 @schedule("gpipe")

@@ -24,14 +24,14 @@ def looked_up(values: Mapping[str, Any], names: Sequence[str] = ("cluster", "sta
     from .network import NetworkChoice
     from .stack import load_stack, stack_from_dict
 
-    made = dict(values)
-    if "cluster" in names and isinstance(made.get("cluster"), str):
-        made["cluster"] = load_cluster(made["cluster"])
-    if "stack" in names and isinstance(made.get("stack"), str):
-        made["stack"] = load_stack(made["stack"])
-    elif "stack" in names and isinstance(made.get("stack"), Mapping):
-        made["stack"] = stack_from_dict(made["stack"])
-    if "network" in names and isinstance(made.get("network"), (Mapping, str)):
-        given = made["network"]
-        made["network"] = NetworkChoice.from_plain({"fidelity": given} if isinstance(given, str) else given)
-    return made
+    result = dict(values)
+    if "cluster" in names and isinstance(result.get("cluster"), str):
+        result["cluster"] = load_cluster(result["cluster"])
+    if "stack" in names and isinstance(result.get("stack"), str):
+        result["stack"] = load_stack(result["stack"])
+    elif "stack" in names and isinstance(result.get("stack"), Mapping):
+        result["stack"] = stack_from_dict(result["stack"])
+    if "network" in names and isinstance(result.get("network"), (Mapping, str)):
+        network = result["network"]
+        result["network"] = NetworkChoice.from_plain({"fidelity": network} if isinstance(network, str) else network)
+    return result

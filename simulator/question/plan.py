@@ -182,8 +182,8 @@ class Plan:
     settings: PlanOptions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, known in (("offload", OFFLOAD), ("passes", ())):
-            object.__setattr__(self, name, names(name, getattr(self, name), known))
+        for name, choices in (("offload", OFFLOAD), ("passes", ())):
+            object.__setattr__(self, name, names(name, getattr(self, name), choices))
         if not isinstance(self.options, Mapping):
             raise PlanError(f"options={self.options!r} must be a mapping, such as {{fp8_scaling: current}}")
         for name in self.options if not self.passes else ():
@@ -192,19 +192,19 @@ class Plan:
             if wrong := complaint(name, value):
                 raise PlanError(wrong)
         object.__setattr__(self, "settings", PlanOptions.of(self.options))
-        said = self.settings.kv_dtype
-        if said and self.kv_dtype not in ("", said):
+        kv_dtype = self.settings.kv_dtype
+        if kv_dtype and self.kv_dtype not in ("", kv_dtype):
             raise PlanError(
-                f"options.kv_dtype={said} and precision.kv_dtype={self.kv_dtype} disagree: give one of them"
+                f"options.kv_dtype={kv_dtype} and precision.kv_dtype={self.kv_dtype} disagree: give one of them"
             )
-        object.__setattr__(self, "kv_dtype", self.kv_dtype or said)
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or kv_dtype)
         choice(PlanError, "kv_dtype", self.kv_dtype or "same", ("same", *KV_FORMATS))
 
     @property
     def reshards_after_forward(self) -> bool:
         """ZeRO-3: gathered weights are let go of between forward and backward; without pipeline stages unless told."""
-        given = self.settings.reshard_after_forward
-        return self.parallel.pp == 1 if given is None else given
+        setting = self.settings.reshard_after_forward
+        return self.parallel.pp == 1 if setting is None else setting
 
     @property
     def reduces_every_micro_batch(self) -> bool:
@@ -212,8 +212,8 @@ class Plan:
 
         Else whole ones are summed in the stack's dtype, as FSDP2 does (``unsharded_accumulated_grad``).
         """
-        given = self.settings.reduce_every_micro_batch
-        return self.parallel.pp == 1 if given is None else given
+        setting = self.settings.reduce_every_micro_batch
+        return self.parallel.pp == 1 if setting is None else setting
 
     @property
     def sums_whole_gradients(self) -> bool:
@@ -266,8 +266,8 @@ class Plan:
 
     def stage_devices(self, stage: int) -> np.ndarray:
         """The devices of a pipeline stage; equal places of two stages hold equal shards [devices]."""
-        found: np.ndarray = stages(self.layout)[stage]
-        return found
+        devices: np.ndarray = stages(self.layout)[stage]
+        return devices
 
     def neighbours(self, stage: int, other: int) -> bool:
         """Whether every device of a stage shares its node with its like on another."""
@@ -278,18 +278,18 @@ class Plan:
     def groups(self) -> tuple[Group, ...]:
         """Every process group that a collective of the step may run in; :meth:`members` has the devices of each."""
         p = self.parallel
-        found = [self.group(name) for name in GROUPS if name != "pp"]
+        groups = [self.group(name) for name in GROUPS if name != "pp"]
         for every in (self.group("dp_cp"), self.group("edp")) if p.shard else ():
             shard = min(p.shard, every.ranks)
-            found += [self.group(every.name, shard), self.group(every.name, every.ranks // shard, shard)]
+            groups += [self.group(every.name, shard), self.group(every.name, every.ranks // shard, shard)]
         if p.tp > p.etp:
-            found.append(self.group("tp", p.tp // p.etp, p.etp))
-        return tuple(dict.fromkeys(found))
+            groups.append(self.group("tp", p.tp // p.etp, p.etp))
+        return tuple(dict.fromkeys(groups))
 
     def _ranks(self, name: str) -> int:
         p, dp = self.parallel, self.dp
-        own = {"dp": dp, "dp_cp": dp * p.cp, "edp": p.tp * p.cp * dp // (p.ep * p.etp)}
-        return own[name] if name in own else int(getattr(p, name))
+        derived = {"dp": dp, "dp_cp": dp * p.cp, "edp": p.tp * p.cp * dp // (p.ep * p.etp)}
+        return derived[name] if name in derived else int(getattr(p, name))
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -334,10 +334,10 @@ def _nearest(name: str, value: int, whole: int) -> tuple[str, int, int]:
 
 def _nearest_degree(parallel: Parallel, devices: int) -> tuple[str, int, int]:
     """What to take instead of the degree that does not fit: the first one beyond what the others leave."""
-    left = devices
+    remaining = devices
     for name in ("tp", "cp", "pp"):
         value = getattr(parallel, name)
-        if left % value:
-            return _nearest(name, value, left)
-        left //= value
+        if remaining % value:
+            return _nearest(name, value, remaining)
+        remaining //= value
     return _nearest("tp", parallel.tp, devices)

@@ -65,8 +65,8 @@ class PredictRequest(Request):
                         f"{name}={getattr(self, name)} is for op=…: in transfers=… every entry has its own"
                     )
         if self.cluster is None:
-            for said in self.of_links():
-                raise needs_cluster(said)
+            for setting_text in self.of_links():
+                raise needs_cluster(setting_text)
         elif self.cluster.topology:
             from ..network.build import check_settings
 
@@ -74,14 +74,14 @@ class PredictRequest(Request):
 
     def of_links(self) -> list[str]:
         """What only links can answer, as the command line has it."""
-        said = [f"{name}={shown(getattr(self, name))}" for name in OF_LINKS if getattr(self, name)]
-        return said + self.network.said(self.cluster)
+        settings = [f"{name}={shown(getattr(self, name))}" for name in OF_LINKS if getattr(self, name)]
+        return settings + self.network.said(self.cluster)
 
     @classmethod
     def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        made = [each if isinstance(each, Op) else _op(each) for each in values.get("ops") or ()]
-        moved = [_transfer(each) for each in values.get("transfers") or ()]
-        return looked_up(values) | {"ops": made, "transfers": moved}
+        ops = [item if isinstance(item, Op) else _op(item) for item in values.get("ops") or ()]
+        transfers = [_transfer(item) for item in values.get("transfers") or ()]
+        return looked_up(values) | {"ops": ops, "transfers": transfers}
 
 
 def _op(values: Any) -> Op:
@@ -95,7 +95,7 @@ def _transfer(values: Any) -> list[Any]:
     """The fields of a transfer in order, as the loader takes them."""
     if isinstance(values, Transfer):
         return list(values)
-    known = Transfer._fields
-    if not isinstance(values, Mapping) or not set(values) <= set(known) or not set(known[:3]) <= set(values):
-        raise RequestError(f"transfers has {values!r}; a transfer is a mapping of {', '.join(known)}")
+    names = Transfer._fields
+    if not isinstance(values, Mapping) or not set(values) <= set(names) or not set(names[:3]) <= set(values):
+        raise RequestError(f"transfers has {values!r}; a transfer is a mapping of {', '.join(names)}")
     return list(Transfer(**values))

@@ -65,11 +65,11 @@ def checked_order(value: Any) -> str:
 
 def checked_placement(value: Any) -> str | tuple[int, ...]:
     """A placement by name, or the device of each rank. LayoutError for anything else."""
-    if isinstance(value, (list, tuple)) and all(type(each) is int for each in value):
+    if isinstance(value, (list, tuple)) and all(type(device) is int for device in value):
         return tuple(value)
     if value not in PLACEMENTS:
-        known = f"{', '.join(PLACEMENTS)}; or list the device of each rank{meant(value, PLACEMENTS)}"
-        raise LayoutError(f"parallel.placement={value!r} is not one of {known}")
+        choices = f"{', '.join(PLACEMENTS)}; or list the device of each rank{meant(value, PLACEMENTS)}"
+        raise LayoutError(f"parallel.placement={value!r} is not one of {choices}")
     return str(value)
 
 
@@ -80,11 +80,11 @@ def check_devices(placement: str | tuple[int, ...], count: int, cluster: str) ->
     hint = f"list each device from 0 to {count - 1} once"
     if len(placement) != count:
         raise LayoutError(f"parallel.placement lists {len(placement)} devices, {cluster} has {count}; {hint}")
-    found = np.bincount([device for device in placement if 0 <= device < count], minlength=count)
+    uses = np.bincount([device for device in placement if 0 <= device < count], minlength=count)
     for device in placement:
         if not 0 <= device < count:
             raise LayoutError(f"parallel.placement lists device {device}, {cluster} has none of that number; {hint}")
-        if found[device] > 1:
+        if uses[device] > 1:
             raise LayoutError(f"parallel.placement lists device {device} twice; {hint}")
 
 
@@ -120,15 +120,15 @@ def members(layout: Layout, part: GroupPart) -> np.ndarray:
 @lru_cache(maxsize=4096)
 def together(layout: Layout, part: GroupPart) -> int:
     """The fewest members that a group has on a node where it has any: through so many NICs its slowest node sends."""
-    found = members(layout, part)
-    return int(ranks_per_node(found, layout.per_node).min()) if found.size and found.shape[1] > 1 else 1
+    ranks = members(layout, part)
+    return int(ranks_per_node(ranks, layout.per_node).min()) if ranks.size and ranks.shape[1] > 1 else 1
 
 
 def _whole(layout: Layout, name: str) -> np.ndarray:
     """The devices of every whole group of a dimension [groups, ranks]."""
     if name in EXPERT:
-        table, each = stages(layout), layout.ep * layout.etp
-        grid = table[:, : table.shape[1] // each * each].reshape(len(table), -1, layout.ep, layout.etp)
+        table, expert_ranks = stages(layout), layout.ep * layout.etp
+        grid = table[:, : table.shape[1] // expert_ranks * expert_ranks].reshape(len(table), -1, layout.ep, layout.etp)
         axes = [1 + EXPERT.index(name)]
     else:
         grid = devices(layout).reshape(_shape(layout))

@@ -134,13 +134,13 @@ class SimulateRequest(Request):
         """PlanError and RequestError for what means nothing on one device, as it was given."""
         if self.cluster is not None:
             return
-        usual, own = Parallel(), self.parallel
-        given = {each.name: getattr(own, each.name) for each in fields(Parallel)}
-        spread = [f"parallel.{name}={value}" for name, value in given.items() if value != getattr(usual, name)]
-        spread = [said for said in spread if said != "parallel.dp=1"]
-        wanted = [*spread, *self.network.said(None)]
-        if wanted:
-            raise needs_cluster(" ".join(wanted))
+        defaults, layout = Parallel(), self.parallel
+        values = {field.name: getattr(layout, field.name) for field in fields(Parallel)}
+        spread = [f"parallel.{name}={value}" for name, value in values.items() if value != getattr(defaults, name)]
+        spread = [text for text in spread if text != "parallel.dp=1"]
+        cluster_settings = [*spread, *self.network.said(None)]
+        if cluster_settings:
+            raise needs_cluster(" ".join(cluster_settings))
 
     @classmethod
     def named(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -227,8 +227,8 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
         slow_devices=slow_devices(request.stragglers, cluster) if request.stragglers else {},
         calibration=request.sources.calibration,
     )
-    asked = request.quantization or ("" if request.precision == "auto" else request.precision)
-    plan = as_stored(plan, request.model, request.work, asked, device)
+    named = request.quantization or ("" if request.precision == "auto" else request.precision)
+    plan = as_stored(plan, request.model, request.work, named, device)
     return replace(plan, notes=(*plan.notes, *left_out(request.model, request.work)))
 
 

@@ -158,13 +158,13 @@ class Stack:
     @property
     def figures(self) -> dict[str, Any]:
         """The numbers, and mappings of numbers, that it sets: each other than the usual one has a source."""
-        usual = {each.name: each for each in dataclasses.fields(Stack)}
+        by_name = {field.name: field for field in dataclasses.fields(Stack)}
         return {
             name: value
             for name, value in vars(self).items()
             if name not in ("scale", "sources", "kv_dtype")
             and (type(value) in (int, float) or (isinstance(value, Mapping) and value))
-            and value != usual[name].default
+            and value != by_name[name].default
         }
 
     def __post_init__(self) -> None:
@@ -195,7 +195,7 @@ class Stack:
 
 def help_of(name: str) -> str:
     """What a setting of a stack means. KeyError without such a setting."""
-    return str({each.name: each.metadata["help"] for each in dataclasses.fields(Stack)}[name])
+    return str({field.name: field.metadata["help"] for field in dataclasses.fields(Stack)}[name])
 
 
 def without_figures_of(stack: Stack, tables: Collection[str]) -> Stack:
@@ -208,9 +208,9 @@ def without_figures_of(stack: Stack, tables: Collection[str]) -> Stack:
     ]
     if not gone:
         return stack
-    usual = Stack()
+    defaults = Stack()
     sources = {name: source for name, source in stack.sources.items() if name not in gone}
-    return dataclasses.replace(stack, sources=sources, **{name: getattr(usual, name) for name in gone})
+    return dataclasses.replace(stack, sources=sources, **{name: getattr(defaults, name) for name in gone})
 
 
 def stack_from_dict(values: Mapping[str, Any]) -> Stack:
@@ -229,17 +229,17 @@ def _inherit(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not values.get("like"):
         return added
     other = str(values["like"])
-    made = dict(_inherit(_read(other)))
-    made["family"] = made.get("family") or other
-    made["sources"] = {
-        name: source for name, source in made.get("sources", {}).items() if added.get(name, 0) is not None
+    merged_values = dict(_inherit(_read(other)))
+    merged_values["family"] = merged_values.get("family") or other
+    merged_values["sources"] = {
+        name: source for name, source in merged_values.get("sources", {}).items() if added.get(name, 0) is not None
     }
     for name, value in added.items():
-        below = made.pop(name, None)
+        below = merged_values.pop(name, None)
         if value is not None:
             merged = isinstance(value, Mapping) and isinstance(below, Mapping)
-            made[name] = {**below, **value} if merged else value
-    return made
+            merged_values[name] = {**below, **value} if merged else value
+    return merged_values
 
 
 def _read(stack_id: str) -> Mapping[str, Any]:
@@ -262,11 +262,11 @@ def load_stack(stack_id: str) -> Stack:
     return stack_from_dict(_read(stack_id))
 
 
-def names(name: str, value: Any, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+def names(name: str, value: Any, choices: tuple[str, ...] = ()) -> tuple[str, ...]:
     """A list of names without repetitions; PlanError where it is none, or has one that is not known."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
         hint = f"take {name}=[{value}]" if isinstance(value, str) else f"none is {name}=[]"
         raise PlanError(f"{name}={value!r} must be a list of names; {hint}")
-    for each in value if known else ():
-        choice(PlanError, name, each, known)
+    for item in value if choices else ():
+        choice(PlanError, name, item, choices)
     return tuple(dict.fromkeys(value))

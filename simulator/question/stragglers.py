@@ -37,8 +37,8 @@ class Straggler:
         count = cluster.devices if self.node is None else cluster.nodes
         if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < count:
             raise PlanError(f"stragglers has {what}={at!r}; {cluster.id} has {what}s 0 to {count - 1}")
-        each = 1 if self.node is None else cluster.devices_per_node
-        return range(at * each, (at + 1) * each)
+        size = 1 if self.node is None else cluster.devices_per_node
+        return range(at * size, (at + 1) * size)
 
 
 EXAMPLE = "{node: 3, slowdown: 1.2} or {device: 17, ...}"
@@ -48,24 +48,24 @@ def stragglers(values: Any) -> tuple[Straggler, ...]:
     """From plain values as the command line has them. PlanError for what is none."""
     if not isinstance(values, (list, tuple)):
         raise PlanError(f"stragglers={values!r} must be a list, such as [{{node: 3, slowdown: 1.2}}]")
-    found = []
+    result = []
     for value in values:
         if isinstance(value, Straggler):
-            found.append(value)
+            result.append(value)
         elif isinstance(value, Mapping) and set(value) in ({"node", "slowdown"}, {"device", "slowdown"}):
-            found.append(Straggler(**value))
+            result.append(Straggler(**value))
         else:
             raise PlanError(f"stragglers has {value!r}; it takes {EXAMPLE}")
-    return tuple(found)
+    return tuple(result)
 
 
 def slow_devices(values: Sequence[Straggler | Mapping[str, Any]], cluster: Cluster) -> dict[int, float]:
     """How many times longer compute takes, by device. PlanError for a device or node that is not there."""
-    found: dict[int, float] = {}
-    for each in stragglers(values):
-        for device in each.devices(cluster):
-            found[device] = max(found.get(device, 1.0), float(each.slowdown))
-    return found
+    slowdowns: dict[int, float] = {}
+    for straggler in stragglers(values):
+        for device in straggler.devices(cluster):
+            slowdowns[device] = max(slowdowns.get(device, 1.0), float(straggler.slowdown))
+    return slowdowns
 
 
 def stage_slowdowns(plan: Plan) -> np.ndarray:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from ...datasets.loading import choice, number, whole
 from .canonical import RequestError
 from .declaration import FILES, setting
+from .request_classes import RequestClass, check_classes
 
 ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
-LENGTHS = ("fixed", "uniform", "zipf", "normal", "empirical")
+LENGTHS = ("fixed", "uniform", "zipf", "normal", "lognormal", "empirical")
 MOST_RANKED = 1 << 24  # lengths that zipf has weights of
 TRACES = (
     *("auto", "columns", "azure", "splitwise", "mooncake", "vidur", "burstgpt", "sharegpt"),
@@ -21,6 +22,7 @@ OF_KIND = {  # kind of lengths -> the settings that it reads
     "uniform": ("low", "high"),
     "zipf": ("low", "high", "exponent"),
     "normal": ("mean", "std", "low", "high"),
+    "lognormal": ("mean", "std", "low", "high"),
     "empirical": ("values",),
 }
 OF_ARRIVAL = {"cv": "gamma", "burst": "bursty", "rate_end": "ramp"}  # settings that one kind of arrivals alone reads
@@ -33,7 +35,8 @@ class Lengths:
     """Tokens of prompts, or of answers.
 
     ``fixed`` at ``mean``; ``uniform`` from ``low`` to ``high``; ``zipf`` over the same, the shortest most often, with
-    ``exponent``; ``normal`` of ``mean`` and ``std``, cut at ``low`` and ``high``; ``empirical``: one of ``values``.
+    ``exponent``; ``normal`` and ``lognormal`` (a long tail) of ``mean`` and ``std``, cut at ``low`` and ``high``;
+    ``empirical``: one of ``values``.
     """
 
     kind: str = "fixed"
@@ -58,12 +61,13 @@ class Lengths:
             raise RequestError(f"{name}.high={self.high} must be at most {MOST_RANKED:,} for {name}.kind=zipf")
         if self.kind == "empirical" and not self.values:
             raise RequestError(f"{name}.kind=empirical needs {name}.values=[…], the lengths seen")
-        for each in self.values:
-            whole(RequestError, f"{name}.values", each, 1)
+        for length in self.values:
+            whole(RequestError, f"{name}.values", length, 1)
+        usual_lengths = USUAL.get(name) or type(self)()
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            usual: tuple[object, ...] = (field.default, getattr(USUAL[name], field.name), [])
-            if field.name not in OF_KIND[self.kind] and value not in usual:
+            defaults: tuple[object, ...] = (field.default, getattr(usual_lengths, field.name), [])
+            if field.name not in OF_KIND[self.kind] and value not in defaults:
                 raise RequestError(
                     f"{name}.{field.name}={value} is not read with {name}.kind={self.kind}: leave it out"
                 )
@@ -109,7 +113,7 @@ class RequestTraffic:
     warmup: int | None = setting(
         None, "the first of them, whose times do not count; null: none, and a tenth of capacity and sweep"
     )
-    input: Lengths = setting(USUAL["traffic.input"], "fixed | uniform | zipf | normal | empirical")
+    input: Lengths = setting(USUAL["traffic.input"], "fixed | uniform | zipf | normal | lognormal | empirical")
     output: Lengths = setting(USUAL["traffic.output"], "tokens of an answer, as those of a prompt")
     prefixes: int = setting(0, "contents that prompts begin with,")
     prefix_tokens: int = setting(0, "and their tokens")
@@ -120,9 +124,15 @@ class RequestTraffic:
     turn_input: Lengths | None = setting(None, "new tokens of later turns, as a tool returns them; null: as input")
     think_s: float = setting(0.0, "between an answer and the next turn: a thought, or the time of a tool")
     think_cv: float = setting(0.0, "how irregular these pauses are: 0 all alike, 1 as by chance (gamma)")
+    classes: tuple[RequestClass, ...] = setting(
+        (),
+        "that requests are of: [{name: chat, share: 3, priority: 0, ttft_ms: 500}, {name: batch, priority: 1}]; of a "
+        "trace by its column class, where it has one",
+    )
     trace: str | None = setting(
         None,
-        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below",
+        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below; or "
+        "azure_conversation_like | azure_code_like, which ship",
         http=FILES,
     )
     trace_format: str = setting(
@@ -165,6 +175,7 @@ class RequestTraffic:
         if self.turns > 1 and self.concurrency:
             raise RequestError("traffic.turns does not go with traffic.concurrency: a session waits for its answers")
         self._check_sessions()
+        check_classes(self.classes)
         self._check_read()
 
     def _check_sessions(self) -> None:
@@ -187,41 +198,41 @@ class RequestTraffic:
 
     def _check_read(self) -> None:
         """RequestError for a setting that is not the usual one and that nothing would read."""
-        usual = {each.name: each.default for each in fields(self)}
-        given = {name for name, value in usual.items() if getattr(self, name) != value}
+        defaults = {field.name: field.default for field in fields(self)}
+        names = {name for name, value in defaults.items() if getattr(self, name) != value}
         if self.trace is not None:
-            _check_lengths(given)
+            _check_lengths(names)
             if not self.trace.endswith(MAY_LACK_TIMES):
                 return  # its times are its own: check_own_arrivals once it is read
         elif self.tokenizer is not None:
             raise RequestError(f"traffic.tokenizer={self.tokenizer} is of a file: name it as traffic.trace=FILE")
         for name, kind in OF_ARRIVAL.items():
-            if name in given and self.arrival != kind:
+            if name in names and self.arrival != kind:
                 raise RequestError(f"traffic.{name}={getattr(self, name)} is of traffic.arrival={kind}: leave it out")
-        if self.arrival == "closed" and "rate" in given:
+        if self.arrival == "closed" and "rate" in names:
             raise RequestError(
                 f"traffic.rate={self.rate} is not read with traffic.arrival=closed: its clients send when they have an "
                 "answer; leave it out, or take poisson"
             )
         if self.trace is not None:
             return
-        if "trace_format" in given:
+        if "trace_format" in names:
             raise RequestError(f"traffic.trace_format={self.trace_format} is of a file: name it as traffic.trace=FILE")
-        if "think_s" in given and self.turns == 1:
+        if "think_s" in names and self.turns == 1:
             raise RequestError(f"traffic.think_s={self.think_s} is between turns: traffic.turns says how many")
 
 
 def check_own_arrivals(traffic: RequestTraffic) -> None:
     """RequestError for settings that say how requests come, beside a trace that says it."""
-    usual = {field.name: field.default for field in fields(traffic)}
+    defaults = {field.name: field.default for field in fields(traffic)}
     for name in NOT_OF_TIMES:
-        if getattr(traffic, name) != usual[name]:
+        if getattr(traffic, name) != defaults[name]:
             raise RequestError(f"traffic.{name} makes requests: a trace has its own, leave it out")
-    if traffic.arrival not in (usual["arrival"], "closed"):
+    if traffic.arrival not in (defaults["arrival"], "closed"):
         raise RequestError(f"traffic.arrival={traffic.arrival} is not read: a trace says when requests come")
 
 
-def _check_lengths(given: set[str]) -> None:
+def _check_lengths(names: set[str]) -> None:
     for name in NOT_OF_TRACE:
-        if name in given:
+        if name in names:
             raise RequestError(f"traffic.{name} makes requests: a trace has its own, leave it out")

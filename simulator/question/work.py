@@ -121,7 +121,7 @@ class Work:
                 "workload=batch has no sequence: give workload.prompts=[[new,cached],…] or "
                 "workload.decodes=[[sequences,cached],…]"
             )
-        longest = max([sum(each) for each in self.prompts] + [context + 1 for _, context in self.decodes])
+        longest = max([sum(prompt) for prompt in self.prompts] + [context + 1 for _, context in self.decodes])
         if max(longest, self.iteration.tokens) > LONGEST_SEQUENCE:
             raise WorkloadError(f"a batch of more than {LONGEST_SEQUENCE:,} tokens is not simulated")
         sequences = len(self.prompts) + self.iteration.decoding
@@ -129,9 +129,9 @@ class Work:
             raise WorkloadError(f"workload.samples={self.samples} must be from 0 to the {sequences} sequences")
         if self.padded_tokens is not None:
             whole(WorkloadError, "workload.padded_tokens", self.padded_tokens, 1)
-            if self.padded_tokens < (given := replace(self.iteration, padded=None).tokens):
+            if self.padded_tokens < (tokens := replace(self.iteration, padded=None).tokens):
                 raise WorkloadError(
-                    f"workload.padded_tokens={self.padded_tokens} is less than the {given} tokens given"
+                    f"workload.padded_tokens={self.padded_tokens} is less than the {tokens} tokens given"
                 )
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
+import numpy as np
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # that are told
 
 
@@ -17,6 +19,15 @@ def quantile(q: float, value: float, low: float, high: float, coverage: float) -
     """The time that is not exceeded with probability ``q``."""
     z = NormalDist().inv_cdf(q)
     return value * math.exp(z * _sigma(value, low, high, coverage, z))
+
+
+def factors(z: np.ndarray, value: float, low: float, high: float, coverage: float) -> np.ndarray:
+    """How many times as long as expected, at so many standard deviations above what is likely."""
+    if high <= low:
+        return np.ones(len(z))
+    above, below = (_sigma(value, low, high, coverage, side) for side in (1.0, -1.0))
+    times: np.ndarray = np.exp(np.where(z > 0, above * z, below * z))
+    return times
 
 
 def probability_within(limit: float, value: float, low: float, high: float, coverage: float) -> float:

@@ -75,7 +75,8 @@ class Ledger:
     def drawn_energy(self, state: State, stages: int) -> DrawnEnergy:
         """What a device draws in kernels, the mean of so many stages."""
         ops = [node.op for node in self.nodes]
-        return drawn_by(ops, self.us / stages, state.device, state.registries, state.backend)
+        call_us = self.us / np.maximum(self.count, 1e-9)
+        return drawn_by(ops, self.us / stages, call_us, state.device, state.registries, state.backend)
 
     def answers(self) -> Iterator[tuple[str, bool, float]]:
         """(engine, inside, microseconds) of every row."""
@@ -104,7 +105,7 @@ class Ledger:
             return total_us, total_us
         ops = [node.op or node.source for node in self.nodes]
         shared = 1.0 if one_sign else self.shared()
-        low, high = step_interval(self.kinds(), ops, self.us, self.low, self.high, work, shared)
+        low, high = step_interval(self.kinds(), ops, self.us, self.low, self.high, work, shared, one_sign)
         return total_us * low / work, total_us * high / work
 
 

@@ -36,7 +36,7 @@ def pipeline_tracks(
     """
     orders = times.orders
     together = orders.paired | np.roll(orders.paired, 1)
-    edge = _edges(orders)
+    edge = first_and_last(orders)
     digits = len(str(orders.stages - 1))  # viewers sort by name
     tracks = []
     for stage, row in enumerate(orders.rows()):
@@ -58,7 +58,7 @@ def pipeline_tracks(
     return tracks, sends(times)
 
 
-def _edges(orders: Orders) -> np.ndarray:
+def first_and_last(orders: Orders) -> np.ndarray:
     """Whether each task is the first forward or the last backward of its chunk."""
     chunk_number = orders.stage * orders.chunks + orders.chunk
     forwards = np.flatnonzero(orders.kind == FORWARD)

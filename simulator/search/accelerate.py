@@ -65,6 +65,8 @@ def _check(launch: Launch, framework: str) -> None:
         raise LaunchError(
             "tensor parallelism of DeepSpeed is not spelled here: take space.tp=1, or framework=accelerate"
         )
+    if parallel.tp > 1 and parallel.sequence_parallel:
+        raise LaunchError("tensor ranks of Transformers share no tokens: take space.sequence_parallel=false")
     if framework == "accelerate" and parallel.zero_stage not in (0, 2, 3):
         raise LaunchError("FSDP2 shards gradients and weights together: take space.zero_stage=[0,2,3]")
     if launch.request.quantization:

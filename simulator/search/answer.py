@@ -12,8 +12,8 @@ from typing import Any
 
 from ..report.answer import Answer
 from ..trace.models import resolve
-from .found import Found
 from .objectives import KNOWN
+from .outcome import SearchOutcome
 from .question import SearchQuestion
 from .rank import Row, front, ranked, tie
 from .result import SearchReport
@@ -39,8 +39,8 @@ class Search:
     reason: Callable[[Row, Row, str], str]
     alike: tuple[str, ...]
     report: Callable[[Row], Answer]
-    around: Callable[[Row, Found, Sequence[Row]], list[dict[str, Any]]]
-    notes: Callable[[Found], list[str]]
+    around: Callable[[Row, SearchOutcome, Sequence[Row]], list[dict[str, Any]]]
+    notes: Callable[[SearchOutcome], list[str]]
     shown: Callable[[Row], Row] = dict
 
     def tie(self, one: Row, other: Row) -> str:
@@ -58,14 +58,14 @@ class Counted:
     sampler: str = "exhaustive"
 
 
-def answer(search: Search, found: Found, counted: Counted, started: float) -> SearchReport:
+def answer(search: Search, outcome: SearchOutcome, counted: Counted, started: float) -> SearchReport:
     """The report of what was found by a search that ``started`` then."""
-    request, timed = search.request, found.timed
+    request, timed = search.request, outcome.timed
     good = request.good(timed)
     order = ranked(good, request.objectives)
     best = explained(search, order)
     tied = [row for row in order if row is order[0] or search.tie(order[0], row) == "noise"]
-    around = search.around(best[0], found, good) if best else []
+    around = search.around(best[0], outcome, good) if best else []
     return SearchReport(
         model=resolve(request.fixed.model).name,
         sampler=counted.sampler,
@@ -76,16 +76,16 @@ def answer(search: Search, found: Found, counted: Counted, started: float) -> Se
         points=counted.points,
         left_out=dict(counted.left_out),
         evaluated=len(timed),
-        pruned=found.count,
-        pruned_by=dict(found.pruned),
+        pruned=outcome.count,
+        pruned_by=dict(outcome.pruned),
         best=tuple(best),
         pareto=tuple(front(good, request.objectives)),
         ties=max(len(tied) - 1, 0),
         sensitivity=tuple(sorted(around, key=cheapness)),
         measure_next=tuple(settled(search, tied)),
-        notes=() if good else tuple(search.notes(found)),
+        notes=() if good else tuple(search.notes(outcome)),
         wall_time_s=time.perf_counter() - started,
-        rows=tuple(found.rows),
+        rows=tuple(outcome.rows),
     )
 
 
@@ -96,11 +96,11 @@ def explained(search: Search, order: Sequence[Row]) -> list[dict[str, Any]]:
     best = []
     for at, row in enumerate(shown[:top]):
         before = search.tie(shown[at - 1], row) if at else ""
-        said, differs = "", {}
+        text, differs = "", {}
         if at + 1 < len(shown):
-            said = search.reason(row, shown[at + 1], first)
+            text = search.reason(row, shown[at + 1], first)
             differs = {name: list(pair) for name, pair in search.changes(row, shown[at + 1]).items()}
-        best.append({"rank": at + 1, **row, "tie": before, "reason": said, "differs_from_next": differs})
+        best.append({"rank": at + 1, **row, "tie": before, "reason": text, "differs_from_next": differs})
     return best
 
 
@@ -116,22 +116,22 @@ def settled(search: Search, tied: Sequence[Row]) -> list[dict[str, Any]]:
         return []
     reports = [search.report(row) for row in list(distinct.values())[:SETTLED]]
     spent: dict[tuple[Any, ...], tuple[Mapping[str, Any], list[float]]] = {}
-    for place, report in enumerate(reports):
-        for each in report.measure_next:
-            key = tuple(sorted(each.op.items()))
-            spent.setdefault(key, (each.op, [0.0] * len(reports)))[1][place] = each.time_s
+    for position, report in enumerate(reports):
+        for op in report.measure_next:
+            key = tuple(sorted(op.op.items()))
+            spent.setdefault(key, (op.op, [0.0] * len(reports)))[1][position] = op.time_s
     spread = [(max(times) - min(times), dict(op)) for op, times in spent.values()]
-    spread.sort(key=lambda each: -each[0])
+    spread.sort(key=lambda op: -op[0])
     return [{"op": op, "difference_s": seconds} for seconds, op in spread[:MEASURED_NEXT] if seconds > LEAST_S]
 
 
 def cost_of(best: Row, row: Row, objective: str) -> float | None:
     """How many times worse than the best an objective of a row is, less one: 0.02 is 2 % worse; None: not known."""
     figure, sign = KNOWN[objective]
-    own, value = best.get(figure), row.get(figure)
-    if not own or value is None:
+    least, value = best.get(figure), row.get(figure)
+    if not least or value is None:
         return None
-    ratio: float = value / own if sign > 0 else own / value if value else float("inf")
+    ratio: float = value / least if sign > 0 else least / value if value else float("inf")
     return ratio - 1.0
 
 
@@ -142,5 +142,5 @@ def cheapness(entry: Mapping[str, Any]) -> tuple[bool, float]:
 
 def told(gains: Mapping[str, float], text: Callable[[float], str], most: int) -> list[str]:
     """The largest of some gains in words, as ``2 ms less bubble``."""
-    largest = sorted(gains.items(), key=lambda each: -abs(each[1]))[:most]
+    largest = sorted(gains.items(), key=lambda gain: -abs(gain[1]))[:most]
     return [f"{text(gain)} {'less' if gain > 0 else 'more'} {name}" for name, gain in largest]

@@ -42,9 +42,9 @@ def megatron_model(config: Mapping[str, Any]) -> dict[str, Any]:
     if family in PLAIN:
         return _gpt2(config)
     if family not in GATED:
-        known = ", ".join((*GATED, *PLAIN))
+        activations = ", ".join((*GATED, *PLAIN))
         raise LaunchError(
-            f"a model of type {family or 'unknown'} has no arguments of Megatron-LM here (known: {known}): "
+            f"a model of type {family or 'unknown'} has no arguments of Megatron-LM here (known: {activations}): "
             "take framework=megatron-bridge, whose recipes know their models"
         )
     heads = config["num_attention_heads"]

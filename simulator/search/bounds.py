@@ -37,7 +37,7 @@ from ..timing.costs import Costs, cost_graphs
 from ..timing.modifiers import Run, modify
 from ..timing.phases import PhaseTimes, replays_graph
 from ..timing.schedule.pipeline import in_flight
-from .request import Asked, request_of
+from .request import SearchSetup, request_of
 from .space import Points
 
 MARGIN = 0.98  # of a bound that is kept
@@ -55,7 +55,7 @@ SAVED, MOMENT, COLD, SETTLED, ISSUED, PHASES, SETTLED_PHASES = 3, 4, 5, 7, 9, 11
 class PointPlacer(Protocol):
     """Who says where the points of a search run: :class:`.evaluate.Evaluator`."""
 
-    made: Asked
+    setup: SearchSetup
     graphs: Path
 
     def place(self, point: Mapping[str, Any]) -> tuple[Plan, Device, FusedEngine]: ...
@@ -85,20 +85,20 @@ def probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
 
 def _probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
     plan, device, engine = evaluator.place(point)
-    work = request_of(evaluator.made, point).work
+    work = request_of(evaluator.setup, point).work
     if plan.offload or plan.passes or plan.slow_devices:
         return None  # they may move or change what is counted here
     work = replace(work, global_batch=work.micro_batch * plan.dp * 4)
     plan = prepared(plan, work, device)
-    graph = traced(evaluator.made.base.model, work, plan, next(parts(work)), device, evaluator.graphs)
+    graph = traced(evaluator.setup.base.model, work, plan, next(parts(work)), device, evaluator.graphs)
     depth = layer_stack(graph)[1]
     if depth < LEAST_LAYERS:
         return None
     plan = replace(plan, parallel=replace(plan.parallel, stages=(1, 1, depth - 3, 1)))
     chunks = [chunk.graph for chunk in split_pipeline(apply_passes(graph, plan, TRAINING), plan)]
-    steady = [micro_batch_variant(each, first=False, last=True) for each in chunks]
-    usual = [least_variant(each) for each in chunks]
-    start, one, many, end = _quantities(steady, usual, plan, device, engine)
+    steady = [micro_batch_variant(chunk, first=False, last=True) for chunk in chunks]
+    least = [least_variant(chunk) for chunk in chunks]
+    start, one, many, end = _quantities(steady, least, plan, device, engine)
     layer = np.minimum.reduce([(many - one) / (depth - 4), one, many / (depth - 3)])
     widest = np.maximum(one, (many - one) / (depth - 4))
     layer[MOMENT] = min(one[MOMENT], many[MOMENT])
@@ -108,23 +108,23 @@ def _probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
 
 
 def _quantities(
-    steady: Sequence[Graph], usual: Sequence[Graph], plan: Plan, device: Device, engine: Engine
+    steady: Sequence[Graph], least: Sequence[Graph], plan: Plan, device: Device, engine: Engine
 ) -> list[np.ndarray]:
     """:data:`QUANTITIES` of each chunk [quantities]."""
-    walks = [walk_chunk(each, plan) for each in steady]
+    walks = [walk_chunk(chunk, plan) for chunk in steady]
     stack = plan.stack
     without = plan.settings.without
-    costs = cost_graphs(list(usual), device, engine_of(stack, engine), stack.issue_us, stack.eager, without)
+    costs = cost_graphs(list(least), device, engine_of(stack, engine), stack.issue_us, stack.eager, without)
     run = Run(plan, device, lambda now: 10 * SETTLED_US, [plan.scales(device.id, "train")] * len(costs))
     before, settled = (modify(costs, run, names) for names in (["calibration"], ["power_limit", "calibration"]))
-    made = []
+    quantities = []
     for walk, cold, warm in zip(walks, before, settled, strict=True):
         times = [*_compute_us(cold), *_compute_us(warm)]
         alone = device.synchronous or replays_graph(plan)
         times += [0.0, 0.0] if alone else _issue_us(cold)
-        times += [us for each in (cold, warm) for us in _phases_us(each, plan, device)]
-        made.append(np.array([*(walk.static[i] for i in (WEIGHTS, GRADIENTS, OPTIMIZER)), *_kept(walk), *times]))
-    return made
+        times += [us for chunk in (cold, warm) for us in _phases_us(chunk, plan, device)]
+        quantities.append(np.array([*(walk.static[i] for i in (WEIGHTS, GRADIENTS, OPTIMIZER)), *_kept(walk), *times]))
+    return quantities
 
 
 def _kept(walk: ChunkWalk) -> tuple[float, float]:
@@ -151,21 +151,21 @@ def _phases_us(costs: Costs, plan: Plan, device: Device) -> tuple[float, float]:
 
 def _compute_us(costs: Costs) -> tuple[float, float]:
     """Microseconds of kernels on the stream that computes, of a forward and of a backward with what it repeats."""
-    found = {"forward": 0.0, "backward": 0.0}
+    by_phase = {"forward": 0.0, "backward": 0.0}
     for node, us, times in zip(costs.nodes, costs.kernel_us.tolist(), costs.repeats.tolist(), strict=True):
         network = node.op is not None and node.op.cost.unit == "network"
         if node.phase != "optimizer" and node.stream == "compute" and not network:
-            found["forward" if node.phase == "forward" else "backward"] += us * times
-    return found["forward"], found["backward"]
+            by_phase["forward" if node.phase == "forward" else "backward"] += us * times
+    return by_phase["forward"], by_phase["backward"]
 
 
 def _issue_us(costs: Costs) -> list[float]:
     """Microseconds in which the host issues a forward, and a backward with what it repeats."""
-    found = {"forward": 0.0, "backward": 0.0}
+    by_phase = {"forward": 0.0, "backward": 0.0}
     for node, us, times in zip(costs.nodes, costs.host_us.tolist(), costs.repeats.tolist(), strict=True):
         if node.phase != "optimizer":
-            found["forward" if node.phase == "forward" else "backward"] += us * times
-    return list(found.values())
+            by_phase["forward" if node.phase == "forward" else "backward"] += us * times
+    return list(by_phase.values())
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,16 @@ def _shape(schedule: str, pp: int, vpp: int, micro_batches: int, depth: int) -> 
     flying = in_flight(orders)
     sizes = np.diff(boundaries(depth, orders.routes.shape[1], (), "model"))
     held = [parts_of(orders, stage) for stage in range(pp)]
-    both = [list(zip(own, flying[stage].tolist(), strict=True)) for stage, own in enumerate(held)]
-    earliest = [min(own) if len(orders.routes) == 1 else 0 for own in held]
+    both = [list(zip(chunks, flying[stage].tolist(), strict=True)) for stage, chunks in enumerate(held)]
+    earliest = [min(chunks) if len(orders.routes) == 1 else 0 for chunks in held]
 
-    def counted(own: Sequence[tuple[int, int]]) -> list[float]:
-        ends = (sum(n for part, n in own if part == end) for end in (0, len(sizes) - 1))
-        return [sum(sizes[part] * n for part, n in own), *ends]
+    def counted(chunks: Sequence[tuple[int, int]]) -> list[float]:
+        ends = (sum(n for part, n in chunks if part == end) for end in (0, len(sizes) - 1))
+        return [sum(sizes[part] * n for part, n in chunks), *ends]
 
     return _Shape(
-        np.array([counted([(part, 1) for part in own]) for own in held], dtype=float),
-        np.array([counted(own) for own in both], dtype=float),
+        np.array([counted([(part, 1) for part in chunks]) for chunks in held], dtype=float),
+        np.array([counted(chunks) for chunks in both], dtype=float),
         np.array([sizes[:at].sum() for at in earliest], dtype=float),
         len(orders.routes),
         bool(orders.paired.any()),
@@ -222,8 +222,8 @@ def families(points: Points) -> tuple[np.ndarray, np.ndarray]:
     texts = np.array(
         ["|".join(map(str, key)) for key in zip(*(points.columns[n].tolist() for n in FAMILY), strict=True)]
     )
-    _, standing, own = np.unique(texts, return_index=True, return_inverse=True)
-    return standing, own
+    _, standing, family = np.unique(texts, return_index=True, return_inverse=True)
+    return standing, family
 
 
 def standing(points: Points) -> list[dict[str, Any]]:
@@ -240,9 +240,9 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: PointPlacer
     keys = [c["schedule"].tolist(), c["pp"].tolist(), c["vpp"].tolist(), c["micro_batches"].tolist()]
     alike: dict[tuple[Any, ...], list[int]] = {}
     for at, key in enumerate(zip(*keys, strict=True)):
-        known = probes[family[at]]
-        if known is not None:
-            alike.setdefault((*key, known.layers), []).append(at)
+        probe = probes[family[at]]
+        if probe is not None:
+            alike.setdefault((*key, probe.layers), []).append(at)
     plan, device, _ = evaluator.place(points.at(0))
     slack = 0.0 if plan.settings.allocator else plan.stack.fragmentation
     context_gib = 0.0 if device.synchronous else _context_gib(plan, c)
@@ -252,13 +252,13 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: PointPlacer
         except ValueError:  # no such schedule: the simulation says so in its own words
             continue
         here = np.array(places)
-        known_here = [known for i in places if (known := probes[family[i]]) is not None]
-        three = np.stack([known.parts for known in known_here])
-        own = {name: column[here] for name, column in c.items()}
-        held = _memory_gib(shape, three, own, _whole(plan, own))
+        probes_here = [probe for i in places if (probe := probes[family[i]]) is not None]
+        three = np.stack([probe.parts for probe in probes_here])
+        point_columns = {name: column[here] for name, column in c.items()}
+        held = _memory_gib(shape, three, point_columns, _whole(plan, point_columns))
         memory[here] = held * (1.0 + slack)
         time[here] = _time_s(shape, three, key[3], key[0])
-        flops[here] = [known.model_flops for known in known_here]
+        flops[here] = [probe.model_flops for probe in probes_here]
     memory = np.where(memory > 0, memory + context_gib, 0.0)
     return Bounds(memory * MARGIN, time * MARGIN, flops)
 
@@ -266,9 +266,9 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: PointPlacer
 def _context_gib(plan: Plan, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """GiB of the device's context and of communicators that there are at least [points]."""
     c = columns
-    groups = np.sum([each > 1 for each in (c["tp"], c["cp"], c["pp"], c["dp"] * c["cp"])], axis=0)
-    found: np.ndarray = (plan.stack.context_gib or CONTEXT_GIB) + groups * COMMUNICATOR_GIB
-    return found
+    groups = np.sum([degree > 1 for degree in (c["tp"], c["cp"], c["pp"], c["dp"] * c["cp"])], axis=0)
+    gib: np.ndarray = (plan.stack.context_gib or CONTEXT_GIB) + groups * COMMUNICATOR_GIB
+    return gib
 
 
 def _whole(plan: Plan, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -294,10 +294,10 @@ def _memory_gib(
     saved = _on_stages(three[:, :, SAVED], shape.waiting)
     moment = np.maximum(*(np.outer(three[:, at, MOMENT], shape.held[:, at] > 0) for at in (0, 2)))
     fullest = sum(part / ranks for part, ranks in zip(parts, shared, strict=True)) + saved + moment
-    kept = [np.where(at_end[:, None], 1.0, ranks) for at_end, ranks in zip(whole, shared, strict=False)]
-    after_forward = sum(part / ranks for part, ranks in zip(parts, (*kept, shared[2]), strict=True)) + saved
-    found: np.ndarray = np.maximum(fullest, after_forward).max(axis=1) / GIB
-    return found
+    shares = [np.where(at_end[:, None], 1.0, ranks) for at_end, ranks in zip(whole, shared, strict=False)]
+    after_forward = sum(part / ranks for part, ranks in zip(parts, (*shares, shared[2]), strict=True)) + saved
+    gib: np.ndarray = np.maximum(fullest, after_forward).max(axis=1) / GIB
+    return gib
 
 
 def _time_s(shape: _Shape, three: np.ndarray, micro_batches: int, schedule: str) -> np.ndarray:
@@ -311,8 +311,8 @@ def _time_s(shape: _Shape, three: np.ndarray, micro_batches: int, schedule: str)
         parts[forward] = busy * micro_batches / shape.routes, np.outer(passed, shape.before)
     totals = {forward: busy + before for forward, (busy, before) in parts.items()}
     settled = parts[COLD][0].max(axis=1, keepdims=True) >= SETTLED_US
-    known = [np.where(settled, totals[SETTLED], totals[COLD]), totals[ISSUED]]
+    totals_us = [np.where(settled, totals[SETTLED], totals[COLD]), totals[ISSUED]]
     if not shape.paired:  # a forward beside a backward hides exchanges
-        known.append(np.where(settled, totals[SETTLED_PHASES], totals[PHASES]))
-    found: np.ndarray = np.maximum.reduce(known).max(axis=1) * 1e-6
-    return found
+        totals_us.append(np.where(settled, totals[SETTLED_PHASES], totals[PHASES]))
+    seconds: np.ndarray = np.maximum.reduce(totals_us).max(axis=1) * 1e-6
+    return seconds

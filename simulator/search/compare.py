@@ -11,11 +11,11 @@ from ..report.answer import Answer, StepReport, plain
 from ..report.view import ViewColumn, ViewTable
 from .evaluate import MEMORY, Evaluator, figures
 from .explain import PARTS
-from .found import OK, Row
+from .outcome import OK, Row
 from .points import Folder
 from .question import SearchQuestion
 from .rank import ranked
-from .request import Asked
+from .request import SearchSetup
 from .space import AXES
 
 SHOWN_OPS = 20
@@ -52,18 +52,18 @@ class ComparedPoints:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with what the other has more."""
-        made: dict[str, Any] = plain(self)
+        values: dict[str, Any] = plain(self)
         for name in self.CHANGES:
-            made[name] = [{**entry, "more": entry["other"] - entry["one"]} for entry in made[name]]
-        return made
+            values[name] = [{**entry, "more": entry["other"] - entry["one"]} for entry in values[name]]
+        return values
 
     def tables(self, one: str, other: str) -> Iterator[ViewTable]:
         """What a person is shown of two points that are called so."""
         name, caption, columns = self.STEPS
         steps = [tuple(vars(step).values()) for step in getattr(self, name)]
-        yield ViewTable(caption, columns, [(own[0], f"{own[1]} → {own[2]}", *own[3:]) for own in steps])
+        yield ViewTable(caption, columns, [(step[0], f"{step[1]} → {step[2]}", *step[3:]) for step in steps])
         for name, (caption, kind, more) in self.CHANGES.items():
-            rows = [(each.name, each.one, each.other, each.more) for each in getattr(self, name)]
+            rows = [(change.name, change.one, change.other, change.more) for change in getattr(self, name)]
             heads = ViewColumn(""), ViewColumn(one, kind), ViewColumn(other, kind), ViewColumn("more", more)
             yield ViewTable(caption, heads, rows)
 
@@ -80,19 +80,19 @@ def stepwise(
 
 def by_op(one: Answer, other: Answer) -> list[Change]:
     """Seconds of every op of two reports, those that differ most first; operators without a kind by their names."""
-    return sorted(differences(map(_op_seconds, (one, other))), key=lambda each: (-abs(each.more), each.name))
+    return sorted(differences(map(_op_seconds, (one, other))), key=lambda change: (-abs(change.more), change.name))
 
 
 def _op_seconds(report: Answer) -> dict[str, float]:
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     assert report.state is not None
-    for each in report.state.executions():
-        costs, wanted = each.costs, _phases(each.phase)
+    for execution in report.state.executions():
+        costs, phases = execution.costs, _phases(execution.phase)
         for node, us, repeats in zip(costs.nodes, costs.kernel_us.tolist(), costs.repeats.tolist(), strict=True):
-            if node.phase in wanted:
+            if node.phase in phases:
                 name = node.source if node.op is None else shown(node.op.to_dict())
-                found[name] = found.get(name, 0.0) + us * repeats * each.times * 1e-6
-    return found
+                seconds[name] = seconds.get(name, 0.0) + us * repeats * execution.times * 1e-6
+    return seconds
 
 
 def _phases(phase: str) -> tuple[str, ...]:
@@ -113,19 +113,19 @@ def shown(op: Mapping[str, Any]) -> str:
 
 
 def given_values(
-    text: str, known: Sequence[str], nouns: tuple[str, str], kept: str, value_of: Callable[[str, str], Any]
+    text: str, names: Sequence[str], nouns: tuple[str, str], where: str, value_of: Callable[[str, str], Any]
 ) -> Row:
-    """The values of ``tp=8 pp=2``. RequestError for a name that is not ``known``, and those of ``value_of``."""
-    given: Row = {}
+    """The values of ``tp=8 pp=2``. RequestError for a name that is none of ``names``, and those of ``value_of``."""
+    values: Row = {}
     for part in text.replace(",", " ").split():
         name, equals, value = part.partition("=")
-        if name not in known or not equals:
+        if name not in names or not equals:
             one, many = nouns
             raise RequestError(
-                f"{part!r} is no {one}=value; {many} are {', '.join(known)}, or give a rank of points={kept}"
+                f"{part!r} is no {one}=value; {many} are {', '.join(names)}, or give a rank of points={where}"
             )
-        given[name] = value_of(name, value)
-    return given
+        values[name] = value_of(name, value)
+    return values
 
 
 def of_rank(request: SearchQuestion, rows: Sequence[Row], rank: int, names: Sequence[str], where: object) -> Row:
@@ -184,22 +184,22 @@ class PointComparison(ComparedPoints):
 def compare(evaluator: Evaluator, one: Row, other: Row) -> PointComparison:
     """How two points differ. RequestError for one that cannot run."""
     reports = [_report(evaluator, point) for point in (one, other)]
-    found = [figures(report) for report in reports]
-    parts = [{name: each[key] or 0.0 for key, name in PARTS.items()} for each in found]
-    memory = [{key.removesuffix("_gib"): each[key] or 0.0 for key in MEMORY[1:]} for each in found]
-    for own, gib, report in zip(parts, memory, reports, strict=True):
-        own["step"], gib["peak"] = report.step_time_s, report.memory.peak_gib
+    figures_of = [figures(report) for report in reports]
+    parts = [{name: change[key] or 0.0 for key, name in PARTS.items()} for change in figures_of]
+    memory = [{key.removesuffix("_gib"): change[key] or 0.0 for key in MEMORY[1:]} for change in figures_of]
+    for times, gib, report in zip(parts, memory, reports, strict=True):
+        times["step"], gib["peak"] = report.step_time_s, report.memory.peak_gib
     differ = [name for name in AXES if one[name] != other[name]]
     axes = []
     for (axis,), row in stepwise(one, other, [(name,) for name in differ], evaluator.row):
         then = row.get("step_time_s"), row.get("peak_gib")
         axes.append(AxisChange(axis, one[axis], other[axis], *then, row.get("why") or ""))
     return PointComparison(
-        one={**one, **found[0]},
-        other={**other, **found[1]},
+        one={**one, **figures_of[0]},
+        other={**other, **figures_of[1]},
         axes=tuple(axes),
-        parts=tuple(each for each in differences(parts) if each.one or each.other),
-        memory=tuple(each for each in differences(memory) if each.one or each.other),
+        parts=tuple(change for change in differences(parts) if change.one or change.other),
+        memory=tuple(change for change in differences(memory) if change.one or change.other),
         ops=tuple(by_op(*reports)[:SHOWN_OPS]),
     )
 
@@ -207,12 +207,12 @@ def compare(evaluator: Evaluator, one: Row, other: Row) -> PointComparison:
 def _report(evaluator: Evaluator, point: Mapping[str, Any]) -> StepReport:
     row = evaluator.row(point)
     if row["status"] != OK:
-        said = " ".join(f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "micro_batch", "recompute"))
-        raise RequestError(f"{said} cannot be compared: {row['why']}")
+        axes = " ".join(f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "micro_batch", "recompute"))
+        raise RequestError(f"{axes} cannot be compared: {row['why']}")
     return evaluator.report(point)
 
 
-def point_of(made: Asked, text: str, folder: Folder) -> dict[str, Any]:
+def point_of(setup: SearchSetup, text: str, folder: Folder) -> dict[str, Any]:
     """The point that a person names: a rank of a search that was kept, or axes such as ``tp=8 pp=2``.
 
     An axis that is not named has its only value, or what is usual: degrees of 1, the last of its stages of ZeRO, the
@@ -220,17 +220,17 @@ def point_of(made: Asked, text: str, folder: Folder) -> dict[str, Any]:
     """
     text = str(text).strip()
     if text.isdigit():
-        return _of_rank(made, int(text), folder)
-    usual = {
+        return _of_rank(setup, int(text), folder)
+    defaults = {
         "recompute": "none",
         "schedule": "1f1b",
         "sequence_parallel": True,
-        "zero_stage": made.axes["zero_stage"][-1],
+        "zero_stage": setup.axes["zero_stage"][-1],
     }
-    point = {name: values[0] if len(values) == 1 else usual.get(name, 1) for name, values in made.axes.items()}
-    point |= {name: made.axes[name][0] for name in ("cluster", "nodes", "precision", "overlap")}
+    point = {name: values[0] if len(values) == 1 else defaults.get(name, 1) for name, values in setup.axes.items()}
+    point |= {name: setup.axes[name][0] for name in ("cluster", "nodes", "precision", "overlap")}
     return point | given_values(
-        text, AXES, ("axis", "axes"), "FOLDER", lambda name, value: _as(name, value, made.axes[name][0])
+        text, AXES, ("axis", "axes"), "FOLDER", lambda name, value: _as(name, value, setup.axes[name][0])
     )
 
 
@@ -246,8 +246,8 @@ def _as(name: str, value: str, like: Any) -> Any:
     return int(value)
 
 
-def _of_rank(made: Asked, rank: int, folder: Folder) -> dict[str, Any]:
+def _of_rank(setup: SearchSetup, rank: int, folder: Folder) -> dict[str, Any]:
     rows: Sequence[Row] = [row for row in folder.known.values() if row["status"] == OK]
     if not rows:
         raise RequestError(f"{rank} is a rank of a search that was kept: name its folder with points=FOLDER")
-    return of_rank(made.request, rows, rank, AXES, folder.path)
+    return of_rank(setup.request, rows, rank, AXES, folder.path)

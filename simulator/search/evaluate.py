@@ -19,8 +19,8 @@ from ..report.answer import StepReport
 from ..report.trust import UNMEASURED_SOURCES
 from ..simulate import laid_out, timed_state
 from .bounds import Probe, probe
-from .found import OK, Row
-from .request import Asked, SearchRequest, asked, request_of
+from .outcome import OK, Row
+from .request import SearchRequest, SearchSetup, request_of, set_up
 
 TOO_LARGE, REFUSED = "memory", "refused"
 MEMORY = ("peak_gib", "weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib")
@@ -41,8 +41,8 @@ class Bench(Protocol):
 class Evaluator:
     """Simulates points of one search from a workbench, whose engines it keeps."""
 
-    def __init__(self, made: Asked, bench: Bench) -> None:
-        self.made = made
+    def __init__(self, setup: SearchSetup, bench: Bench) -> None:
+        self.setup = setup
         self.bench = bench
         self.graphs = bench.graphs
         self.places: dict[tuple[Any, ...], tuple[Device, FusedEngine]] = {}
@@ -51,11 +51,11 @@ class Evaluator:
     def of(cls, text: str, bench_of: Callable[[Sources], Bench]) -> Self:
         """The evaluator of a request as JSON, in a process of its own."""
         request = SearchRequest.from_json(text)
-        return cls(asked(request), bench_of(request.base.sources))
+        return cls(set_up(request), bench_of(request.base.sources))
 
     def place(self, point: Mapping[str, Any]) -> tuple[Plan, Device, FusedEngine]:
         """Plan, device and engine of a point."""
-        request = request_of(self.made, point)
+        request = request_of(self.setup, point)
         key = point["cluster"], point["nodes"]
         if key not in self.places:
             device = self.bench.device(request.device, request.cluster)
@@ -67,9 +67,9 @@ class Evaluator:
     def report(self, point: Mapping[str, Any]) -> StepReport:
         """The whole report of a point. PlanError where its parts do not go together."""
         plan, device, engine = self.place(point)
-        work = request_of(self.made, point).work
+        work = request_of(self.setup, point).work
         started = time.perf_counter()
-        laid = laid_out(self.made.base.model, work, plan, device, self.graphs)
+        laid = laid_out(self.setup.base.model, work, plan, device, self.graphs)
         report = report_of(timed_state(laid, engine), started, {})
         assert isinstance(report, StepReport)
         return report
@@ -83,8 +83,8 @@ class Evaluator:
         started = time.perf_counter()
         try:
             plan, device, engine = self.place(point)
-            work = request_of(self.made, point).work
-            laid = laid_out(self.made.base.model, work, plan, device, self.graphs)
+            work = request_of(self.setup, point).work
+            laid = laid_out(self.setup.base.model, work, plan, device, self.graphs)
             if laid.peak_gib > device.memory_gib:
                 return _row(
                     point, TOO_LARGE, f"{laid.peak_gib:.1f} GiB of {device.memory_gib:g}", peak_gib=laid.peak_gib
@@ -98,8 +98,8 @@ class Evaluator:
         return _row(point, OK, "", **figures(report))
 
 
-def _row(point: Mapping[str, Any], status: str, why: str, **found: Any) -> Row:
-    return {**point, "status": status, "why": why, **found}
+def _row(point: Mapping[str, Any], status: str, why: str, **row_figures: Any) -> Row:
+    return {**point, "status": status, "why": why, **row_figures}
 
 
 def figures(report: StepReport) -> dict[str, float | None]:
@@ -115,7 +115,7 @@ def figures(report: StepReport) -> dict[str, float | None]:
         **{name: getattr(report, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")},
         **{name: getattr(report.memory, name) for name in MEMORY},
         **{name: getattr(report.breakdown, name) for name in TIMES},
-        **{f"exposed_{name}_s": sum(exposed.get(own, 0.0) for own in of) for name, of in groups.items()},
+        **{f"exposed_{name}_s": sum(exposed.get(part, 0.0) for part in of) for name, of in groups.items()},
         **{name: getattr(report, name) for name in ("cost", "energy_j", "power_w", "p_oom")},
         "leaning": sum(report.trust.get(name, 0.0) for name in UNMEASURED_SOURCES),
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .answer import cost_of, told
-from .found import OK
 from .objectives import OBJECTIVES
+from .outcome import OK
 from .rank import Row
 from .space import AXES
 
@@ -35,18 +35,18 @@ def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
 def reason(better: Row, worse: Row, objective: str) -> str:
     """Why a row is better than another: by how much, and which parts of the step make the difference."""
     figure, _ = OBJECTIVES[objective]
-    own, theirs = better.get(figure), worse.get(figure)
-    if own is None or theirs is None or not theirs:
+    ours, theirs = better.get(figure), worse.get(figure)
+    if ours is None or theirs is None or not theirs:
         return ""
     if figure == "peak_gib":
-        return f"{theirs - own:.1f} GiB less"
+        return f"{theirs - ours:.1f} GiB less"
     seconds = worse["step_time_s"] - better["step_time_s"]
-    said = f"{abs(own / theirs - 1):.1%} better in {objective}"
+    text = f"{abs(ours / theirs - 1):.1%} better in {objective}"
     parts = {name: (worse.get(key) or 0.0) - (better.get(key) or 0.0) for key, name in PARTS.items()}
     size = max(abs(seconds), max(map(abs, parts.values()), default=0.0))
     named = {name: gain for name, gain in parts.items() if abs(gain) > NAMED * size and size > 0}
     shown = ", ".join(told(named, _ms, 4))
-    return f"{said}: {shown}" if shown else said
+    return f"{text}: {shown}" if shown else text
 
 
 def change(best: Row, axis: str, row: Row, objective: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def change(best: Row, axis: str, row: Row, objective: str) -> dict[str, Any]:
     of one that cannot be, why."""
     figure, _ = OBJECTIVES[objective]
     cost = cost_of(best, row, objective) if row["status"] == OK else None
-    known = {} if cost is None else {figure: row[figure], "peak_gib": row["peak_gib"]}
+    row_figures = {} if cost is None else {figure: row[figure], "peak_gib": row["peak_gib"]}
     why = row["why"] if cost is None else reason_between(best, row)
     return {
         "axis": axis,
@@ -62,7 +62,7 @@ def change(best: Row, axis: str, row: Row, objective: str) -> dict[str, Any]:
         "instead_of": best[axis],
         "status": row["status"],
         "cost": cost,
-        **known,
+        **row_figures,
         "why": why,
     }
 

@@ -53,15 +53,15 @@ class Expression:
         """Where it is true [points]. RequestError where its parts cannot be compared or reckoned with."""
         try:
             with np.errstate(all="ignore"):
-                found = _value(self.tree, columns)
+                value = _value(self.tree, columns)
         except (TypeError, ValueError, OverflowError) as error:
             raise RequestError(f"{self.text!r} cannot be worked out: {error}") from None
         count = len(next(iter(columns.values())))
-        return np.broadcast_to(np.asarray(found), (count,)).astype(bool)
+        return np.broadcast_to(np.asarray(value), (count,)).astype(bool)
 
 
-def parse(text: str, known: Sequence[str], setting: str) -> Expression:
-    """The expression of a text. RequestError for what is none, or reads a name that is not ``known``."""
+def parse(text: str, columns: Sequence[str], setting: str) -> Expression:
+    """The expression of a text. RequestError for what is none, or reads a name that is none of ``columns``."""
     if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
         raise RequestError(f"{setting}={str(text)[:60]!r} must be an expression, such as 'tp <= 8'")
     try:
@@ -71,8 +71,8 @@ def parse(text: str, known: Sequence[str], setting: str) -> Expression:
     _check(tree, text, setting, 0)
     names = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     for name in sorted(names):
-        if name not in known:
-            raise RequestError(f"{setting}: {text!r} has an unknown name {name!r}; {nearest(name, known)}")
+        if name not in columns:
+            raise RequestError(f"{setting}: {text!r} has an unknown name {name!r}; {nearest(name, columns)}")
     return Expression(text, tree, names)
 
 
@@ -112,7 +112,7 @@ def _value(node: ast.expr, columns: Columns) -> Any:
         return columns[node.id]
     if isinstance(node, ast.BoolOp):
         join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
-        return reduce(join, [np.asarray(_value(each, columns)).astype(bool) for each in node.values])
+        return reduce(join, [np.asarray(_value(operand, columns)).astype(bool) for operand in node.values])
     if isinstance(node, ast.UnaryOp):
         value = _value(node.operand, columns)
         return np.logical_not(value) if isinstance(node.op, ast.Not) else np.negative(value)
@@ -124,32 +124,34 @@ def _value(node: ast.expr, columns: Columns) -> Any:
     return reduce(np.logical_and, both)
 
 
-def _compared(op: ast.cmpop, left: ast.expr, right: ast.expr, columns: Columns) -> Any:
-    own = _value(left, columns)
+def _compared(op: ast.cmpop, first: ast.expr, right: ast.expr, columns: Columns) -> Any:
+    value = _value(first, columns)
     if not isinstance(op, (ast.In, ast.NotIn)):
-        return COMPARISONS[type(op)](own, _value(right, columns))
+        return COMPARISONS[type(op)](value, _value(right, columns))
     if not isinstance(right, (ast.List, ast.Tuple)):
         raise TypeError("`in` needs a list, such as tp in [4, 8]")
-    found = np.asarray(False)
-    for each in right.elts:
-        found = np.logical_or(found, own == _value(each, columns))
-    return np.logical_not(found) if isinstance(op, ast.NotIn) else found
+    matches = np.asarray(False)
+    for choice in right.elts:
+        matches = np.logical_or(matches, value == _value(choice, columns))
+    return np.logical_not(matches) if isinstance(op, ast.NotIn) else matches
 
 
 def contradiction(expressions: Sequence[Expression]) -> tuple[str, str] | None:
     """Two expressions of which no value can meet both, as simple comparisons of a name with a number show it."""
     least: dict[str, tuple[float, bool, str]] = {}
     most: dict[str, tuple[float, bool, str]] = {}
-    for each in expressions:
-        for name, sign, bound in _simple(each.tree):
+    for expression in expressions:
+        for name, sign, bound in _simple(expression.tree):
             strict = isinstance(sign, (ast.Lt, ast.Gt))
             if isinstance(sign, (ast.Gt, ast.GtE, ast.Eq)):
-                least[name] = max(least.get(name, (bound, strict, each.text)), (bound, strict, each.text), key=_tight)
+                least[name] = max(
+                    least.get(name, (bound, strict, expression.text)), (bound, strict, expression.text), key=_tight
+                )
             if isinstance(sign, (ast.Lt, ast.LtE, ast.Eq)):
                 most[name] = min(
-                    most.get(name, (bound, strict, each.text)),
-                    (bound, strict, each.text),
-                    key=lambda found: (found[0], not found[1]),
+                    most.get(name, (bound, strict, expression.text)),
+                    (bound, strict, expression.text),
+                    key=lambda limit: (limit[0], not limit[1]),
                 )
     for name in least.keys() & most.keys():
         low, high = least[name], most[name]
@@ -162,15 +164,15 @@ def ceilings(expressions: Sequence[Expression], name: str) -> list[tuple[str, fl
     """The texts and figures of those that let a name be no more than a figure."""
     upper = (ast.Lt, ast.LtE, ast.Eq)
     return [
-        (each.text, most)
-        for each in expressions
-        for found, sign, most in _simple(each.tree)
-        if found == name and isinstance(sign, upper)
+        (expression.text, most)
+        for expression in expressions
+        for limited, sign, most in _simple(expression.tree)
+        if limited == name and isinstance(sign, upper)
     ]
 
 
-def _tight(found: tuple[float, bool, str]) -> tuple[float, bool]:
-    return found[0], found[1]
+def _tight(limit: tuple[float, bool, str]) -> tuple[float, bool]:
+    return limit[0], limit[1]
 
 
 FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.Eq}
@@ -179,16 +181,16 @@ FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, a
 def _simple(tree: ast.expr) -> list[tuple[str, ast.cmpop, float]]:
     """The comparisons of a name with a number that must hold for the whole to hold."""
     if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
-        return [found for each in tree.values for found in _simple(each)]
+        return [limits for operand in tree.values for limits in _simple(operand)]
     if not isinstance(tree, ast.Compare):
         return []
-    sides, found = [tree.left, *tree.comparators], []
-    for op, left, right in zip(tree.ops, sides, sides[1:], strict=False):
-        if isinstance(left, ast.Name) and (bound := _number(right)) is not None:
-            found.append((left.id, op, bound))
-        elif isinstance(right, ast.Name) and (bound := _number(left)) is not None and type(op) in FLIPPED:
-            found.append((right.id, FLIPPED[type(op)](), bound))
-    return found
+    sides, limits = [tree.left, *tree.comparators], []
+    for op, near, far in zip(tree.ops, sides, sides[1:], strict=False):
+        if isinstance(near, ast.Name) and (bound := _number(far)) is not None:
+            limits.append((near.id, op, bound))
+        elif isinstance(far, ast.Name) and (bound := _number(near)) is not None and type(op) in FLIPPED:
+            limits.append((far.id, FLIPPED[type(op)](), bound))
+    return limits
 
 
 def _number(node: ast.expr) -> float | None:

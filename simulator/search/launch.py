@@ -13,7 +13,7 @@ from typing import Any
 from ...datasets.loading import nearest
 from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
-from ..trace.models import resolve, shipped_source
+from ..trace.models import known_models, resolve, shipped_source
 from .accelerate import training_script
 from .architecture import megatron_model
 from .launch_errors import LaunchError
@@ -96,6 +96,7 @@ MEGATRON_BRIDGE: dict[str, Rule] = {
     "ddp.overlap_grad_reduce": lambda x: "dp" in x.stack.overlap,
     "ddp.overlap_param_gather": lambda x: "dp" in x.stack.overlap and x.parallel.zero_stage > 0,
     "comm_overlap.tp_comm_overlap": lambda x: "tp" in x.stack.overlap and x.parallel.sequence_parallel,
+    "comm_overlap.overlap_p2p_comm": lambda x: _when(x.parallel.vpp > 1, "pp" in x.stack.overlap),
     "mixed_precision": lambda x: _mixed(x),
 }
 TORCHTITAN: dict[str, Rule] = {
@@ -116,6 +117,7 @@ TORCHTITAN: dict[str, Rule] = {
     "parallelism.context_parallel_degree": lambda x: x.parallel.cp,
     "parallelism.expert_parallel_degree": lambda x: x.parallel.ep,
     "activation_checkpoint.mode": lambda x: _recompute(x),
+    "compile.enable": lambda x: "pointwise" in x.stack.fusion,
 }
 
 
@@ -159,12 +161,12 @@ def _layers_a_stage(launch: Launch) -> int:
 
 
 def _schedule(launch: Launch) -> str:
-    known = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
-    if launch.parallel.schedule not in known:
+    names = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+    if launch.parallel.schedule not in names:
         raise LaunchError(
             f"schedule={launch.parallel.schedule} has no name in torchtitan: take 1f1b, interleaved or gpipe"
         )
-    return known[launch.parallel.schedule]
+    return names[launch.parallel.schedule]
 
 
 def _torchtitan_can(launch: Launch) -> None:
@@ -239,8 +241,8 @@ def hub_id(launch: Launch) -> str:
 
 def filled(table: Mapping[str, Callable[[Any], Any]], launch: Any) -> dict[str, Any]:
     """The settings of a table that have something to say."""
-    found = {name: rule(launch) for name, rule in table.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: rule(launch) for name, rule in table.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def header(launch: Launch) -> list[str]:
@@ -248,12 +250,14 @@ def header(launch: Launch) -> list[str]:
     assert launch.request.cluster is not None
     cluster = launch.request.cluster
     name = resolve(launch.request.model).name
+    if dict(resolve(name).language if name in known_models() else {}) != dict(launch.config):
+        name = f"a model like {name}"
     return [f"# {name} on {cluster.nodes} x {cluster.devices_per_node} GPUs ({cluster.id}), dp={launch.dp}"]
 
 
-def arguments(found: Mapping[str, Any]) -> list[str]:
+def arguments(values: Mapping[str, Any]) -> list[str]:
     """Arguments of a command line, flags by their names alone."""
-    return [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in found.items()]
+    return [name if value is True else f"{name} {shlex.quote(str(value))}" for name, value in values.items()]
 
 
 def word(value: Any) -> str:
@@ -261,10 +265,10 @@ def word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def toml(found: Mapping[str, Any], comments: Sequence[str]) -> str:
+def toml(values: Mapping[str, Any], comments: Sequence[str]) -> str:
     """Settings with dots in their names as tables of TOML."""
     tables: dict[str, list[str]] = {}
-    for name, value in found.items():
+    for name, value in values.items():
         head, _, key = name.partition(".")
         tables.setdefault(head, []).append(f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {word(value)}")
     return "\n".join([*comments, *(line for head, lines in tables.items() for line in ("", f"[{head}]", *lines)), ""])

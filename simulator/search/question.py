@@ -36,12 +36,12 @@ class SearchAxes:
     precision: tuple[str, ...] = setting((), "names in conf/precision; [] = the one of precision=…")
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            values = getattr(self, each.name)
+        for axis in fields(self):
+            values = getattr(self, axis.name)
             values = (values,) if isinstance(values, (str, int)) else tuple(values or ())
-            object.__setattr__(self, each.name, tuple(dict.fromkeys(values)))
+            object.__setattr__(self, axis.name, tuple(dict.fromkeys(values)))
             for value in values:
-                self._check(each.name, value)
+                self._check(axis.name, value)
 
     def _check(self, axis: str, value: Any) -> None:
         """RequestError for a value that an axis cannot have."""
@@ -133,11 +133,11 @@ class SearchQuestion(Request):
 
     def clusters(self) -> dict[str, Cluster]:
         """The clusters that are asked about, by name: the step's own with its figures, others with as many nodes."""
-        own = self.fixed.cluster
-        names: Sequence[str] = self.space.cluster or (() if own is None else (own.id,))
-        nodes = 1 if own is None else own.nodes
+        base = self.fixed.cluster
+        names: Sequence[str] = self.space.cluster or (() if base is None else (base.id,))
+        nodes = 1 if base is None else base.nodes
         return {
-            name: own if own is not None and name == own.id else replace(load_cluster(name), nodes=nodes)
+            name: base if base is not None and name == base.id else replace(load_cluster(name), nodes=nodes)
             for name in names
         }
 
@@ -147,8 +147,8 @@ class SearchQuestion(Request):
         dtype, quantization = step.precision, step.quantization
         if precision != (quantization or dtype):
             dtype, quantization = precision_of(precision)
-        own = step.cluster is not None and cluster.id == step.cluster.id
-        device = step.device if own else THIS_MACHINE
+        is_base = step.cluster is not None and cluster.id == step.cluster.id
+        device = step.device if is_base else THIS_MACHINE
         return replace(step, cluster=cluster, device=device, precision=dtype, quantization=quantization, **changes)
 
     @classmethod

@@ -16,22 +16,22 @@ Row = Mapping[str, Any]
 
 def losses(rows: Sequence[Row], objectives: Sequence[str]) -> np.ndarray:
     """What each row has of each objective, less being better [rows, objectives]; a figure that is missing is worst."""
-    made = np.full((len(rows), len(objectives)), np.inf)
+    loss = np.full((len(rows), len(objectives)), np.inf)
     for at, name in enumerate(objectives):
         figure, sign = KNOWN[name]
-        made[:, at] = [np.inf if row.get(figure) is None else sign * row[figure] for row in rows]
-    return made
+        loss[:, at] = [np.inf if row.get(figure) is None else sign * row[figure] for row in rows]
+    return loss
 
 
 def meeting(rows: Sequence[Row], constraints: Sequence[Expression]) -> list[Row]:
     """The rows that meet all constraints; one without the figure that is asked for does not."""
     if not rows or not constraints:
         return list(rows)
-    kept = np.ones(len(rows), dtype=bool)
-    for each in constraints:
-        columns = {name: _column([row.get(name) for row in rows]) for name in each.names}
-        kept &= each.holds(columns or {"": np.zeros(len(rows))})
-    return [row for row, holds in zip(rows, kept.tolist(), strict=True) if holds]
+    passing = np.ones(len(rows), dtype=bool)
+    for constraint in constraints:
+        columns = {name: _column([row.get(name) for row in rows]) for name in constraint.names}
+        passing &= constraint.holds(columns or {"": np.zeros(len(rows))})
+    return [row for row, holds in zip(rows, passing.tolist(), strict=True) if holds]
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
@@ -58,24 +58,24 @@ def front(rows: Sequence[Row], objectives: Sequence[str]) -> list[Row]:
 
 def pareto(loss: np.ndarray) -> np.ndarray:
     """Places of the rows that are not dominated, of rows in the order of their first column [rows, objectives]."""
-    kept: list[int] = []
+    front: list[int] = []
     best = np.zeros((0, loss.shape[1]))
-    for at, own in enumerate(loss):
-        if not np.isfinite(own).all() or (best <= own).all(axis=1).any():
+    for at, point in enumerate(loss):
+        if not np.isfinite(point).all() or (best <= point).all(axis=1).any():
             continue
-        kept.append(at)
-        best = np.vstack([best, own])
-    return np.array(kept, dtype=np.int64)
+        front.append(at)
+        best = np.vstack([best, point])
+    return np.array(front, dtype=np.int64)
 
 
-def dominated(lower: np.ndarray, found: np.ndarray) -> np.ndarray:
+def dominated(lower: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Whether what a point can have at best is worse than a row that was found: in the first objective more than
-    strictly, in the others at least as bad [points]; ``lower`` [points, objectives], ``found`` [rows, objectives].
+    strictly, in the others at least as bad [points]; ``lower`` [points, objectives], ``rows`` [rows, objectives].
     """
-    made = np.zeros(len(lower), dtype=bool)
-    for own in found:
-        made |= (own <= lower).all(axis=1) & (own[0] < lower[:, 0])
-    return made
+    worse = np.zeros(len(lower), dtype=bool)
+    for row in rows:
+        worse |= (row <= lower).all(axis=1) & (row[0] < lower[:, 0])
+    return worse
 
 
 def tie(one: Row, other: Row, objective: str, noise_floor: float) -> str:
@@ -85,16 +85,16 @@ def tie(one: Row, other: Row, objective: str, noise_floor: float) -> str:
     say less of the difference than of either; a tie by ``interval`` is one that only a measurement settles.
     """
     figure, _ = KNOWN[objective]
-    own, theirs = one.get(figure), other.get(figure)
-    if own is None or theirs is None:
+    ours, theirs = one.get(figure), other.get(figure)
+    if ours is None or theirs is None:
         return ""
-    if abs(own - theirs) <= noise_floor * max(abs(own), abs(theirs)):
+    if abs(ours - theirs) <= noise_floor * max(abs(ours), abs(theirs)):
         return "noise"
     relative = [interval(row) for row in (one, other)]
     if figure in EXACT or () in relative:
         return ""
     (low, high), (their_low, their_high) = relative
-    overlap = max(own * low, theirs * their_low) <= min(own * high, theirs * their_high)
+    overlap = max(ours * low, theirs * their_low) <= min(ours * high, theirs * their_high)
     return "interval" if overlap else ""
 
 

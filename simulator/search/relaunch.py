@@ -18,6 +18,7 @@ from .architecture import megatron_model
 from .launch import FP8_RECIPES, MADE_UP, MEGATRON_LM
 from .launch_errors import LaunchError
 
+FUSED_LAYERS = "transformer_engine"  # what Megatron-LM runs unless told otherwise
 SCRIPT = re.compile(r"pretrain_\w+\.py$")
 OF_MODEL = ("--max-position-embeddings", "--vocab-size")  # which a run may have longer or padded
 WITHOUT_TIME = (  # what changes neither time nor memory of a step
@@ -41,7 +42,6 @@ WITHOUT_TIME = (  # what changes neither time nor memory of a step
     "--eval-interval",
     "--log-throughput",
     "--use-mcore-models",
-    "--transformer-impl",
     "--tensorboard-dir",
     "--distributed-backend",
     "--distributed-timeout-minutes",
@@ -76,19 +76,21 @@ COUNTS = {
 }
 
 
-def settings_of_launch(path: Path, model: str = "") -> dict[str, Any]:
-    """The settings of ``opcast simulate``, by their paths, that a file with a command of Megatron-LM says.
+def megatron_settings(path: Path, text: str, model: str = "") -> dict[str, Any] | None:
+    """The settings of ``opcast simulate``, by their paths, that a command of Megatron-LM says; None without one.
 
-    Without a ``model`` it is the shipped one that the arguments describe. LaunchError for a file that holds no such
-    command, a model that is none of these or not the one that is named, and an argument that may change the step and
-    that opcast does not read.
+    Without a ``model`` it is the shipped one that the arguments describe. LaunchError for a model that is none of these
+    or not the one that is named, and an argument that may change the step and that opcast does not read.
     """
-    start, given = _command(path)
+    command = _command(text)
+    if command is None:
+        return None
+    start, given = command
     model = model or _model(given)
     model_flags = megatron_model(dict(resolve(model).language))
     if differ := _differences(given, model_flags):
         raise LaunchError(f"launch={path} starts another model than {model}: they differ in {', '.join(differ)}")
-    settings: dict[str, Any] = {"model": model, "workload": "train"}
+    settings: dict[str, Any] = {"model": model}
     settings |= {setting: int(_number(given, name)) for name, setting in COUNTS.items() if name in given}
     settings |= {f"cluster.{setting}": int(start[name]) for name, setting in PLACES.items() if name in start}
     settings["parallel.sequence_parallel"] = "--sequence-parallel" in given
@@ -106,12 +108,9 @@ DEEPEST = 4  # variables within variables
 PLACES = {"--nnodes": "nodes", "--nproc-per-node": "devices_per_node"}
 
 
-def _command(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+def _command(text: str) -> tuple[dict[str, str], dict[str, Any]] | None:
     """What torchrun is told, and what the script is: values by name, True for a flag, a list for several."""
-    try:
-        text = path.expanduser().read_text(encoding="utf-8").replace("\\\n", " ")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"launch={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = text.replace("\\\n", " ")
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     values = dict(VARIABLE.findall(text)) | {name: " ".join(held.split()) for name, held in ARRAY.findall(text)}
     for line in text.splitlines():
@@ -126,7 +125,7 @@ def _command(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
         if at is not None:
             start = {name.replace("_", "-"): value for name, value in _pairs(words[:at]).items()}
             return {name: str(value) for name, value in start.items()}, _pairs(words[at + 1 :])
-    raise LaunchError(f"launch={path} has no command of Megatron-LM: torchrun … pretrain_gpt.py --num-layers …")
+    return None
 
 
 def _pairs(words: Sequence[str]) -> dict[str, Any]:
@@ -229,6 +228,19 @@ def _overlap(given: Mapping[str, Any]) -> list[str]:
 
 def _check(given: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path) -> None:
     """LaunchError for what is neither of the model nor read nor without effect."""
-    read = {*model_flags, *MEGATRON_LM, *COUNTS, *WITHOUT_TIME, "--fp16", "--recompute-activations"}
+    if (layers := given.get("--transformer-impl", FUSED_LAYERS)) != FUSED_LAYERS:
+        raise LaunchError(
+            f"launch={path}: --transformer-impl {layers} runs layers without Transformer Engine's kernels, attention "
+            f"in parts, which is not simulated: take it out, or {FUSED_LAYERS}"
+        )
+    read = {
+        *model_flags,
+        *MEGATRON_LM,
+        *COUNTS,
+        *WITHOUT_TIME,
+        "--transformer-impl",
+        "--fp16",
+        "--recompute-activations",
+    }
     if unknown := sorted(name for name in given if name not in read):
         raise LaunchError(f"launch={path}: {', '.join(unknown)} may change the step and is not read: take it out")

@@ -72,9 +72,9 @@ class SearchRequest(SearchQuestion):
         self.check_place()
         if base.work.global_batch is None:
             raise RequestError("a search needs one batch for all layouts: workload.global_batch=1024")
-        usual = Parallel()
+        defaults = Parallel()
         for name in ("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero_stage", "sequence_parallel", "schedule"):
-            if getattr(base.parallel, name) != getattr(usual, name):
+            if getattr(base.parallel, name) != getattr(defaults, name):
                 way = "is what the others leave" if name == "dp" else f"take space.{name}=[…]"
                 raise RequestError(f"parallel.{name}={getattr(base.parallel, name)} is an axis of the search: {way}")
         for name, value, other in (("recompute", base.recompute, "none"), ("micro_batch", base.work.micro_batch, 1)):
@@ -84,11 +84,11 @@ class SearchRequest(SearchQuestion):
     def before(self) -> list[Expression]:
         """What is known of a point before it is asked about: rules, and constraints that read no more than rules."""
         rules, constraints = self.expressions()
-        return [*rules, *(each for each in constraints if each.names <= set(NAMES))]
+        return [*rules, *(constraint for constraint in constraints if constraint.names <= set(NAMES))]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchSetup:
     """A request made ready: what its names stand for, and the values of every axis."""
 
     request: SearchRequest
@@ -102,7 +102,7 @@ class Asked:
         return self.request.base
 
 
-def asked(request: SearchRequest) -> Asked:
+def set_up(request: SearchRequest) -> SearchSetup:
     """The request made ready. TraceError and ClusterError for a model or cluster that is not there."""
     base, space = request.base, request.space
     facts = facts_of(base.model, base.work.seq_len, base.work.sequences)
@@ -112,21 +112,21 @@ def asked(request: SearchRequest) -> Asked:
         space = replace(space, recompute=(base.recompute,))
     if base.work.micro_batch != 1:
         space = replace(space, micro_batch=(base.work.micro_batch,))
-    sized = [replace(each, nodes=max(space.nodes or (each.nodes,))) for each in clusters.values()]
+    sized = [replace(cluster, nodes=max(space.nodes or (cluster.nodes,))) for cluster in clusters.values()]
     axes = natural(space, facts, sized, stack, base.quantization or base.precision)
     if not space.nodes:
         axes["nodes"] = (next(iter(clusters.values())).nodes,)
     axes["cluster"] = tuple(clusters)
-    return Asked(request, facts, clusters, axes)
+    return SearchSetup(request, facts, clusters, axes)
 
 
-def request_of(made: Asked, point: Mapping[str, Any]) -> SimulateRequest:
+def request_of(setup: SearchSetup, point: Mapping[str, Any]) -> SimulateRequest:
     """The step of one point. The errors of its parts where they do not go together."""
-    base = made.base
+    base = setup.base
     degrees = {name: point[name] for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "zero_stage", "schedule")}
     stack = base.stack or usual_stack("train", alone=False)
-    return made.request.placed(
-        replace(made.clusters[point["cluster"]], nodes=point["nodes"]),
+    return setup.request.placed(
+        replace(setup.clusters[point["cluster"]], nodes=point["nodes"]),
         point["precision"],
         work=replace(base.work, micro_batch=point["micro_batch"]),
         parallel=replace(base.parallel, **degrees, sequence_parallel=point["sequence_parallel"]),

@@ -52,8 +52,8 @@ class SearchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; of all rows the best and those of the front are in it."""
-        made: dict[str, Any] = plain(self, drop=("rows",))
-        return made
+        values: dict[str, Any] = plain(self, drop=("rows",))
+        return values
 
     def _repr_html_(self) -> str:
         facts = [

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...datasets.installing import install_command
 from ..question.canonical import RequestError
-from .found import OK, Row
+from .outcome import OK, Row
 from .points import Folder, Identity, identity
 from .rank import losses
-from .request import Asked
+from .request import SearchSetup
 from .space import AXES, derived, fitting, plainest_point
 from .workers import Workers
 
@@ -32,7 +33,7 @@ def sampler_of(name: str, seed: int) -> optuna.samplers.BaseSampler:
     try:
         import optuna
     except ImportError:
-        raise RequestError(f"sampler={name} needs Optuna: pip install 'opcast[search]'") from None
+        raise RequestError(f"sampler={name} needs Optuna: {install_command('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def constraints(trial: optuna.trial.FrozenTrial) -> Sequence[float]:
@@ -46,51 +47,56 @@ def sampler_of(name: str, seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.NSGAIISampler(seed=seed, population_size=TRIALS_A_WAVE, constraints_func=constraints)
 
 
-def sample(made: Asked, crew: Workers, folder: Folder, advance: Any, name: str) -> list[Row]:
+def sample(setup: SearchSetup, crew: Workers, folder: Folder, advance: Any, name: str) -> list[Row]:
     """The rows of all distinct points that so many trials ask about; those that do not fit together have none."""
     import optuna
 
-    request = made.request
+    request = setup.request
     chooser = sampler_of(name, request.seed)
     study = optuna.create_study(directions=["minimize"] * len(request.objectives), sampler=chooser)
-    known: dict[Identity, Row] = dict(folder.known)
-    found: dict[Identity, Row] = {}
+    rows_known: dict[Identity, Row] = dict(folder.known)
+    rows_found: dict[Identity, Row] = {}
     for first in range(0, request.trials, TRIALS_A_WAVE):
         trials = [study.ask() for _ in range(min(TRIALS_A_WAVE, request.trials - first))]
-        asked_for = [chosen(made, trial) for trial in trials]
-        unmet = misfits(made, asked_for)
+        asked_for = [chosen(setup, trial) for trial in trials]
+        unmet = misfits(setup, asked_for)
         new = {
-            identity(p): p for p, lost in zip(asked_for, unmet, strict=True) if not lost and identity(p) not in known
+            identity(p): p
+            for p, lost in zip(asked_for, unmet, strict=True)
+            if not lost and identity(p) not in rows_known
         }
         rows = crew.rows(list(new.values()), lambda done: None, folder.write)
-        known |= dict(zip(new, rows, strict=True))
+        rows_known |= dict(zip(new, rows, strict=True))
         for trial, point, lost in zip(trials, asked_for, unmet, strict=True):
-            row = None if lost else known[identity(point)]
+            row = None if lost else rows_known[identity(point)]
             if row is not None:
-                found[identity(point)] = row
+                rows_found[identity(point)] = row
             runs = row is not None and row["status"] == OK
             trial.set_user_attr(VIOLATION, 0.0 if runs else float(lost) or 0.5)
             loss = losses([row or {}], request.objectives)[0]
-            study.tell(trial, [float(each) if runs and np.isfinite(each) else WORST for each in loss])
+            study.tell(trial, [float(value) if runs and np.isfinite(value) else WORST for value in loss])
         advance(len(trials))
-    return list(found.values())
+    return list(rows_found.values())
 
 
-def chosen(made: Asked, trial: optuna.trial.Trial) -> dict[str, Any]:
+def chosen(setup: SearchSetup, trial: optuna.trial.Trial) -> dict[str, Any]:
     """The point that a trial asks about."""
     return plainest_point(
         {
             name: values[0] if len(values) == 1 else values[trial.suggest_int(name, 0, len(values) - 1)]
-            for name, values in made.axes.items()
+            for name, values in setup.axes.items()
         }
     )
 
 
-def misfits(made: Asked, points: Sequence[Mapping[str, Any]]) -> list[int]:
+def misfits(setup: SearchSetup, points: Sequence[Mapping[str, Any]]) -> list[int]:
     """How many requirements and rules each point does not meet."""
-    kinds = {name: object if isinstance(values[0], str) else None for name, values in made.axes.items()}
+    kinds = {name: object if isinstance(values[0], str) else None for name, values in setup.axes.items()}
     columns = {name: np.array([point[name] for point in points], dtype=kinds[name]) for name in AXES}
-    whole = derived(columns, made.clusters, made.facts)
-    holds = [*fitting(whole, made.facts).values(), *(rule.holds(whole.columns) for rule in made.request.before())]
-    lost: list[int] = np.sum([~each for each in holds], axis=0).tolist()
+    points_derived = derived(columns, setup.clusters, setup.facts)
+    holds = [
+        *fitting(points_derived, setup.facts).values(),
+        *(rule.holds(points_derived.columns) for rule in setup.request.before()),
+    ]
+    lost: list[int] = np.sum([~requirement for requirement in holds], axis=0).tolist()
     return lost

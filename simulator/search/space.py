@@ -123,8 +123,8 @@ def natural(
 
     A framework that shards weights by itself (torchtitan) starts from ZeRO-2, Megatron ends with ZeRO-1.
     """
-    devices, layers = max(each.devices for each in clusters), facts.layers
-    inside = max(each.devices_per_node for each in clusters)
+    devices, layers = max(cluster.devices for cluster in clusters), facts.layers
+    inside = max(cluster.devices_per_node for cluster in clusters)
     powers = [2**power for power in range(21)]
     widths = [n for n in powers if n <= min(inside, MOST_TP) and (not facts.heads or facts.heads % n == 0)]
     stages = [
@@ -133,7 +133,7 @@ def natural(
     contexts = [n for n in powers if n * TOKENS_A_RANK <= facts.seq_len or n == 1]
     experts = [n for n in powers if facts.experts and facts.experts % n == 0 and n <= devices]
     even = [n for n in range(1, MOST_CHUNKS + 1) if any(layers % (n * p) == 0 for p in stages if p > 1)]
-    usual: dict[str, Sequence[Any]] = {
+    values: dict[str, Sequence[Any]] = {
         "cluster": [clusters[0].id],
         "nodes": [clusters[0].nodes],
         "precision": [precision],
@@ -150,7 +150,7 @@ def natural(
         "micro_batch": [n for n in MICRO_BATCHES if facts.global_batch % n == 0],
         "recompute": ["none", "selective", "full"],
     }
-    return {name: getattr(space, name) or tuple(usual[name]) for name in AXES}
+    return {name: getattr(space, name) or tuple(values[name]) for name in AXES}
 
 
 def zero_stages(stack: Stack) -> tuple[int, ...]:
@@ -173,9 +173,9 @@ class Points:
         """One point as plain values, axes only."""
         return plainest_point({name: _plain(self.columns[name][place]) for name in AXES})
 
-    def only(self, kept: np.ndarray) -> Points:
-        """The points where ``kept`` is true, or at those places."""
-        return Points({name: column[kept] for name, column in self.columns.items()})
+    def only(self, where: np.ndarray) -> Points:
+        """The points where ``where`` is true, or at those places."""
+        return Points({name: column[where] for name, column in self.columns.items()})
 
 
 def plainest_point(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,29 +247,32 @@ def fitting(points: Points, facts: Facts) -> dict[str, np.ndarray]:
 
 def _only(columns: Mapping[str, np.ndarray], value: bool) -> np.ndarray:
     """Where an axis of true and false has this value alone: then it says nothing of points that cannot use it."""
-    own = columns["sequence_parallel"]
-    return np.full(len(own), bool((own == value).all()))
+    parallel = columns["sequence_parallel"]
+    return np.full(len(parallel), bool((parallel == value).all()))
 
 
 def settings(point: Mapping[str, Any]) -> str:
     """A point in short, as a person reads it: what is not usual of it."""
-    usual = {"vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero_stage": 0, "schedule": "1f1b", "recompute": "none"}
+    defaults = {"vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero_stage": 0, "schedule": "1f1b", "recompute": "none"}
     shown = [
-        f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if point[name] != usual.get(name)
+        f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if point[name] != defaults.get(name)
     ]
     rest = ("zero_stage", "schedule", "micro_batch", "recompute")
-    shown += [f"{name}={point[name]}" for name in rest if point[name] != usual.get(name)]
+    shown += [f"{name}={point[name]}" for name in rest if point[name] != defaults.get(name)]
     return " ".join(shown)
 
 
 def neighbours(axes: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The points that differ from one in a single axis by one step down or up, each with the axis."""
-    found = []
-    own = axes["sequence_parallel"]
-    point = {**point, "sequence_parallel": point["sequence_parallel"] if point["sequence_parallel"] in own else own[0]}
+    near_points = []
+    choices = axes["sequence_parallel"]
+    point = {
+        **point,
+        "sequence_parallel": point["sequence_parallel"] if point["sequence_parallel"] in choices else choices[0],
+    }
     for name in AXES:
         values = sorted(axes[name]) if not isinstance(axes[name][0], str) else list(axes[name])
         at = values.index(point[name])
         near = values if isinstance(values[0], str) else values[max(at - 1, 0) : at + 2]
-        found += [(name, plainest_point({**point, name: value})) for value in near if value != point[name]]
-    return found
+        near_points += [(name, plainest_point({**point, name: value})) for value in near if value != point[name]]
+    return near_points

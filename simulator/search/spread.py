@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...datasets.installing import install_command
 from ...datasets.loading import choice, whole
 from ..question.canonical import RequestError
 from .ray_connection import connected
@@ -55,10 +56,10 @@ class Crew:
         installed or knows no such option; what the function raises."""
         if self.alone or (len(parts) < 2 and self.engine == "joblib"):
             return (function(*part) for part in parts)
-        made: Iterable[Any] = {"joblib": in_processes, "ray": on_ray, "slurm": in_slurm}[self.engine](
+        answers: Iterable[Any] = {"joblib": in_processes, "ray": on_ray, "slurm": in_slurm}[self.engine](
             self, function, parts
         )
-        return made
+        return answers
 
 
 def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
@@ -66,8 +67,8 @@ def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=crew.count, return_as="generator", batch_size=1, pre_dispatch="all")
-    made: Iterable[Any] = pool(delayed(function)(*part) for part in parts)
-    return made
+    answers: Iterable[Any] = pool(delayed(function)(*part) for part in parts)
+    return answers
 
 
 def on_ray(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
@@ -87,13 +88,13 @@ def in_slurm(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -
     try:
         import submitit
     except ImportError:
-        raise RequestError("crew.engine=slurm needs submitit: pip install 'opcast[cluster]'") from None
+        raise RequestError(f"crew.engine=slurm needs submitit: {install_command('cluster')}") from None
     folder = Path(crew.folder).expanduser()
     jobs = min(crew.count, len(parts))
     try:
         executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=3)
-        own = {"array_parallelism": jobs, "time": 60, "cpus_per_task": 1, "job_name": "opcast-search"}
-        executor.update_parameters(**{**own, **crew.options})
+        options = {"array_parallelism": jobs, "time": 60, "cpus_per_task": 1, "job_name": "opcast-search"}
+        executor.update_parameters(**{**options, **crew.options})
     except (RuntimeError, OSError, ValueError, NameError) as error:
         raise RequestError(f"crew.engine=slurm cannot be used: {' '.join(str(error).split())[:300]}") from None
     shares = [[parts[at] for at in range(first, len(parts), jobs)] for first in range(jobs)]

@@ -11,8 +11,8 @@ from ..html import colours, units
 from ..html.charts import figure, hover, round_number
 from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table, write
 from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable
-from .found import OK
 from .objectives import KNOWN
+from .outcome import OK
 from .rank import Row
 from .result import SearchReport
 
@@ -65,12 +65,12 @@ class RowsView:
 
 def tables(report: SearchReport, view: RowsView) -> list[ViewTable]:
     """The best, the front, the best as the event loop has them, one change of the best, and what was left out."""
-    made = [best_table(report, view)]
+    result = [best_table(report, view)]
     if len(report.objectives) > 1:
         front = [view.line(at, row) for at, row in enumerate(report.pareto[: view.shown_front], 1)]
         caption = f"Pareto front of {', '.join(report.objectives)}: {len(report.pareto)} points"
-        made.append(ViewTable(caption, view.heads(), front, TERMINAL))
-    return [*made, played_table(report), change_table(report, view), left_table(report, view, SHOWN_REASONS)]
+        result.append(ViewTable(caption, view.heads(), front, TERMINAL))
+    return [*result, played_table(report), change_table(report, view), left_table(report, view, SHOWN_REASONS)]
 
 
 def best_table(report: SearchReport, view: RowsView) -> ViewTable:
@@ -86,9 +86,9 @@ def played_table(report: SearchReport) -> ViewTable:
     """What the event loop says of the rows that were played through it."""
     rows = []
     for row in report.best:
-        if each := row.get("confirmed"):
-            kept = "yes" if each["keeps_up"] else "no"
-            rows.append([row["rank"], each["ttft_ms"], each["tpot_ms"], kept, each["goodput"], each["slo_attainment"]])
+        if run := row.get("confirmed"):
+            keeps_up = "yes" if run["keeps_up"] else "no"
+            rows.append([row["rank"], run["ttft_ms"], run["tpot_ms"], keeps_up, run["goodput"], run["slo_attainment"]])
     times = ViewColumn("TTFT", "ms"), ViewColumn("TPOT", "fine_ms"), ViewColumn("keeps up")
     columns = (ViewColumn(""), *times, ViewColumn("goodput", "hundredths"), ViewColumn("had all of slo", "percent"))
     return ViewTable("the same in the event loop, at 95 % of the rate", columns, rows)
@@ -98,9 +98,9 @@ def change_table(report: SearchReport, view: RowsView) -> ViewTable:
     """What one change of the best costs, those that can be first."""
     columns = ViewColumn("change", "words"), ViewColumn("instead of"), ViewColumn("costs", "cost", bar=True)
     rows = []
-    for each in report.sensitivity:
-        why = Toned(each["why"] or each["status"], "poor" if each["cost"] is None else "")
-        rows.append((f"{each['axis']}={each['value']}", each["instead_of"], each["cost"], why))
+    for entry in report.sensitivity:
+        why = Toned(entry["why"] or entry["status"], "poor" if entry["cost"] is None else "")
+        rows.append((f"{entry['axis']}={entry['value']}", entry["instead_of"], entry["cost"], why))
     return ViewTable("one change of the best", (*columns, ViewColumn(view.change, "words")), rows)
 
 
@@ -108,8 +108,8 @@ def left_table(report: SearchReport, view: RowsView, most: int | None = None) ->
     """Which points were left out before they were timed, with one of each reason."""
     columns = [ViewColumn(title, "words") for title in ("because of", "points", "such as", "which")]
     columns[1] = ViewColumn("points", "count")
-    left = list(report.pruned_by.items())[:most]
-    rows = [(name, each.count, view.name(each.example), each.why) for name, each in left]
+    reasons = list(report.pruned_by.items())[:most]
+    rows = [(name, entry.count, view.name(entry.example), entry.why) for name, entry in reasons]
     return ViewTable("left out", columns, rows)
 
 
@@ -124,10 +124,11 @@ def headline(report: SearchReport, view: RowsView) -> str:
 def measurements(report: SearchReport) -> list[tuple[str, float]]:
     """The ops that would tell the tied ones apart, and the seconds by which each differs."""
     ops = [
-        {name: value for name, value in each["op"].items() if value not in ("same", 0)} for each in report.measure_next
+        {name: value for name, value in entry["op"].items() if value not in ("same", 0)}
+        for entry in report.measure_next
     ]
-    said = [" ".join(f"{name}={value}" for name, value in op.items()) for op in ops]
-    return [(op, each["difference_s"]) for op, each in zip(said, report.measure_next, strict=True)]
+    texts = [" ".join(f"{name}={value}" for name, value in op.items()) for op in ops]
+    return [(op, entry["difference_s"]) for op, entry in zip(texts, report.measure_next, strict=True)]
 
 
 # --- page -------------------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def page(report: SearchReport, view: RowsView) -> Page:
         subtitle=f"the best of {units.count(report.points)} {view.noun[1]} by {by}",
         facts=(looked, *report.constraints),
         cards=(*view.cards(report), ties),
-        sections=(*(each for each in candidates if each is not None), left_section(report, view)),
+        sections=(*(section for section in candidates if section is not None), left_section(report, view)),
     )
 
 
@@ -177,8 +178,8 @@ def front_section(report: SearchReport, view: RowsView) -> PageSection | None:
     timed = [row for row in report.rows if all(row.get(name) is not None for name in pair) and row.get("status") == OK]
     faint = {"size": 6, "opacity": 0.4}
     data = [
-        dots(title, [row for row in timed if own(row)], pair, view, {**faint, "color": f"var(--{colour})"})
-        for title, colour, own in view.kinds
+        dots(title, [row for row in timed if belongs(row)], pair, view, {**faint, "color": f"var(--{colour})"})
+        for title, colour, belongs in view.kinds
     ]
     front = sorted(report.pareto, key=lambda row: row[pair[0]])
     data.append(dots("front", front, pair, view, {"size": 9, "color": colours.css("blue")}) | FRONT)
@@ -204,8 +205,8 @@ def best_section(report: SearchReport, view: RowsView) -> PageSection:
     if (played := played_table(report)).rows:
         parts.append(drawn_table(played))
     if report.measure_next:
-        said = tuple(f"{op}: differs by {units.duration(seconds * 1e6)}" for op, seconds in measurements(report))
-        parts.append(Note("Measuring these would help to tell the tied ones apart:", said))
+        lines = tuple(f"{op}: differs by {units.duration(seconds * 1e6)}" for op, seconds in measurements(report))
+        parts.append(Note("Measuring these would help to tell the tied ones apart:", lines))
     text = f"{many.capitalize()} from best to worst. A tie says that nobody can tell a row from the one before it."
     return PageSection("best", "The best", text, tuple(parts))
 
@@ -220,8 +221,8 @@ def change_section(report: SearchReport, view: RowsView) -> PageSection | None:
 
 def left_section(report: SearchReport, view: RowsView) -> PageSection:
     """Which points were left out before they were timed, and which combinations never were points."""
-    left = left_table(report, view)
-    parts: list[Part] = [drawn_table(left, "Left out") if left.rows else Note("Nothing was left out.")]
+    table = left_table(report, view)
+    parts: list[Part] = [drawn_table(table, "Left out") if table.rows else Note("Nothing was left out.")]
     unfit = tuple(f"{units.count(count)}: {what}" for what, count in report.left_out.items())
     if unfit:
         parts.append(Note("Combinations that do not fit together, by the first requirement they miss:", unfit))

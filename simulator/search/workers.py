@@ -10,7 +10,7 @@ from typing import Any
 
 from ...datasets.own_warnings import own_warnings
 from .evaluate import Evaluator
-from .found import Row
+from .outcome import Row
 from .question import SearchQuestion
 from .spread import Crew
 
@@ -39,7 +39,7 @@ class Workers:
 
     def __init__(self, evaluator: Evaluator, crew: Crew | None = None, bench_of: Any = None) -> None:
         self.evaluator = evaluator
-        self.spread = partial(spread, evaluator, evaluator.made.request, crew, bench_of)
+        self.spread = partial(spread, evaluator, evaluator.setup.request, crew, bench_of)
 
     def rows(
         self,
@@ -63,20 +63,20 @@ class Workers:
         advance: Callable[[int], None],
         keep: Callable[[Sequence[Any]], None] | None = None,
     ) -> list[Any]:
-        found: list[Any] = [None] * len(points)
+        answers_by_point: list[Any] = [None] * len(points)
         new, kept_s = [], time.monotonic()
         answers = self.spread(what, [[points[at] for at in part] for part in parts])
-        for places, made in zip(parts, answers, strict=True):
-            for at, each in zip(places, made, strict=True):
-                found[at] = each
+        for places, part_answers in zip(parts, answers, strict=True):
+            for at, answer in zip(places, part_answers, strict=True):
+                answers_by_point[at] = answer
             advance(len(places))
-            new += made
+            new += part_answers
             if keep is not None and time.monotonic() - kept_s >= KEPT_EVERY_S:
                 keep(new)
                 new, kept_s = [], time.monotonic()
         if keep is not None:
             keep(new)
-        return found
+        return answers_by_point
 
 
 def spread(

@@ -65,6 +65,10 @@ def lengths(kind: Lengths, random: np.random.Generator, count: int) -> np.ndarra
         return np.full(count, round(kind.mean), np.int64)
     if kind.kind == "normal":
         return np.clip(np.rint(random.normal(kind.mean, kind.std, count)), kind.low, kind.high).astype(np.int64)
+    if kind.kind == "lognormal":  # of a mean and a deviation of its own, before the cut
+        variance = np.log1p((kind.std / kind.mean) ** 2)
+        tokens = random.lognormal(np.log(kind.mean) - variance / 2, np.sqrt(variance), count)
+        return np.clip(np.rint(tokens), kind.low, kind.high).astype(np.int64)
     share = random.random(count)
     if kind.kind == "uniform":
         return kind.low + (share * (kind.high - kind.low + 1)).astype(np.int64)

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..question.serving import POLICIES, ROUTERS
 from . import (
+    admission,
     blocks,
     chain,
     due,
@@ -25,16 +26,19 @@ from . import (
     limits,
     loop,
     moving,
+    order,
     policies,
+    priorities,
     queues,
     repeating,
     routing,
     rules,
     state,
+    tiers,
 )
 
 PARTS = (
-    *(iteration, histogram, rules, lanes, due, blocks, limits, queues),
+    *(iteration, histogram, rules, lanes, due, blocks, limits, order, tiers, queues, priorities, admission),
     *policies.MODULES,
     *(repeating, routing, moving, state),
 )
@@ -48,7 +52,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
     *(
         loop.start,
         loop.batch_us,
-        loop.streamed_us,
+        loop.send_tokens,
         loop.count_size,
         loop.note,
         histogram.bin_of,

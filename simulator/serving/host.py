@@ -23,6 +23,7 @@ from ...datasets.figure_sources import FigureSource
 from ...datasets.loading import choice, load, number
 from ...datasets.reading import read_json
 from .engines import HostRule, ServingEngineError
+from .rules import MOST_BEHIND_US
 
 NUMBERS = re.compile(r"\d+")
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "serving_host.json"
@@ -69,6 +70,16 @@ class HostTime:
     def iteration_us(self, gpu_us: float, sequences: int) -> float:
         """Microseconds of an iteration that takes ``gpu_us`` on the GPU."""
         return max(gpu_us + self.step_us + self.seq_us * sequences, self.stream_us * sequences)
+
+    def behind_us(self, gpu_us: float, sequences: float, outputs: float) -> float:
+        """Microseconds that tokens wait for those that their server has not sent yet, of so many clients in steady
+        state with answers of ``outputs`` tokens on average, and of different lengths.
+
+        Where sending takes longer than the GPU, answers end as fast as they are sent, and all that they take beyond the
+        GPU's time is that wait, by Little's law; the engine waits beyond :data:`MOST_BEHIND_US` of it.
+        """
+        computed_us = gpu_us + self.step_us + self.seq_us * sequences
+        return min(max(self.stream_us * sequences - computed_us, 0.0) * outputs, MOST_BEHIND_US)
 
     def first_token_us(self, first: FirstToken) -> float:
         """Microseconds that a first token waits for the host, beside queue and GPU: the sum of its parts."""

@@ -12,19 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .admission import lets_in, makes_room, server_limit
 from .blocks import caches_prefixes, give_back, remember
 from .due import pop_due, push_due
 from .histogram import bin_of
 from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
-from .limits import CONTEXT, ITERATION, MEMORY, WITHIN, limit_of
+from .limits import QUEUE, RATE, WITHIN, limit_of
 from .moving import land, move, start_moves
+from .order import take_out
 from .policies import form_batch
 from .policies.trtllm import wait_for_ranks
 from .queues import push_back
 from .repeating import catch_up, look_ahead, repeat
 from .routing import draw, route
 from .rules import (
+    MOST_BEHIND_US,
     IterationTiming,
     SchedulerRules,
     ServingSetup,
@@ -35,9 +38,10 @@ from .rules import (
     rules_of,
 )
 from .state import NONE, SIZES, LoopState
+from .tiers import end_load, has_tiers, keep
 
 CHANCES = 1 << 20  # steps in which a chance is drawn
-MOST_BEHIND_US = 100e3  # judged: longer than iterations with prompts are apart, far shorter than a request
+CREDIT = -(1 << 62)  # what comes due: a client that may send again
 WAKES = 2  # of a lane that is idle and will look for work
 
 
@@ -53,6 +57,7 @@ class RequestChunk(NamedTuple):
     comes_after: np.ndarray
     follower: np.ndarray  # a row, or NONE
     think_us: np.ndarray
+    kind: np.ndarray  # the class of a row
     keys: np.ndarray  # where a row's contents of blocks begin in ``LoopState.keys``; empty without any
 
 
@@ -71,6 +76,7 @@ def run(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) 
             return
         due_us = state.due[0].time_us if totals.due > 0 else np.inf
         if min(came_us, due_us, tree[1]) == np.inf:
+            totals.now_us = max(totals.now_us, totals.gone_us)
             return
         if due_us <= came_us and due_us <= tree[1]:
             totals.now_us = due_us
@@ -113,31 +119,64 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.waits, request.preempted, request.stalled = 0, 0, 0
     request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
     request.landed, request.back = 0, 0
+    request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
+    request.kind = chunk.kind[row]
+    request.priority = setup.priorities[request.kind]
     request.limit = limit_of(setup.rules, request.input, request.output)
     if request.limit == WITHIN:
         request.limit = limit_of(setup.decode_rules, request.input, request.output)
+    if request.limit == WITHIN and not lets_in(state, setup):
+        request.limit = RATE
     if request.limit != WITHIN:
-        totals.rejected += 1
-        totals.over_context += 1 if request.limit == CONTEXT else 0
-        totals.over_memory += 1 if request.limit == MEMORY else 0
-        totals.over_iteration += 1 if request.limit == ITERATION else 0
-        leave(state, setup, chunk, slot)
+        reject(state, setup, chunk, slot)
         return
-    totals.input_tokens += request.input
-    send(state, setup, slot, 0, first_decode_rank(setup))
+    send(state, setup, chunk, slot)
 
 
-def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> None:
-    """A request goes to one of the ranks ``first`` .. ``last`` - 1 and waits there."""
+def reject(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """A request leaves because of its limit."""
     request = state.slots[slot]
+    state.totals[0].rejected += 1
+    state.refusals[request.kind, request.limit] += 1
+    leave(state, setup, chunk, slot)
+
+
+def throw_out(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """A request that waits and never ran makes room in the queue for another."""
+    request = state.slots[slot]
+    scheduler = state.ranks[request.rank]
+    take_out(state, request.rank, slot)
+    scheduler.outstanding -= 1
+    scheduler.work -= request.work
+    scheduler.prompt_tokens -= request.input
+    state.totals[0].input_tokens -= request.input
+    request.rank, request.first_rank, request.limit = NONE, NONE, QUEUE
+    reject(state, setup, chunk, slot)
+
+
+def send(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """A request goes to one of the ranks that take prompts and waits there, unless its server rejects it."""
+    request, first, last = state.slots[slot], 0, first_decode_rank(setup)
     rank = route(state, setup, slot, first, last)
+    request.limit = server_limit(state, setup, rank)
+    if request.limit == QUEUE:
+        other = makes_room(state, rank, slot)
+        if other != NONE:
+            throw_out(state, setup, chunk, other)
+            request.limit = WITHIN
+    if request.limit != WITHIN:
+        reject(state, setup, chunk, slot)
+        return
     request.rank = rank
+    state.totals[0].input_tokens += request.input
+    state.ranks[rank].prompt_tokens += request.input
     if request.first_rank == NONE:
         request.first_rank = rank
     scheduler = state.ranks[rank]
     scheduler.outstanding += 1
     only_prompt = last < len(state.ranks)
-    scheduler.work += request.input if only_prompt else request.input + request.output - 1
+    request.work = request.input if only_prompt else request.input + request.output - 1
+    scheduler.work += request.work
     push_back(state, rank, slot)
     wake(state, setup, replica_of(setup, rank))
 
@@ -222,8 +261,12 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         own_us = batch_us(timing, state.batches[batch + local]) + scheduler.extra_us
         if per > 1:
             own_us -= experts_us(timing.tables, tokens_of(timing, state.batches[batch + local]))
-        took_us = max(took_us, own_us)
         scheduler.extra_us = 0.0
+        if scheduler.load_us > 0.0:  # one layer is loaded before the first is computed, and one computed after the last
+            share = rules_of(setup, first + local).layer_share
+            own_us = max(own_us + share * scheduler.load_us, scheduler.load_us + share * own_us)
+            scheduler.load_us = 0.0
+        took_us = max(took_us, own_us)
     if per > 1:
         took_us += shared_us(state, timing, batch, per)
     width = len(state.lanes) // setup.replicas
@@ -231,8 +274,7 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
     for stage in range(replica * width, replica * width + stages):
         end_us = max(end_us, state.lanes[stage].stage_us) + took_us / stages
         state.lanes[stage].stage_us = end_us
-    if timing.host_stream_us > 0.0:
-        end_us = streamed_us(state, timing, first, batch, per, end_us)
+    end_us = send_tokens(state, timing, first, batch, per, end_us)
     state.lanes[lane].start_us = now_us
     state.lanes[lane].busy = 1
     set_end(state.tree, lane, end_us)
@@ -277,15 +319,16 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     return gpu_us + host_us
 
 
-def streamed_us(state: LoopState, timing: IterationTiming, first: int, batch: int, per: int, end_us: float) -> float:
+def send_tokens(state: LoopState, timing: IterationTiming, first: int, batch: int, per: int, end_us: float) -> float:
     """When an iteration ends that would end at ``end_us``: each rank's server sends tokens to clients behind those that
-    it has not sent yet, and never has more of them than it sends in :data:`MOST_BEHIND_US`."""
+    it has not sent yet, and never has more of them than it sends in :data:`MOST_BEHIND_US`. Clients have the tokens of
+    the iteration when those before them are sent (``given_us`` of its batch)."""
     for local in range(per):
         end_us = max(end_us, state.ranks[first + local].sent_us - MOST_BEHIND_US)
     for local in range(per):
-        scheduler = state.ranks[first + local]
-        token_us = timing.host_stream_us
-        scheduler.sent_us = max(scheduler.sent_us, end_us) + token_us * state.batches[batch + local].samples
+        scheduler, sums = state.ranks[first + local], state.batches[batch + local]
+        sums.given_us = max(scheduler.sent_us, end_us)
+        scheduler.sent_us = sums.given_us + timing.host_stream_us * sums.samples
     return end_us
 
 
@@ -365,11 +408,12 @@ def give_tokens(
     state: LoopState, setup: ServingSetup, chunk: RequestChunk, rank: int, batch: int, start_us: float
 ) -> bool:
     """One token for each entry of a batch that ends a prompt or decodes; whether any request left the rank."""
-    now_us, someone_left, same_us, same = state.totals[0].now_us, False, -1.0, 0
+    now_us, given_us = state.totals[0].now_us, state.batches[batch].given_us
+    someone_left, same_us, same = False, -1.0, 0
     scheduler = state.ranks[rank]
     if scheduler.repeated > 0 and scheduler.left > 0:
-        note_gap(state, now_us - scheduler.given_us, state.batches[batch].size)
-        scheduler.given_us = now_us
+        note_gap(state, given_us - scheduler.given_us, state.batches[batch].size)
+        scheduler.given_us = given_us
         return False
     if scheduler.repeated > 0:
         catch_up(state, rules_of(setup, rank), rank, batch, 1)
@@ -382,23 +426,28 @@ def give_tokens(
         request.waits = 0
         request.made += 1
         if request.made == 1:
-            request.prefilled_us, request.first_us = now_us, now_us
+            request.prefilled_us, request.first_us = now_us, given_us
+            scheduler.prompt_tokens -= request.input
+            if has_tiers(state):
+                keep(state, rules_of(setup, rank), rank, slot)
         else:
             if request.last_us != same_us:
-                note_gap(state, now_us - same_us, same)
+                note_gap(state, given_us - same_us, same)
                 same_us, same = request.last_us, 0
             same += 1
             if len(setup.accept) > 0:
                 note_gap(state, 0.0, guess(state, setup, rank, slot))
-        request.last_us = now_us
+        request.last_us = given_us
         if request.made == request.output:
             someone_left, scheduler.again = True, 0
+            if has_tiers(state):
+                keep(state, rules_of(setup, rank), rank, slot)
             give_back(state, rules_of(setup, rank), rank, slot)
             end(state, setup, chunk, slot, rank)
         elif only_prompts:
             someone_left = True
             move(state, setup, slot, rank, now_us - start_us)
-    note_gap(state, now_us - same_us, same)
+    note_gap(state, given_us - same_us, same)
     return someone_left
 
 
@@ -452,15 +501,19 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
         request.preempted,
         request.hit,
     )
-    row.prefill_rank, row.limit = request.first_rank, request.limit
+    row.prefill_rank, row.limit, row.kind = request.first_rank, request.limit, request.kind
     row.input_tokens, row.output_tokens = request.input, request.output
     row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
     row.first_token_us, row.finish_us, row.moved_us = request.first_us, request.last_us, request.moved_us
-    if setup.concurrency > 0:
+    gone_us = max(totals.now_us, request.last_us)
+    totals.gone_us = max(totals.gone_us, gone_us)
+    if setup.concurrency > 0 and gone_us > totals.now_us:
+        push_due(state, gone_us, CREDIT)
+    elif setup.concurrency > 0:
         totals.credits += 1
     follower = chunk.follower[request.row] if len(chunk.follower) > 0 else NONE
     if follower != NONE:
-        push_due(state, totals.now_us + chunk.think_us[follower], -1 - follower)
+        push_due(state, gone_us + chunk.think_us[follower], -1 - follower)
     state.slots[totals.free_slots].free = slot
     totals.free_slots += 1
 
@@ -477,9 +530,18 @@ def close_ranks(state: LoopState, rank: int) -> None:
 
 
 def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:
-    """The next turn of a session comes in, or a cache has arrived: its blocks are free where it came from."""
+    """The next turn of a session comes in, a client has its last token, a cache has been loaded from below, or one has
+    arrived from another rank: its blocks are free where it came from."""
+    if code == CREDIT:
+        state.totals[0].credits += 1
+        return
     if code < 0:
         arrive(state, setup, chunk, -1 - code)
+        return
+    if state.slots[code].loading > 0:
+        loaded = state.slots[code].rank
+        end_load(state, rules_of(setup, loaded), loaded, code)
+        wake(state, setup, replica_of(setup, loaded))
         return
     rank = land(state, setup, code)
     wake(state, setup, replica_of(setup, state.slots[code].to))

@@ -59,7 +59,7 @@ def start_move(state: LoopState, setup: ServingSetup, slot: int, early_us: float
     end_us = max(begin_us + whole_us, now_us + whole_us * setup.move_exposed)
     here.link_us, there.in_us = end_us, end_us
     state.totals[0].moved_tokens += request.computed
-    request.moved_us = end_us - request.last_us
+    request.moved_us = end_us - request.prefilled_us
     push_due(state, end_us, slot)
     return True
 

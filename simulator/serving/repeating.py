@@ -73,7 +73,7 @@ def begin(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> boo
         room = request.blocks * size - request.computed
         if room < size:
             state.growing[rank, room] += 1
-    scheduler.left, scheduler.given_us = iterations, state.totals[0].now_us
+    scheduler.left, scheduler.given_us = iterations, state.batches[batch].given_us
     return True
 
 

@@ -12,15 +12,16 @@ from dataclasses import replace
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.ops import KINDS, iterate_groups
+from ...datasets.ops import KINDS, Op, iterate_groups
 from ...models import power
+from ...models.busy import parts
 from ...models.clocks import anchor
 from .costs import Costs
 
 SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratios of tables timed for 2 ms to 1 s
-# What the law of clocks may be off by in long products, in ln units below and above: on chips that somebody timed for
-# long (bf16 of H200 and B200 for a second over a burst of it: 0.96 to 1.03 times the law), and where nobody did, who
-# are taken to keep their clock (between 1.0 and 1.2 times the burst on those two, docs/validation.md).
+# What the law of clocks may be off by in the time that long products compute, in ln units below and above: on chips
+# that somebody timed for long (bf16 of H200 and B200 for a second over a burst of it: 0.96 to 1.03 times the law), and
+# where nobody did, who are taken to keep their clock (between 1.0 and 1.2 times the burst on both, docs/findings.md).
 KNOWN, UNKNOWN = (0.04, 0.04), (0.02, 0.15)
 
 
@@ -39,13 +40,26 @@ def limit_power(costs: Sequence[Costs], device: Device, busy_us: float) -> list[
 
 
 def unsure(costs: Costs, device: Device, settled: float) -> Costs:
-    """The costs with bounds that hold what the law of clocks may be off by where the limiter has settled so far."""
+    """The costs with bounds that hold what the law of clocks may be off by where the limiter has settled so far.
+
+    Memory keeps its clock: bounds of an op widen by the share of its time that computes.
+    """
     ops = [node.op if node.op is not None and _draws(node.op.kind, False) else None for node in costs.nodes]
     anchored = {dtype: anchor(device, dtype) is not None for dtype in {op.dtype for op in ops if op is not None}}
     off = [(0.0, 0.0) if op is None else KNOWN if anchored[op.dtype] else UNKNOWN for op in ops]
-    below, above = settled * np.array(off, dtype=float).reshape(-1, 2).T
+    below, above = settled * _computing_share(ops, device) * np.array(off, dtype=float).reshape(-1, 2).T
     low = np.exp(-np.hypot(np.log(costs.low), below))
     return replace(costs, low=low, high=np.exp(np.hypot(np.log(costs.high), above)))
+
+
+def _computing_share(ops: Sequence[Op | None], device: Device) -> np.ndarray:
+    """Which share of their time ops compute [n], by the analytical law; 0 without an op."""
+    share = np.zeros(len(ops))
+    places = np.array([at for at, op in enumerate(ops) if op is not None], dtype=np.int64)
+    for kind, dtype, out_dtype, positions, columns in iterate_groups([op for op in ops if op is not None]):
+        busy = parts(kind, columns, dtype, out_dtype, device, "cold")
+        share[places[positions]] = busy.compute / busy.whole
+    return share
 
 
 def _settle_clock(busy: float) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.ops import Op, make_op
+from ...datasets.ops import KINDS, Op, make_op
 from ...models.intervals import UNCALIBRATED_FACTOR
 from ..engines import Answers, Engine, Witness, ask
 from ..graph import REST_SUFFIX, Node
@@ -20,14 +20,19 @@ from .cold_products import bound_cold_products, weight_bytes
 from .coldness import Coldness
 
 BY_BYTES = Witness("bytes", "bytes", "bytes")
-# What a step may be off by, as a share of its time, however well each op is known: kernels run beside others, on
-# operands of other values and places, by another build. Steps of eight small models on a CPU whose ops were measured
-# are off by 3.0 to 9.9 % in the median (docs/evidence.md, `opcast quickstart models=all`). A judgement, not a fit.
-IN_STEP = 0.03
-# Of the variance of a predictor's errors, what ops of one kind in a step share, by rows that were left out: 0.05 of
+# What a step may be off by, as a share of the time of each family of its ops, however well each is known: kernels run
+# beside others, on operands of other values and places. 90 % of a normal error whose root mean square is an H200's
+# (tests/benchmarks/in_step.py: kernels in traces of four steps against rows of the same shapes): 1.0 % of products, 5 %
+# of attention, 3.5 % of AdamW and softmax, which stand for all others. Nobody measured collectives so.
+IN_STEP_PRODUCTS, IN_STEP_ATTENTION, IN_STEP = 0.016, 0.08, 0.058
+IN_STEP_OF = {"gemm": IN_STEP_PRODUCTS, "moe": IN_STEP_PRODUCTS, "attention": IN_STEP_ATTENTION}
+# The same of a whole step on a CPU: steps of eight small models whose ops were measured are off by 3.0 to 9.9 % in the
+# median (docs/evidence.md, `opcast quickstart models=all`). A judgement, not a fit.
+IN_STEP_CPU = 0.03
+# Of the variance of a predictor's errors, what ops of one kind in a step share, by rows that were left out: 0.02 of
 # products on an H200, -0.04 to 0.24 (median 0.00) of ten tables of L40S. Read off TABLE by
-# tests/benchmarks/shared_errors.py; this is above all but one.
-SHARED = 0.2
+# tests/benchmarks/shared_errors.py; this is above most.
+SHARED = 0.1
 # The host_overhead ops that per-call costs are read off: as campaigns measure them.
 PARTS = ("dispatch", "launch", "view", "module", "autograd")
 HOST_BATCH, HOST_OPERATORS, HOST_DTYPE = 128, 160, "fp32"
@@ -163,15 +168,16 @@ def step_interval(
     high: np.ndarray,
     total_us: float,
     shared: np.ndarray | float = 1.0,
+    on_cpu: bool = False,
 ) -> tuple[float, float]:
     """An interval of the step from those of its ops, ``low`` and ``high`` as factors [ops], by their kinds.
 
     An error has a part that all ops of a kind share, ``shared`` of its variance [ops], and one of its own. Half-widths
     of the first add within a kind, those of the second for the same op alone; all else adds in quadrature, also
-    between kinds. To them comes what a step adds to its ops (:data:`IN_STEP`).
+    between kinds. To them comes what a step adds to its ops (:func:`in_step_us`).
     """
     common, alone = np.sqrt(shared), np.sqrt(1.0 - np.asarray(shared))
-    step_us = IN_STEP * float(kernel_us.sum())
+    step_us = IN_STEP_CPU * float(kernel_us.sum()) if on_cpu else in_step_us(kinds, kernel_us)
 
     def half_us(widths_us: np.ndarray) -> float:
         by_kind, by_op = _sums(kinds, common * widths_us), _sums(ops, alone * widths_us)
@@ -179,6 +185,13 @@ def step_interval(
 
     down, up = half_us(kernel_us * (1.0 - low)), half_us(kernel_us * (high - 1.0))
     return max(total_us - down, 0.0), total_us + up
+
+
+def in_step_us(kinds: Sequence[str], kernel_us: np.ndarray) -> float:
+    """What a step on a GPU may add to its ops or take from them, in us: alike within a family, apart between them."""
+    families = [KINDS[kind].family if kind in KINDS else "" for kind in kinds]
+    spreads = np.array([IN_STEP_OF.get(family, IN_STEP) for family in families])
+    return float(np.sqrt((_sums(families, spreads * kernel_us) ** 2).sum()))
 
 
 def _sums(names: Sequence[Hashable], values: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...datasets.installing import install_command
 from ...datasets.model_names import MODEL_DIRECTORY, ShippedModel, canonical_name, shipped_ids, shipped_model
 from ...datasets.near import did_you_mean
 from ...datasets.reading import read_json, read_yaml
@@ -261,7 +262,7 @@ def _from_hub(name: str) -> Source:
     try:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     except ImportError:
-        raise TraceError(f"model {name}: reading from the hub needs transformers: pip install 'opcast[hf]'") from None
+        raise TraceError(f"model {name}: reading from the hub needs transformers: {install_command('hf')}") from None
     try:
         cached = try_to_load_from_cache(name, "config.json")
         if not isinstance(cached, str):

@@ -21,7 +21,7 @@ from .intervals import NINETY, NOTHING
 from .observed import ObservedStep, table_of
 
 # Standard deviations of effects by what they are of. What is left out scores alike from half to twice of them, and
-# worse with other pairs than of a framework on a chip (docs/validation.md, other shapes of the effect model)
+# worse with other pairs than of a framework on a chip (docs/findings.md)
 PRIOR = {"all": 0.02, "framework": 0.08, "chip": 0.03, "format": 0.02, "regime": 0.02}
 PRIOR_OF_PAIR = 0.04  # of a framework on a chip, with the others
 # Of a source, which no question is of. With 0, 0.04, 0.08, 0.12, 0.16 and 0.24 half of the runs of the half that is

@@ -1,4 +1,4 @@
-"""What ``opcast validate`` says of every table under the shipped calibration, as it stands in ``docs/validation.md``.
+"""What ``opcast validate`` says of every table under the shipped calibration, as it stands in ``docs/results.md``.
 
     python tests/benchmarks/results.py FOLDER [--write]
 
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "validation.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "results.md"
 MARKED = re.compile(r"<!-- results -->.*?<!-- end of results -->", re.DOTALL)
 AT_ONCE = 2
 TABLES = {  # file -> what it is, and what else is known of it

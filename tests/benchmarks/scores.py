@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "evidence.md", ROOT / "docs" / "validation.md")
+FRONT, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
+SERVED = ROOT / "tests" / "evidence" / "serving_host_scores.json"
 PICTURE = ROOT / "docs" / "errors.svg"
 WIDTH, LEFT, RIGHT, TOP, LINE = 800, 335, 105, 64, 18  # px
 MOST = 60.0  # percent: what is beyond ends at the edge
@@ -28,34 +29,40 @@ STYLE = (
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9198a1}[fill='#fff']{fill:#0d1117}"
     "[stroke='#24292f']{stroke:#e6edf3}[stroke='#d8dee4']{stroke:#3d444d}[stroke='#3f51b5']{stroke:#8c9eff}}"
 )
-ROWS = {  # how a row of the documents begins -> the table it is of
-    "MPT 125 M to 70 B, llm-foundry": "train_llm_foundry_mpt",
+NAMES = {  # a table, or what is over all of them -> its name on the page of results and in the picture
+    "train_llm_foundry_mpt": "llm-foundry, A100 and H100",
+    "train_megatron_bridge": "Megatron-Bridge, H100 to GB300",
+    "train_simumax_b200": "SimuMax's B200 table",
+    "train_megatron_sc21": "Megatron-LM and DeepSpeed, SC'21",
+    "train_korthikanti22": "Megatron-LM, MLSys'23",
+    "train_mlperf": "MLPerf",
+    "train_torchtitan": "torchtitan, H100 at 500 W and H200",
+    "train_torchtitan_quant": "torchtitan, B200",
+    "train_vtrain_a100": "vTrain's A100 table",
+    "train_nanotron_h100": "nanotron, deliberately bad layouts too",
+    "train_llama3_paper": "Llama 3's paper",
+    "train_nemo_automodel": "NeMo AutoModel",
+    "infer_trtllm_static_v05_v071": "TensorRT-LLM 0.5 and 0.7, static batches",
+    "infer_fastertransformer_gpt": "FasterTransformer GPT",
+    "infer_fastertransformer_bert": "FasterTransformer's encoders",
+    "infer_koyeb_a100": "vLLM on A100 (Koyeb)",
+    "infer_imec_llama2": "Static batches of Llama-2 (NeMo)",
+    "neusight_e2e_labels": "NeuSight's whole models, fp32",
+    "all": "all runs together",
+    "tables": "mean of the tables",
+    "unseen": "mean of the unseen half",
+    "looked_at": "mean of the other half",
+}
+ROWS = {  # how a row of the front page begins -> the table it is of
     "llm-foundry, A100 and H100": "train_llm_foundry_mpt",
-    "GPT, Megatron-LM, 256 and 512 A100 (vTrain)": "train_vtrain_a100",
     "vTrain's A100 table": "train_vtrain_a100",
-    "dense, MoE and Mamba recipes, Megatron-Bridge": "train_megatron_bridge",
     "Megatron-Bridge, H100 to GB300": "train_megatron_bridge",
-    "SimuMax's B200": "train_simumax_b200",
-    "Megatron-LM and DeepSpeed, SC'21": "train_megatron_sc21",
-    "Megatron-LM, MLSys'23": "train_korthikanti22",
-    "Llama 3 405B, its paper": "train_llama3_paper",
+    "SimuMax's B200 steps": "train_simumax_b200",
     "Llama 3's paper": "train_llama3_paper",
-    "MLPerf": "train_mlperf",
-    "torchtitan, H100 at 500 W": "train_torchtitan",
-    "torchtitan, B200": "train_torchtitan_quant",
-    "nanotron, deliberately bad": "train_nanotron_h100",
-    "NeMo AutoModel": "train_nemo_automodel",
     "TensorRT-LLM 0.5 and 0.7": "infer_trtllm_static_v05_v071",
-    "FasterTransformer GPT": "infer_fastertransformer_gpt",
-    "FasterTransformer's encoders": "infer_fastertransformer_bert",
-    "vLLM on A100 (Koyeb)": "infer_koyeb_a100",
-    "Static batches of Llama-2": "infer_imec_llama2",
-    "whole models in fp32 on 11 GPUs": "neusight_e2e_labels",
     "NeuSight's whole models, fp32": "neusight_e2e_labels",
     "all ": "all",
     "mean of the tables": "tables",
-    "mean of the unseen half": "unseen",
-    "mean of the other half": "looked_at",
 }
 ROW = re.compile(r"^\| (?P<name>[^|]+) \| \d+ \|")
 ERRORS = {  # a column of the documents -> the way of answering whose errors it shows
@@ -73,11 +80,22 @@ ERRORS = {  # a column of the documents -> the way of answering whose errors it 
 INSIDE = "inside"  # the column of the share of runs within the 90 % interval, with their framework left out
 
 UNSEEN = "unseen"
-HEADLINE = re.compile(r"<!-- headline -->.*?<!-- end of headline -->", re.DOTALL)
 LEDGER = ROOT / "tests" / "evidence" / "ledger"
 NUMBER = re.compile(r"\b\d[\d,.]*\b")
-REFUSED = re.compile(r"<!-- refused -->.*?<!-- end of refused -->", re.DOTALL)
-COVERAGE = re.compile(r"<!-- coverage -->.*?<!-- end of coverage -->", re.DOTALL)
+LEFT_OUT = {"half": "halves", "table": "table", "framework": "framework", "chip": "chip"}
+QUANTITIES = {"TPOT": "tpot", "TTFT": "ttft", "throughput": "throughput"}
+GROUPS = {  # served runs -> their name
+    "all": "all",
+    "unseen": "the unseen half",
+    "looked_at": "the other half",
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "trtllm": "TensorRT-LLM",
+    "h100_sxm": "H100",
+    "h200_sxm": "H200",
+    "b200_sxm": "B200",
+    "b300_sxm": "B300",
+}
 
 
 def table_of(name: str) -> str | None:
@@ -86,24 +104,28 @@ def table_of(name: str) -> str | None:
 
 
 def rewritten(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
-    """A document with the scores of the file in the rows that show scores, by the names of the columns."""
+    """A document with the scores of the file in its marked parts, and in the rows of the front page."""
     lines = text.splitlines()
     for at, heads, _, table in score_rows(text):
         lines[at] = f"| {' | '.join(_cells(lines[at], heads, scores[table]))} |"
-    made = HEADLINE.sub(lambda _: headline(scores), "\n".join(lines) + "\n")
-    made = REFUSED.sub(lambda _: refused(), made)
-    return COVERAGE.sub(lambda _: covered(text, scores), made)
+    made = "\n".join(lines) + "\n"
+    parts = {"headline": headline, "scores": scored, "coverage": covered}
+    for name, part in (*parts.items(), ("refused", lambda _: refused()), ("served", lambda _: served())):
+        if f"<!-- {name} -->" in made:
+            marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+            said = part(scores)
+            made = marked.sub(lambda found, said=said: f"{found[1]}{said}\n{found[2]}", made)
+    return made
 
 
 def headline(scores: dict[str, dict[str, dict[str, float]]]) -> str:
     """What the front page says of the half of the sources that nobody looks into."""
     of = scores[UNSEEN]["framework"]
     tables = sum(name.startswith(f"{UNSEEN} ") for name in scores)
-    said = (
+    return (
         f"In the mean of {tables} tables half of the runs are within {of['median']:.1f} %, nine of ten within "
         f"{of['p90']:.1f} %, and {100 * of['coverage']:.0f} % are inside their 90 % interval."
     )
-    return f"<!-- headline -->\n{said}\n<!-- end of headline -->"
 
 
 def refused() -> str:
@@ -121,7 +143,29 @@ def refused() -> str:
         lines.append(
             f"| {table} | {len(answered)} | {why.total()} | {reasons}{f'; {rest} other reasons' if rest > 0 else ''} |"
         )
-    return "\n".join(["<!-- refused -->", *lines, "<!-- end of refused -->"])
+    return "\n".join(lines)
+
+
+def scored(scores: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Every table's errors under every way of answering."""
+    heads = ["table left out", "framework left out", "chip left out", "half left out"]
+    heads += ["fitted", "physics", "roofline", "constant share"]
+    lines = [f"| runs | rows | {' | '.join(heads)} |", "|" + " --- |" * (len(heads) + 2)]
+    for table, name in NAMES.items():
+        cells = _cells(f"| {name} | | {' | '.join('' for _ in heads)} |", ["runs", "rows", *heads], scores[table])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def served() -> str:
+    """Errors of served runs whose group was left out, and how many of these runs their intervals hold."""
+    scores = json.loads(SERVED.read_text())
+    lines = [f"| runs | rows | {' | '.join(f'{name} | inside' for name in QUANTITIES)} |", "|" + " --- |" * 8]
+    for group, name in GROUPS.items():
+        of = [scores[group]["groups"][quantity] for quantity in QUANTITIES.values()]
+        cells = " | ".join(f"{e['median']:.1f} / {e['p90']:.1f} | {100 * e['coverage']:.0f} %" for e in of)
+        lines.append(f"| {name} | {of[0]['rows']} | {cells} |")
+    return "\n".join(lines)
 
 
 def score_rows(text: str) -> Iterator[tuple[int, list[str], str, str]]:
@@ -149,27 +193,25 @@ def _cells(line: str, heads: list[str], scores: dict[str, dict[str, float]]) -> 
     return cells
 
 
-def covered(text: str, scores: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The table of how intervals did, by the names that tables of runs have in a document."""
-    ways = {"half": "halves", "table": "table", "framework": "framework", "chip": "chip"}
-    heads = ("runs", *(f"{name} left out" for name in ways))
-    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
-    for table, name in tables_in(text).items():
-        of = [scores[table][how] for how in ways.values()]
+def covered(scores: dict[str, dict[str, dict[str, float]]]) -> str:
+    """How intervals did on every table."""
+    lines = [f"| runs | {' | '.join(f'{name} left out' for name in LEFT_OUT)} |", "|" + " --- |" * (len(LEFT_OUT) + 1)]
+    for table, name in NAMES.items():
+        of = [scores[table][how] for how in LEFT_OUT.values()]
         cells = " | ".join(
             f"{100 * each['coverage']:.0f} %, {each['width']:.2f}, {each['interval_score']:.2f}" for each in of
         )
-        lines.append(f"| {name.strip()} | {cells} |")
-    return "\n".join(["<!-- coverage -->", *lines, "<!-- end of coverage -->"])
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines)
 
 
-def drawn(scores: dict[str, dict[str, dict[str, float]]], names: dict[str, str]) -> str:
+def drawn(scores: dict[str, dict[str, dict[str, float]]]) -> str:
     """The errors with the framework left out as SVG: bars to the median, lines to the 90th percentile, best first.
 
-    Of each table the runs count whose source is in the half that nobody looks into. ``names`` are those that tables
-    have in the documents; what is beside each bar is the median by physics alone.
+    Of each table the runs count whose source is in the half that nobody looks into.
+    What is beside each bar is the median by physics alone.
     """
-    names = {f"{UNSEEN} {table}": name for table, name in names.items()} | {UNSEEN: "mean of these tables"}
+    names = {f"{UNSEEN} {table}": name for table, name in NAMES.items()} | {UNSEEN: "mean of these tables"}
     order = sorted(
         (each for each in names if each in scores and each != UNSEEN),
         key=lambda each: scores[each]["framework"]["median"],
@@ -208,28 +250,18 @@ def _text(x: float, y: float, text: str, kind: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}">{html.escape(text)}</text>'
 
 
-def named() -> dict[str, str]:
-    """The tables as the page on validation names them."""
-    return tables_in(DOCUMENTS[-1].read_text())
-
-
-def tables_in(text: str) -> dict[str, str]:
-    """The tables of runs that a document shows scores of, and their names there."""
-    return {table: name for _, _, name, table in score_rows(text)}
-
-
 def main() -> int:
     """Show which documents differ from the scores, or write them."""
     scores = json.loads((ROOT / "tests" / "evidence" / "calibration_scores.json").read_text())
     different = 0
-    for path in DOCUMENTS:
+    for path in (FRONT, RESULTS):
         text = path.read_text()
         new = rewritten(text, scores)
         different += new != text
         print(f"{path.name}: {'as in the file' if new == text else 'differs'}")
         if "--write" in sys.argv[1:]:
             path.write_text(new)
-    picture = drawn(scores, named())
+    picture = drawn(scores)
     different += not PICTURE.exists() or PICTURE.read_text() != picture
     if "--write" in sys.argv[1:]:
         PICTURE.write_text(picture)

@@ -21,7 +21,7 @@ from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import ServingTargets
 from opcast.simulator.question.sources import Sources
-from opcast.simulator.search.found import Found
+from opcast.simulator.search.outcome import SearchOutcome
 from opcast.simulator.search.served import played, run, shortlist
 from opcast.simulator.search.served.explain import settings
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
@@ -84,7 +84,7 @@ def judge(name: str, home: str, most: int, reach: float, seeds: int) -> float:
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     if not report.best:
         raise SystemExit(f"{name}: {report.notes[0]}")
-    made, found = run.asked(request), Found()
+    made, found = run.asked(request), SearchOutcome()
     wanted = [(layout, request.space.policy[0]) for layout in made.layouts]
     engine = run.policy_of(request.space.policy[0]).framework
     replicas = {}

@@ -6,8 +6,8 @@
 In each world (``tests/worlds``) the real plan runs through the real builders and store, ``opcast train`` learns, and
 thirteen steps are asked before and after. Printed are, by step, the error, ``o`` where the interval does not hold the
 truth, and ``!`` where measuring made the error grow (``,`` where it is within 3 % all the same); by world and budget
-the median and the worst error, the coverage and the width of the intervals, of each seed and of all. ``--ops N`` lists
-the ops whose error moves each step most. ``--folder`` keeps stores and predictors.
+the median and the worst error, the coverage, width and score of the intervals, of each seed and of all.
+``--ops N`` lists the ops whose error moves each step most. ``--folder`` keeps stores and predictors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ GOOD = 0.03  # an error that the goal of a measured step allows: smaller ones be
 
 
 def summary(said: Sequence[Spoken]) -> dict[str, float]:
-    """Median and worst error, coverage and median width of some steps."""
+    """Median and worst error, coverage, median width and mean interval score of some steps."""
     errors = [abs(each.error) for each in said]
     return {
         "median": float(np.median(errors)),
         "worst": float(np.max(errors)),
         "coverage": float(np.mean([each.inside for each in said])),
         "width": float(np.median([each.width for each in said])),
+        "score": float(np.mean([each.score for each in said])),
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opcast.datasets.drift import drift, holm, judged, median_interval, releases
+from opcast.datasets.drift import drift, holm, judged, median_interval, releases, step_moves
 from opcast.datasets.ops import make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
@@ -82,6 +82,35 @@ def test_the_command_names_what_moved_what_changed_and_what_to_do(
     assert "measure gelu on h100_sxm again" in told["advice"][0]
     assert len(json.loads(plan.read_text())["cases"]) == 20
     assert main(["data", "drift", f"store={known}", f"against={known}", "format=json"]) == 0
+
+
+def test_a_step_becomes_what_its_own_ops_do_and_else_what_their_kind_does(tmp_path: Path) -> None:
+    known, fresh = store_of(tmp_path / "known", {}), store_of(tmp_path / "fresh", {"gelu": 1.10})
+    shares = {
+        make_op("gelu", rows=5, cols=64, dtype="bf16"): 0.2,  # both stores have it
+        make_op("gelu", rows=4096, cols=64, dtype="bf16"): 0.3,  # its kind has moved
+        make_op("softmax", rows=4096, cols=64, dtype="bf16"): 0.4,  # its kind has not
+        make_op("gemm", m=64, n=64, k=64): 0.1,  # nobody measured it
+    }
+    (found,) = step_moves(known, fresh, drift(known, fresh), shares)
+    assert found.device == "h100_sxm"
+    assert (found.own, found.by_kind) == (pytest.approx(0.2), pytest.approx(0.3))
+    assert found.percent == pytest.approx(5.0, abs=0.2)
+    assert found.low < found.percent < found.high
+
+
+def test_the_command_says_what_steps_become(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, fresh = tmp_path / "known", tmp_path / "fresh"
+    store_of(known, {})
+    store_of(fresh, {"softmax": 1.5})
+    words = ["data", "drift", f"store={known}", f"against={fresh}", f"home={tmp_path}"]
+    step = "steps=['workload=train model=tiny_llama_100m device=h100_sxm workload.seq_len=64']"
+    assert main([*words, step, "format=json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)["steps"]
+    assert told["device"] == "h100_sxm"
+    assert told["percent"] >= 0.0
+    assert main([*words, "steps=3"]) == 2
+    assert "must be a list" in capsys.readouterr().err
 
 
 def test_two_releases_of_an_engine_are_compared_kernel_by_kernel(tmp_path: Path) -> None:

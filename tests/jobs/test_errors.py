@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from opcast import jobs
+from opcast.datasets.installing import install_command
 from opcast.jobs import cli, listing
 from opcast.jobs.cli import main
 from opcast.jobs.composing import any_help
-from opcast.jobs.installing import install_command
 from opcast.jobs.show import CONFIG_DIRECTORY
 
 GEMM = ["predict", "op=gemm", "op.m=4096", "op.n=4096", "op.k=4096", "device=h100_sxm"]
@@ -380,3 +382,16 @@ def test_a_table_of_which_nothing_is_simulated_fails(capsys: pytest.CaptureFixtu
     found = json.loads(captured.out)
     assert found["error"].startswith(f"none of the {found['rows']} rows of train_llama3_paper was simulated: ")
     assert "cluster.nic_gbps=-1" in captured.out
+
+
+def test_what_is_missing_is_offered_with_this_environment_s_own_pip() -> None:
+    """One place has the words; a model card, which others read, and the first set-up go by the name alone."""
+    room = Path(jobs.__file__).resolve().parent.parent
+    own = ("datasets/installing.py", "jobs/bootstrap.py", "models/cards.py", "simulator/network/packet.py")
+    said = [
+        str(path.relative_to(room))
+        for part in ("datasets", "harness", "models", "simulator", "jobs")
+        for path in sorted((room / part).rglob("*.py"))
+        if re.search(r"pip install '?opcast\[", path.read_text(encoding="utf-8"))
+    ]
+    assert set(said) <= set(own)

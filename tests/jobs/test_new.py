@@ -11,8 +11,8 @@ import pytest
 import opcast
 from opcast.datasets.clusters import cluster_of_file, known_clusters, load_cluster
 from opcast.datasets.devices import device_of_file, known_devices, load_device
+from opcast.datasets.installing import install_command
 from opcast.jobs.cli import main
-from opcast.jobs.installing import install_command
 from opcast.jobs.new import own_figures
 
 

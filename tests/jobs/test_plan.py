@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 import opcast
+from opcast.datasets.devices import load_device
 from opcast.jobs.cli import main
+from opcast.models import clocks
+from opcast.simulator.job.checkpoints import state_gb
 from opcast.simulator.question.canonical import RequestError
 
 NODE: dict[str, Any] = {"cluster": "dgx_h100", "seq_len": 128, "global_batch": 64}
@@ -175,3 +178,39 @@ def test_more_gpus_fail_more_often() -> None:
         for nodes in (1, 16)
     )
     assert small == pytest.approx(16 * large)
+
+
+def test_waiting_for_a_slow_store_is_no_evaluation() -> None:
+    """Asynchronous checkpoints that are not durable when the next is due hold it up."""
+    checkpoint = {"size_gb": 100, "store_gbps": 1, "every_steps": 10, "asynchronous": True}
+    job = opcast.plan(TINY, **JOB, step_time_s=1.0, checkpoint=checkpoint, failures={"fleet": "none"})
+    assert job.parts["evaluation"] == 0.0
+    assert job.parts["waiting for checkpoints"] > 0.8
+    assert sum(job.parts.values()) == pytest.approx(1.0)
+
+
+def test_causes_are_those_of_all_lives_whose_rates_differ() -> None:
+    """The mean of rates that differ is above the median rate: the causes add up to what interrupted."""
+    failures = {"per_gpu_year": 20, "per_node_year": 40, "spread": 1.0}
+    job = opcast.plan(TINY, **JOB, step_time_s=1.0, checkpoint={"size_gb": 1.4}, failures=failures)
+    assert sum(job.causes.values()) == pytest.approx(job.interruptions.mean)
+    assert list(job.causes) == ["gpu", "node"]
+    at_the_median = job.days.mean * 24 / job.mtbf_hours
+    assert sum(job.causes.values()) > 1.2 * at_the_median
+
+
+def test_spare_nodes_draw_what_idle_ones_do() -> None:
+    usual = JOB | {"step_time_s": 1.0, "checkpoint": {"size_gb": 1.4}, "failures": {"fleet": "none"}}
+    watts = {"energy": {"gpu_w": 500, "node_w": 1000}}
+    none, two = (opcast.plan(TINY, **usual, **watts, spares=spares) for spares in (0, 2))
+    idle = load_device("h100_sxm")
+    more_w = 2 * (1000 + 8 * clocks.idle_w(idle))
+    assert two.kwh.p50 - none.kwh.p50 == pytest.approx(more_w * two.days.p50 * 24 / 1000)
+
+
+@pytest.mark.parametrize("layout", [{"ep": 4}, {"tp": 2, "ep": 4}, {"pp": 2, "ep": 2, "zero_stage": 1}])
+def test_a_checkpoint_holds_every_expert_once(layout: dict[str, int]) -> None:
+    whole, apart = (
+        state_gb(opcast.simulate("moonlight_16b_moe", "train", **NODE, **degrees)) for degrees in ({}, layout)
+    )
+    assert apart == pytest.approx(whole, rel=0.01)

@@ -34,7 +34,7 @@ def test_imports_and_stores_go_through_json() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["data", "chek"], "takes nothing, `check`, `repeat`, `drift`, `nodes` or `bundle`, not 'chek'"),
+        (["data", "chek"], "takes nothing, `check`, `repeat`, `drift`, `gain`, `nodes` or `bundle`, not 'chek'"),
         (["import", "source=csv", "link=3"], "link=3 is not one of nvlink"),
     ],
 )

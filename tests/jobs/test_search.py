@@ -56,6 +56,8 @@ def test_an_answer_is_one_object_with_a_page_and_a_launch_file(
     )
     assert main(["simulate", launch, "cluster=dgx_h100", "model=llama3_70b"]) == 2
     assert "starts another model than llama3_70b" in capsys.readouterr().err
+    script = tmp_path / "a.txt"
+    script.write_text(script.read_text().replace("(dgx_h100)", "(mine)"))
     assert main(["simulate", launch]) == 2
     assert "add cluster=dgx_h100" in capsys.readouterr().err
     assert list((tmp_path / "found").glob("part-*.parquet"))

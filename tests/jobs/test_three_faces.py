@@ -29,6 +29,7 @@ from opcast.jobs.service.app import create_app
 from opcast.jobs.service.settings import ServiceSettings
 from opcast.simulator.question.calibration import SHIPPED
 from opcast.simulator.question.sources import Sources
+from opcast.simulator.serving.studies import sweep_values, ways_values
 
 SEED, FEW, QUESTIONS = 20261126, 3, 60
 IN_EVERY_RUN = {"search": 6, "search serving": 6, "serving": 6}  # of verbs whose answers take long; of others as below
@@ -126,6 +127,20 @@ SERVED: Drawn = {
     "confirm": ("confirm", (1,)),
     **{name: STEP[name] for name in ("precision", "price_per_gpu_hour", "calibration")},
 }
+POST_TRAINED: Drawn = {
+    **{name: STEP[name] for name in ("precision", "price_per_gpu_hour")},
+    **{name: TRAINED[name] for name in ("micro_batch", "recompute", "lora_rank")},
+    "tp": ("parallel.tp", (1, 2)),
+    "method": ("method", ("sft", "dpo", "ppo", "grpo")),
+    "responses": ("responses", (2, 4)),
+    "rollout": ("rollout", ({"tp": 2}, {"kv_fraction": 0.5}, {"engine": "sglang"})),
+    "reward": ("reward", ({"seconds": 3.0}, {"model": "tiny_llama_100m"})),
+    "placement": ("placement", ("apart", "search")),
+    "kl": ("kl", (0.0,)),
+    "partial": ("partial", (0.5,)),
+    "epochs": ("epochs", (2,)),
+    "packing": ("packing", (False,)),
+}
 PLANNED: Drawn = {
     "checkpoint": (
         "checkpoint",
@@ -199,10 +214,22 @@ VERBS = {
             "prices": ("prices", ({"dgx_h100": 2.0}, {"dgx_h100": 2.0, "dgx_h200": 3.0})),
             "price_per_kwh": ("price_per_kwh", (0.1,)),
             "pue": ("pue", (1.2,)),
+            "measure_minutes": ("measure_minutes", (0, 10.0)),
             "price_per_gpu_hour": STEP["price_per_gpu_hour"],
             "precision": STEP["precision"],
             "workload": ("workload", ("train", "decode", "generate")),
             "tp": LAYOUT["tp"],
+        },
+    ),
+    "upgrade": Verb(
+        "upgrade",
+        "/v1/upgrade",
+        {"model": TINY, "device": ("device", "h100_sxm")},
+        {
+            "changes": ("changes", (["nccl"], ["cublas", "triton"])),
+            "minutes": ("minutes", (2.0, 1.1)),
+            "precision": STEP["precision"],
+            "workload": ("workload", ("train", "decode", "generate")),
         },
     ),
     "plan": Verb(
@@ -217,6 +244,21 @@ VERBS = {
             "lives": ("lives", 60),
         },
         PLANNED,
+    ),
+    "posttrain": Verb(
+        "posttrain",
+        "/v1/posttrain",
+        {
+            "model": TINY,
+            "cluster": NODE,
+            "seq_len": ("workload.seq_len", 128),
+            "prompts": ("prompts", 16),
+            "lives": ("lives", 60),
+            "batches": ("batches", 2),
+            "prompt_len": ("prompt_len", {"mean": 20}),
+            "response_len": ("response_len", {"mean": 60, "std": 40}),
+        },
+        POST_TRAINED,
     ),
     "search serving": Verb(
         "search serving",
@@ -235,7 +277,9 @@ BODIES = {
     "serving": bodies.ServingBody,
     "search": bodies.SearchBody,
     "plan": bodies.PlanBody,
+    "posttrain": bodies.PostTrainBody,
     "compare": bodies.CompareBody,
+    "upgrade": bodies.UpgradeBody,
     "search_serving": bodies.ServedSearchBody,
 }
 OF_HTTP: dict[str, Callable[..., Any]] = {
@@ -243,7 +287,9 @@ OF_HTTP: dict[str, Callable[..., Any]] = {
     "serving": bodies.serving_of,
     "search": bodies.search_of,
     "plan": bodies.plan_of,
+    "posttrain": bodies.posttrain_of,
     "compare": bodies.compare_of,
+    "upgrade": bodies.upgrade_of,
     "search_serving": bodies.served_search_of,
 }
 CALLS: dict[str, Callable[..., Any]] = {
@@ -251,7 +297,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "serving": opcast.serving,
     "search": opcast.search,
     "plan": opcast.plan,
+    "posttrain": opcast.posttrain,
     "compare": opcast.compare_chips,
+    "upgrade": opcast.upgrade,
     "search serving": opcast.search_serving,
 }
 
@@ -373,6 +421,30 @@ def test_three_faces_agree(
 ) -> None:
     monkeypatch.setenv("OPCAST_HOME", str(home))
     assert ask(name, first, count, home, client, capsys) > count // 2
+
+
+STUDIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "capacity": (lambda **given: opcast.serving_capacity(**given).to_dict(), {"slo": {"ttft_ms": 2000, "tpot_ms": 40}}),
+    "sweep": (lambda **given: sweep_values(opcast.serving_sweep(**given)), {"rates": [2.0, 20.0]}),
+    "compare": (lambda **given: ways_values(opcast.serving_ways(**given)), {"replicas": 2}),
+}
+
+
+@pytest.mark.parametrize("what", STUDIES)
+def test_three_faces_agree_on_studies_of_traffic(
+    what: str, home: Path, client: TestClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPCAST_HOME", str(home))
+    call, settings = STUDIES[what]
+    given = {"law": LAW[1], "kv": MEMORY[1], "traffic": {"requests": 30, "rate": 10.0}} | settings
+    typed_words = [word for name, value in given.items() for word in typed(name, value)]
+    main(["serving", what, *typed_words, "format=json", "workers=1"])
+    command = figures(json.loads(capsys.readouterr().out))
+    python = figures(json.loads(json.dumps(call(home=home, **given))))
+    http = client.post(f"/v1/serving/{what}", json=given)
+    assert http.status_code == 200, http.text
+    assert python == command
+    assert figures(http.json()) == command
 
 
 @pytest.mark.parametrize("name", VERBS)

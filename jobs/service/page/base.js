@@ -8,7 +8,7 @@
 
   // An element: make("p", {class: "note"}, "text", child …)
   function make(tag, attributes = {}, ...children) {
-    const svg = ["svg", "path", "line", "circle", "text", "title", "g"].includes(tag);
+    const svg = ["svg", "path", "line", "circle", "rect", "text", "title", "g"].includes(tag);
     const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
       if (name.startsWith("on")) element.addEventListener(name.slice(2), value);

@@ -79,6 +79,40 @@
     return svg;
   }
 
+  // --- chips side by side
+  const chipName = (row) => (row.cap_w === null ? row.cluster : `${row.cluster} at ${row.cap_w} W`);
+  function chipCards(found) {
+    const rows = found.rows.filter((row) => row.fits);
+    const best = (name, most) => rows.filter((row) => row[name] !== null).sort((a, b) => (most ? b[name] - a[name] : a[name] - b[name]))[0];
+    const told = (title, row, text, lines) => row && card(title, chipName(row), [[...text(row)], ...lines(row)]);
+    return make("div", { class: "cards" }, ...[
+      told("Fastest", best("speed", true), (row) => ["as fast as the first", `${row.speed.toFixed(2)} times`], (row) => [["tokens/s and GPU", rounded(row.tokens_per_s_per_gpu)]]),
+      told("Cheapest token", best("price", false), (row) => ["price of a million tokens", rounded(row.price)], (row) => [["price of a GPU hour", rounded(row.price_per_gpu_hour)]]),
+      told("Least energy", best("joules", false), (row) => ["joules a token", rounded(row.joules)], (row) => [["power of a GPU", row.power_w === null ? null : `${row.power_w.toFixed(0)} W`]])].filter(Boolean));
+  }
+  // Speed of each beside the first, with its interval.
+  function chipBars(found) {
+    const [width, left, line] = [across(), across() > 400 ? 150 : 110, 30];
+    const most = Math.max(...found.rows.map((row) => row.speed_high));
+    const x = (speed) => left + ((width - left - 48) * speed) / most;
+    const bars = found.rows.flatMap((row, at) => {
+      const y = 8 + line * at;
+      const words = `${chipName(row)}: ${row.speed.toFixed(2)} times, ${row.speed_low.toFixed(2)} to ${row.speed_high.toFixed(2)}${row.fits ? "" : ", does not fit"}`;
+      return [make("text", { x: left - 8, y: y + 15, "text-anchor": "end" }, chipName(row)),
+        make("rect", { class: row.fits ? "bar" : "bar unfit", x: left, y: y + 2, width: x(row.speed) - left, height: line - 12, rx: 3, tabindex: 0, role: "img", "aria-label": words }, make("title", {}, words)),
+        make("line", { class: "span", x1: x(row.speed_low), x2: x(row.speed_high), y1: y + 11, y2: y + 11 }),
+        make("text", { x: x(row.speed_high) + 6, y: y + 15 }, row.speed.toFixed(2))];
+    });
+    return make("section", {}, make("h2", {}, "Speed beside the first"), make("p", { class: "lead" }, "Tokens a second and GPU over those of the first. Line: the interval."),
+      make("svg", { class: "curve", viewBox: `0 0 ${width} ${16 + line * found.rows.length}`, role: "group", "aria-label": "Speed of each chip beside the first" }, ...bars));
+  }
+  function chipTable(found) {
+    const rows = found.rows.map((row) => ({
+      chip: chipName(row), GPUs: row.devices, "tokens/s and GPU": row.tokens_per_s_per_gpu, speed: row.speed.toFixed(2), "J a token": row.joules ?? "", "W": row.power_w ?? "",
+      "price of 1M tokens": row.price ?? "", "worth a GPU hour": row.break_even ?? "", "peak GiB": row.peak_gib, fits: row.fits ? "yes" : "no" }));
+    return make("div", {}, table("Chips", Object.keys(rows[0]), rows), ...found.notes.map((note) => make("p", { class: "caption" }, note)));
+  }
+
   const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "zero_stage", "sequence_parallel", "micro_batch", "recompute"];
   function servingCards(found) {
     const spread = (title, held) => card(title, seconds(held.p50 * 1e3), [["p90", seconds(held.p90 * 1e3)], ["p99", seconds(held.p99 * 1e3)], ["mean", seconds(held.mean * 1e3)]]);

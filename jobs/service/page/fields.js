@@ -5,7 +5,7 @@
   async function field(spec) {
     const id = idOf(spec.name);
     const names = spec.names ? (await known(spec.names)).map((row) => row.id) : spec.choices || [];
-    const usual = spec.usual ?? "";
+    const usual = Array.isArray(spec.usual) ? spec.usual.join(", ") : typeof spec.usual === "object" && spec.usual ? JSON.stringify(spec.usual) : (spec.usual ?? "");
     const shownDefault = spec.default === null || spec.default === undefined || String(spec.default) === "" ? "" : Array.isArray(spec.default) ? spec.default.join(", ") : typeof spec.default === "object" ? "" : String(spec.default);
     const about = { id, name: spec.name, title: spec.help || null, "data-kind": spec.kind, "data-list": Boolean(spec.list) };
     let input;

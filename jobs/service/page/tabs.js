@@ -64,6 +64,26 @@
         return { path: "/v1/plan", body, found, shown: [reported(report)], figures };
       },
     },
+    posttrain: {
+      ...plain("posttrain"),
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await call("/v1/posttrain", body, signal);
+        const report = await call("/v1/posttrain/report?part=body", body, signal);
+        const figures = [["iteration p50", found.iteration_s.p50, "s"], ["tokens a second and GPU", found.tokens_per_s_per_gpu.p50, "count"]];
+        for (const phase of found.phases) figures.push([phase.name, phase.seconds, "s"]);
+        return { path: "/v1/posttrain", body, found, shown: [reported(report)], figures };
+      },
+    },
+    chips: {
+      ...plain("chips"),
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await call("/v1/compare/chips", body, signal);
+        const figures = found.rows.flatMap((row) => [[`${chipName(row)}: tokens a second and GPU`, row.tokens_per_s_per_gpu, "count"], [`${chipName(row)}: joules a token`, row.joules, "count"], [`${chipName(row)}: price of a million tokens`, row.price, "count"]]).filter(([, value]) => value !== null);
+        return { path: "/v1/compare/chips", body, found, shown: [chipCards(found), chipBars(found), chipTable(found)], figures };
+      },
+    },
     serving: {
       ...plain("serving"),
       async answer(values, signal) {

@@ -14,7 +14,7 @@ from ...report.answer import InferenceReport
 from ...report.view import ViewColumn
 from ...serving.policies import policy_of
 from ..compare import SHOWN_OPS, Change, ComparedPoints, by_op, differences, given_values, of_rank, stepwise
-from ..found import Row
+from ..outcome import Row
 from ..space import combinations
 from .estimate import held_tokens
 from .replicas import LayoutReplica

@@ -98,8 +98,9 @@ def together(
     share = min(running / outputs, 1.0)
     waits = (1 - (1 - share) ** layout.dp) / share  # for ranks beside it whose prompts are computed
     beside_us = (tpot_us - decode_us) * waits
-    tpot_us = own.served.host.iteration_us(decode_us + beside_us, round(running))
-    ttft_us += own.served.first_token_us(running * layout.dp * layout.pp, request.input_len)
+    behind_us = own.served.host.behind_us(decode_us + beside_us, running, outputs)
+    tpot_us = own.served.host.iteration_us(decode_us + beside_us, round(running)) - behind_us / outputs
+    ttft_us += behind_us + own.served.first_token_us(running * layout.dp * layout.pp, request.input_len)
     e2e_us = ttft_us + tpot_us * (outputs - 1)
     return {
         "ttft_ms": ttft_us / 1e3,
@@ -145,14 +146,17 @@ def loaded(
     """Figures of so many replicas that do both at a ``load`` of :func:`loads`; at all that they have room for where
     that is 0. ``requests_per_s`` are those of all."""
     layout, wait_us = own.layout, 0.0
-    running = max(load, 1.0) if load else float(batch)
+    running = load or float(batch)
     if request.slo.named and running < batch:
         known, ranks = curves.both(own, policy, max_tokens), np.array([replicas * layout.dp * layout.pp])
         busy_us = known.at("prompt_us", running)
         wait_us = float((waiting(ranks, known.at("rate", running) * busy_us, 0.5)[0] * busy_us)[0])
-    made = together(request, own, policy, running, max_tokens, batch)
+    made = together(request, own, policy, max(running, 1.0), max_tokens, batch)
     made["ttft_ms"] += wait_us / 1e3
-    made |= {"queue_ms": wait_us / 1e3, "requests_per_s": made["requests_per_s"] * replicas, "meets_slo": load > 0}
+    busy = min(running, 1.0)  # share of the time in which a rank has a sequence at all
+    made["kv_share"] *= busy
+    made |= {"queue_ms": wait_us / 1e3, "requests_per_s": made["requests_per_s"] * busy * replicas}
+    made["meets_slo"] = load > 0
     del made["busy_us"]
     return made
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..answer import cheapness, cost_of, told
-from ..found import Found
 from ..objectives import OF_SERVING
+from ..outcome import SearchOutcome
 from ..rank import Row
 from .request import OF_POINT, OF_PREFILL, ServedSearchRequest
 
@@ -49,7 +49,7 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     return f"{said}: {', '.join(shown)}" if shown else said
 
 
-def around(request: ServedSearchRequest, best: Row, found: Found, good: Sequence[Row]) -> list[dict[str, Any]]:
+def around(request: ServedSearchRequest, best: Row, found: SearchOutcome, good: Sequence[Row]) -> list[dict[str, Any]]:
     """What each change of one axis of the best row costs (:func:`..answer.cost_of`); None for a row that is not
     ``good``, which users would not have what they expect of.
 

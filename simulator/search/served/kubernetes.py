@@ -1,22 +1,80 @@
-"""A way to serve as a Kubernetes manifest: SGLang's servers as Deployments, its router before them."""
+"""A way to serve as a Kubernetes manifest: servers of an engine, and what stands before pools apart.
+
+SGLang's servers are Deployments that its router finds by their labels. TensorRT-LLM's front takes a list of addresses,
+so that its pools are StatefulSets, whose pods have names. vLLM comes without a router for pools apart.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..launch import LaunchError
 from .roles import BOOTSTRAP_PORT, BOTH, PREFILL, ServedRole
 
-IMAGE = "lmsysorg/sglang:latest"
+IMAGES = {
+    "sglang": "lmsysorg/sglang:latest",
+    "vllm": "vllm/vllm-openai:latest",
+    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:latest",
+}
+FILES = "/etc/opcast"  # where a pod finds files of settings
 PORT = 8000  # of all pods: the router looks for servers at one
 APP = "opcast-serving"
 
 
-def manifest(title: str, servers: list[ServedRole], words: list[list[str]], per_node: int) -> str:
-    """YAML of all resources, one document after the other, for servers started by these ``words``.
+def manifest(
+    engine: str,
+    title: str,
+    servers: list[ServedRole],
+    words: list[list[str]],
+    per_node: int,
+    files: Mapping[str, str] | None = None,
+) -> str:
+    """YAML of all resources, one document after the other, for servers of an engine started by these ``words``.
 
-    LaunchError for a server of more than a node.
+    ``files`` are what servers read, by name. LaunchError for a server of more than a node, and for vLLM's pools apart.
     """
+    for each in servers:
+        if each.devices > per_node:
+            raise LaunchError(
+                f"a server of {each.devices} GPUs is more than a node of {per_node}, which a Deployment cannot be: "
+                f"take space.rules=['replica_devices <= {per_node}'], or framework={engine}"
+            )
+    apart = servers[0].role != BOTH
+    if apart and engine == "vllm":
+        raise LaunchError(
+            "vLLM comes without a router for pools apart: take framework=llm-d or framework=dynamo-kubernetes"
+        )
+    parts: list[dict[str, Any]] = []
+    if files:
+        parts.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": APP}, "data": dict(files)})
+    for each, own in zip(servers, words, strict=True):
+        name = pool(each)
+        parts.append(_servers(engine, name, each, own, bool(files)))
+        if apart and engine == "trtllm":
+            parts.append(_service(name, _labels(each.role), PORT, headless=True))
+    if not apart:
+        parts.append(_service(APP, _labels("server"), PORT))
+    else:
+        account = engine == "sglang"
+        start = router_words() if account else ["trtllm-serve", "disaggregated", "-c", f"{FILES}/servers.yaml"]
+        parts += [*(_account() if account else []), _router(engine, start), _service(APP, _labels("router"), PORT)]
+    said = ", ".join(f"{each.replicas} x {each.devices} GPUs {each.role}".strip() for each in servers)
+    return yaml_of(f"# {title}: {said}\n", parts)
+
+
+def pool(role: ServedRole) -> str:
+    """The name of a role's servers."""
+    return f"{APP}-{role.role or 'server'}"
+
+
+def addresses(role: ServedRole) -> list[str]:
+    """Where the servers of a StatefulSet are reached."""
+    return [f"{pool(role)}-{copy}.{pool(role)}:{PORT}" for copy in range(role.replicas)]
+
+
+def yaml_of(head: str, parts: list[dict[str, Any]]) -> str:
+    """Resources as YAML, one document after the other, below a comment."""
     import yaml
 
     class Plain(yaml.SafeDumper):
@@ -24,21 +82,6 @@ def manifest(title: str, servers: list[ServedRole], words: list[list[str]], per_
             """Labels that are used twice are written twice."""
             return True
 
-    for each in servers:
-        if each.devices > per_node:
-            raise LaunchError(
-                f"a server of {each.devices} GPUs is more than a node of {per_node}, which a Deployment cannot be: "
-                f"take space.rules=['replica_devices <= {per_node}'], or framework=sglang"
-            )
-    parts: list[dict[str, Any]] = [
-        _deployment(f"{APP}-{each.role or 'server'}", each, own) for each, own in zip(servers, words, strict=True)
-    ]
-    if servers[0].role == BOTH:
-        parts.append(_service(APP, {"app": APP, "role": "server"}, PORT))
-    else:
-        parts += [*_account(), _router(), _service(APP, {"app": APP, "role": "router"}, PORT)]
-    said = ", ".join(f"{each.replicas} x {each.devices} GPUs {each.role}".strip() for each in servers)
-    head = f"# {title}: {said}\n"
     return head + yaml.dump_all(parts, Dumper=Plain, sort_keys=False)
 
 
@@ -46,12 +89,12 @@ def _labels(role: str) -> dict[str, str]:
     return {"app": APP, "role": role}
 
 
-def _deployment(name: str, role: ServedRole, words: list[str]) -> dict[str, Any]:
-    """A Deployment of a role's servers, each with its GPUs."""
+def _servers(engine: str, name: str, role: ServedRole, words: list[str], files: bool) -> dict[str, Any]:
+    """A Deployment of a role's servers, each with its GPUs; a StatefulSet where they need names."""
     labels = _labels(role.role or "server")
     container = {
-        "name": "sglang",
-        "image": IMAGE,
+        "name": engine,
+        "image": IMAGES[engine],
         "command": words,
         "ports": [{"containerPort": PORT}],
         "resources": {"limits": {"nvidia.com/gpu": role.devices}},
@@ -64,18 +107,22 @@ def _deployment(name: str, role: ServedRole, words: list[str]) -> dict[str, Any]
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     metadata: dict[str, Any] = {"labels": labels}
-    if role.role == PREFILL:
+    if role.role == PREFILL and engine == "sglang":
         container["ports"] = [{"containerPort": PORT}, {"containerPort": BOOTSTRAP_PORT}]
         metadata["annotations"] = {"sglang.ai/bootstrap-port": str(BOOTSTRAP_PORT)}
     pod = {
         "containers": [container],
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}],
     }
+    if files:
+        _with_files(pod)
+    named = bool(role.role) and engine == "trtllm"
     return {
         "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        "kind": "StatefulSet" if named else "Deployment",
         "metadata": {"name": name, "labels": labels},
         "spec": {
+            **({"serviceName": name, "podManagementPolicy": "Parallel"} if named else {}),
             "replicas": role.replicas,
             "selector": {"matchLabels": labels},
             "template": {"metadata": metadata, "spec": pod},
@@ -83,12 +130,19 @@ def _deployment(name: str, role: ServedRole, words: list[str]) -> dict[str, Any]
     }
 
 
-def _service(name: str, selector: dict[str, str], port: int) -> dict[str, Any]:
+def _with_files(pod: dict[str, Any]) -> None:
+    """The files of settings, as the pod's first container finds them."""
+    pod.setdefault("volumes", []).append({"name": "files", "configMap": {"name": APP}})
+    pod["containers"][0].setdefault("volumeMounts", []).append({"name": "files", "mountPath": FILES})
+
+
+def _service(name: str, selector: dict[str, str], port: int, headless: bool = False) -> dict[str, Any]:
+    ports = [{"port": port if headless else 80, "targetPort": port}]
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": name},
-        "spec": {"selector": selector, "ports": [{"port": 80, "targetPort": port}]},
+        "spec": {**({"clusterIP": "None"} if headless else {}), "selector": selector, "ports": ports},
     }
 
 
@@ -122,15 +176,20 @@ def router_words() -> list[str]:
     return [*words, "--host", "0.0.0.0", "--port", str(PORT)]
 
 
-def _router() -> dict[str, Any]:
+def _router(engine: str, words: list[str]) -> dict[str, Any]:
     labels = _labels("router")
-    container = {
+    container: dict[str, Any] = {
         "name": "router",
-        "image": IMAGE,
-        "command": router_words(),
+        "image": IMAGES[engine],
+        "command": words,
         "ports": [{"containerPort": PORT}],
-        "env": [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
     }
+    pod: dict[str, Any] = {"containers": [container]}
+    if engine == "sglang":
+        container["env"] = [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}]
+        pod["serviceAccountName"] = f"{APP}-router"
+    else:
+        _with_files(pod)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -138,9 +197,6 @@ def _router() -> dict[str, Any]:
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": {"serviceAccountName": f"{APP}-router", "containers": [container]},
-            },
+            "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }

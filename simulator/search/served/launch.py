@@ -16,13 +16,16 @@ from ...question.canonical import RequestError
 from ...serving.policies import policy_of
 from ...trace.models import shipped_source
 from ..launch import LaunchError, filled
+from .dynamo import FRONTEND, graph, worker
+from .dynamo import TRTLLM as DYNAMO_TRTLLM
+from .kubernetes import FILES, addresses, manifest
 from .kubernetes import PORT as KUBERNETES_PORT
-from .kubernetes import manifest
 from .llm_d import helm_values, llm_d_port
 from .request import ServedSearchRequest
 from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, PlacedServer, ServedRole, placed, roles
 
-FRAMEWORKS = ("vllm", "sglang", "trtllm", "dynamo", "llm-d", "kubernetes")
+FRAMEWORKS = ("vllm", "sglang", "trtllm", "dynamo", "llm-d", "kubernetes", "dynamo-kubernetes")
+OF_AN_ENGINE = ("dynamo", "kubernetes", "dynamo-kubernetes")  # which run the engine of the point's policy
 Rule = Callable[[ServedRole], Any]
 
 
@@ -76,8 +79,7 @@ COMMANDS = {
 }
 
 
-DYNAMO = {"vllm": "python -m dynamo.vllm --model {model}", "sglang": "python -m dynamo.sglang --model-path {model}"}
-OF_A_SERVER = ("--port", "--host")  # which a worker of Dynamo has not: its frontend listens
+DYNAMO_TABLES = {"vllm": VLLM, "sglang": SGLANG, "trtllm": DYNAMO_TRTLLM}
 ROUTER_PORT = 7000  # beside servers of one pool at 8000 and on
 NIXL_PORT, NIXL_PORTS = 20100, 16  # of vLLM's side channel: one for each of a server's ranks
 DYNAMO_PORT = 9100
@@ -89,7 +91,7 @@ def _connector(role: ServedRole) -> str:
 
 
 def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framework: str | None) -> str:
-    """The text that starts a point: a shell script of commands, or a Kubernetes manifest (``kubernetes``).
+    """The text that starts a point: a shell script of commands, or YAML for Kubernetes.
 
     Without a ``framework`` the engine of the point's policy. LaunchError for what it cannot be told; RequestError for
     one that is none of :data:`FRAMEWORKS`.
@@ -97,22 +99,27 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     chosen = framework or policy_of(row["policy"]).framework
     if chosen not in FRAMEWORKS:
         raise RequestError(f"framework={chosen} is none that serves; {nearest(chosen, FRAMEWORKS, 'choose from')}")
+    engine = policy_of(row["policy"]).framework if chosen in OF_AN_ENGINE else "vllm" if chosen == "llm-d" else chosen
     model, servers = served_name(request.step.model), roles(request, row)
-    if chosen == "kubernetes":
-        words = [command("sglang", model, each, KUBERNETES_PORT) for each in servers]
-        per_node = request.clusters()[row["cluster"]].devices_per_node
-        return manifest(f"{model} on {row['cluster']}", servers, words, per_node)
-    if (chosen if chosen != "dynamo" else policy_of(row["policy"]).framework) in ("vllm", "llm-d") and any(
-        each.ep not in (1, each.ranks) for each in servers
-    ):
+    if engine == "vllm" and any(each.ep not in (1, each.ranks) for each in servers):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
+    per_node = request.clusters()[row["cluster"]].devices_per_node
+    title = f"{model} on {row['cluster']}"
+    if chosen == "kubernetes":
+        files = _files(engine, servers, {each.role: addresses(each) for each in servers}, KUBERNETES_PORT)
+        words = [_in_a_pod(command(engine, model, each, KUBERNETES_PORT)) for each in servers]
+        return manifest(engine, title, servers, words, per_node, files)
     if chosen == "llm-d":
         return helm_values(model, servers, [command("vllm", model, each, llm_d_port(each)) for each in servers])
-    engine = policy_of(row["policy"]).framework if chosen == "dynamo" else chosen
-    if chosen == "dynamo" and engine not in DYNAMO:
-        raise LaunchError(f"Dynamo is spelled here with {' and '.join(DYNAMO)}: take space.policy=vllm or sglang")
-    copies = placed(servers, request.clusters()[row["cluster"]].devices_per_node)
-    lines = [*_header(row, servers), *_files(engine, servers, copies), *_commands(chosen, engine, model, copies)]
+    if chosen == "dynamo-kubernetes":
+        words = [worker(engine, DYNAMO_TABLES[engine], model, each) for each in servers]
+        return graph(engine, title, servers, words, per_node)
+    copies = placed(servers, per_node)
+    lines = [
+        *_header(row, servers),
+        *(_written(engine, servers, copies) if chosen != "dynamo" else []),
+        *_commands(chosen, engine, model, copies),
+    ]
     return "\n".join([*lines, *_front(chosen, model, servers, copies), ""])
 
 
@@ -142,15 +149,6 @@ def _spelled(arguments: Mapping[str, Any]) -> list[str]:
     return [word for name, value in arguments.items() for word in ([name] if value is True else [name, str(value)])]
 
 
-def worker(engine: str, model: str, role: ServedRole) -> list[str]:
-    """The words of a worker of Dynamo: the engine's own arguments without its port, and the role."""
-    start, table = DYNAMO[engine], COMMANDS[engine][1]
-    arguments = {name: value for name, value in filled(table, role).items() if name not in OF_A_SERVER}
-    if role.role:
-        arguments["--disaggregation-mode"] = role.role
-    return [*shlex.split(start.format(model=shlex.quote(model))), *_spelled(arguments)]
-
-
 def _header(row: Mapping[str, Any], servers: list[ServedRole]) -> list[str]:
     counts = [f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers]
     lengths = servers[0].max_len, servers[0].max_len - servers[0].room, servers[0].room
@@ -161,23 +159,37 @@ def _header(row: Mapping[str, Any], servers: list[ServedRole]) -> list[str]:
     ]
 
 
-def _files(engine: str, servers: list[ServedRole], copies: list[PlacedServer]) -> list[str]:
-    """What TensorRT-LLM is told in files: attention data ranks, how caches move, and its servers."""
+def _files(engine: str, servers: list[ServedRole], urls: Mapping[str, list[str]], port: int) -> dict[str, str]:
+    """What TensorRT-LLM is told in files: attention data ranks, how caches move, and servers by their ``urls``."""
     if engine != "trtllm":
-        return []
-    lines: list[str] = []
+        return {}
+    files = {}
     for each in servers:
         said = [f"enable_attention_dp: {str(each.dp > 1).lower()}"]
         said += ["kv_cache_config:", f"  dtype: {each.kv_dtype}"] if each.kv_dtype else []
         said += ["cache_transceiver_config:", "  backend: DEFAULT"] if each.role else []
-        lines += [f"cat > {each.role or 'both'}.yaml <<'END'", *said, "END"]
+        files[f"{each.role or 'both'}.yaml"] = "\n".join([*said, ""])
     if len(servers) > 1:
-        lines += ["cat > servers.yaml <<'END'", "hostname: 0.0.0.0", "port: 8000", "backend: pytorch"]
+        lines = ["hostname: 0.0.0.0", f"port: {port}", "backend: pytorch"]
         for name, each in zip(("context_servers", "generation_servers"), servers, strict=True):
             lines += [f"{name}:", f"  num_instances: {each.replicas}", "  urls:"]
-            lines += [f"    - {server.address(_nodes(copies))}" for server in copies if server.role is each]
-        lines += ["END"]
-    return lines
+            lines += [f"    - {url}" for url in urls[each.role]]
+        files["servers.yaml"] = "\n".join([*lines, ""])
+    return files
+
+
+def _written(engine: str, servers: list[ServedRole], copies: list[PlacedServer]) -> list[str]:
+    """The same as lines of a script that writes them."""
+    nodes = _nodes(copies)
+    urls = {each.role: [copy.address(nodes) for copy in copies if copy.role is each] for each in servers}
+    written = _files(engine, servers, urls, 8000)
+    return [line for name, text in written.items() for line in (f"cat > {name} <<'END'", *text.splitlines(), "END")]
+
+
+def _in_a_pod(words: list[str]) -> list[str]:
+    """A server's command with its file where a pod finds it."""
+    at = words.index("--extra_llm_api_options") + 1 if "--extra_llm_api_options" in words else 0
+    return [f"{FILES}/{word}" if at and i == at else word for i, word in enumerate(words)]
 
 
 def _nodes(copies: list[PlacedServer]) -> int:
@@ -200,7 +212,7 @@ def _commands(chosen: str, engine: str, model: str, copies: list[PlacedServer]) 
 
 def _started(chosen: str, engine: str, model: str, server: PlacedServer, at: int) -> str:
     words = (
-        worker(engine, model, server.role)
+        worker(engine, DYNAMO_TABLES[engine], model, server.role)
         if chosen == "dynamo"
         else command(engine, model, server.role, copy=server.copy)
     )
@@ -216,7 +228,7 @@ def _front(chosen: str, model: str, servers: list[ServedRole], copies: list[Plac
     """What users call, on the first node, and the wait for all."""
     first, nodes = [], _nodes(copies)
     if chosen == "dynamo":
-        first = ["python -m dynamo.frontend --router-mode kv --http-port 8000 &"]
+        first = [f"{FRONTEND} &"]
     elif len(servers) > 1 or (chosen == "sglang" and len(copies) > 1):
         first = [router(chosen, copies, nodes)]
     elif len(copies) > 1:

@@ -53,10 +53,10 @@ def loads_up_to(batches: Sequence[int]) -> list[int]:
 def curve(n: Sequence[int], rows: Sequence[tuple[float, float, float]], output_len: int, decodes: bool) -> LoadCurve:
     """The curve of (TPOT, first token, prompt) in microseconds at each load; of a rank that ``decodes`` only, or does
     both."""
-    tpot, first, prompt = np.array(rows, dtype=float).T
-    tpot = np.maximum.accumulate(tpot)
+    tpot, first, prompt = np.array([rows[0], *rows], dtype=float).T  # with nobody there: as long, and none a second
+    tpot, loads = np.maximum.accumulate(tpot), np.array([0.0, *n])
     stay = tpot * (output_len - 1) + (0.0 if decodes else first)
-    return LoadCurve(np.array(n, dtype=float), tpot, first, prompt, np.maximum.accumulate(np.array(n) / stay))
+    return LoadCurve(loads, tpot, first, prompt, np.maximum.accumulate(loads / stay))
 
 
 def beyond(slo: ServingTargets) -> float:

@@ -25,7 +25,7 @@ from ...serving.kv import KvError
 from ...serving.policies import policy_of
 from ..answer import Counted, Search, answer
 from ..expressions import Columns, Expression
-from ..found import OK, Found, Row, after_rules, fitting_together
+from ..outcome import OK, Row, SearchOutcome, after_rules, fitting_together
 from ..result import SearchReport
 from ..space import Facts, combinations, facts_of
 from ..spread import Crew
@@ -126,7 +126,7 @@ def search_serving(
     Where there are many replicas a ``crew`` makes them, each in a process whose workbench ``bench_of`` makes.
     """
     started = time.perf_counter()
-    made, found = asked(request), Found()
+    made, found = asked(request), SearchOutcome()
     engines = dict.fromkeys(policy_of(policy).framework for policy in made.axes["policy"])
     wanted = [(layout, engine) for layout in made.layouts for engine in engines]
     several = len(wanted) >= MANY and crew is not None and not crew.alone
@@ -158,7 +158,7 @@ def search_serving(
     return replace(report, wall_time_s=time.perf_counter() - started)
 
 
-def once(found: Found) -> None:
+def once(found: SearchOutcome) -> None:
     """Leave out ways that nobody can tell from others: those with room for more sequences than ever run."""
     kept: dict[tuple[Any, ...], Row] = {}
     rows = []
@@ -267,7 +267,7 @@ def replica_or_why(
         return Refused("memory" if isinstance(error, KvError) else "refused", " ".join(str(error).split()))
 
 
-def leave_layout(made: ServedAsked, layout: ReplicaLayout, engine: str, why: Refused, found: Found) -> None:
+def leave_layout(made: ServedAsked, layout: ReplicaLayout, engine: str, why: Refused, found: SearchOutcome) -> None:
     """Count the points of a layout that has no replica."""
     batches, chunks = made.axes["batch"], made.axes["max_tokens"]
     count = len(batches) * len(chunks) * sum(policy_of(each).framework == engine for each in made.axes["policy"])
@@ -285,7 +285,7 @@ def row_of(
     return {name: made[name] for name in OF_POINT} | {"nodes": layout.nodes}
 
 
-def points(made: ServedAsked, replicas: Replicas, found: Found) -> None:
+def points(made: ServedAsked, replicas: Replicas, found: SearchOutcome) -> None:
     """Every point that meets the rules and has KV memory, with its figures."""
     request, axes = made.request, made.axes
     curves = LoadCurves(request, axes["batch"])
@@ -415,7 +415,7 @@ def decode_report(request: ServedSearchRequest, own: LayoutReplica, batch: int, 
     return made
 
 
-def notes(request: ServedSearchRequest, found: Found) -> list[str]:
+def notes(request: ServedSearchRequest, found: SearchOutcome) -> list[str]:
     """Why there is no answer."""
     if not found.rows:
         said = "; ".join(f"{each.count:,} points {name}: {each.why}" for name, each in found.pruned.items())

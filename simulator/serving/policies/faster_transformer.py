@@ -1,4 +1,4 @@
-"""FasterTransformer: one batch after the other."""
+"""FasterTransformer: a batch, padded to its longest, runs until its longest answer ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightLLM: prompts alone, of requests that will fit until their ends."""
+"""LightLLM: every tenth iteration prompts alone, of requests that will fit until their ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orca: all that run, and whole new prompts beside them."""
+"""Orca: all that run, and whole new prompts; blocks for prompt and answer are taken at the start."""
 
 from __future__ import annotations
 

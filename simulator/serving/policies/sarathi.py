@@ -1,4 +1,4 @@
-"""Sarathi-Serve: prompt tokens fill what decodes leave of a chunk."""
+"""Sarathi-Serve: all decodes, then prompts that have begun, then new ones, prompt tokens up to ``chunk``."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def sarathi(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_
     start_prompts(state, rules, rank, batch, budget, limits, now_us)
 
 
-POLICY = Policy("sarathi", sarathi, chunk=512, watermark=0.01, spare=1)
+POLICY = Policy("sarathi", sarathi, chunk=512, watermark=0.01, spare=1, loads="async")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ....datasets.installing import install_command
 from .rows import RequestRows, RequestTraceError, without
 
 CHARACTERS_OF_TOKEN = 4
@@ -59,7 +60,7 @@ def _tokenizer(path: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError:
         raise RequestTraceError(
-            "traffic.tokenizer needs the package tokenizers: pip install 'opcast[hf]', or leave it out"
+            f"traffic.tokenizer needs the package tokenizers: {install_command('hf')}, or leave it out"
         ) from None
     if not path.is_file():
         raise RequestTraceError(f"traffic.tokenizer={path} is no file: name the tokenizer.json of a model")

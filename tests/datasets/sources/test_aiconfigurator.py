@@ -425,7 +425,7 @@ def test_tables_of_whole_blocks_are_refused_with_their_rows(tmp_path: Path, stor
 
 def test_without_the_package_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiconfigurator, "PACKAGE", "no_such_package")
-    with pytest.raises(SourceError, match=r"pip install 'opcast\[data\]'"):
+    with pytest.raises(SourceError, match=r"-m pip install .*\[data\]"):
         aiconfigurator.files(None, ImportOptions())
 
 

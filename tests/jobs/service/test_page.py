@@ -13,6 +13,7 @@ import pytest
 
 from opcast.jobs.cli import main
 from opcast.jobs.service.guard import encoded
+from opcast.jobs.service.pages import EXAMPLES
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright (the extra dev)")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -158,6 +159,25 @@ def test_a_whole_job_shows_its_lives(page: Any, address: str) -> None:
     assert "days" in report
 
 
+def test_chips_stand_side_by_side(page: Any, address: str) -> None:
+    page.goto(
+        f"{address}/#chips?model=tiny_llama_100m&cluster=dgx_h100&nodes=1&others=dgx_h200&seq_len=128&global_batch=64"
+        "&power_caps_w=400"
+    )
+    page.wait_for_selector(".curve .bar")
+    assert page.locator(".curve .bar").count() == 4
+    shown = page.text_content("#result") or ""
+    assert "dgx_h200 at 400 W" in shown
+    assert "Fastest" in shown
+
+
+def test_every_call_that_takes_fields_has_an_example(page: Any, address: str) -> None:
+    page.goto(f"{address}/docs")
+    described = page.evaluate("fetch('/openapi.json').then((answer) => answer.json())")
+    bodies = {path for path, call in described["paths"].items() if "requestBody" in call.get("post", {})}
+    assert bodies - {"/v1/predict/table"} <= set(EXAMPLES)
+
+
 def test_a_served_load(page: Any, address: str) -> None:
     page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&requests=30&rate=20")
     page.wait_for_selector(".curve")
@@ -289,7 +309,9 @@ def test_what_users_expect_leaves_the_picture_its_room(page: Any, address: str) 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("tab", [OP, "known", "compare", "step", "job", "search", "serving", "ways", "fabric", "calls"])
+@pytest.mark.parametrize(
+    "tab", [OP, "known", "compare", "step", "job", "chips", "search", "serving", "ways", "fabric", "calls"]
+)
 def test_nothing_serious_for_axe_and_nothing_wider_than_a_phone(
     browser: Any, address: str, tab: str, scheme: str
 ) -> None:

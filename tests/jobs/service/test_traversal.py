@@ -23,7 +23,18 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/plan": {**SEARCHED, "global_batch": 8, "steps": 100, "step_time_s": 0.1, "checkpoint": {"size_gb": 1.0}},
     "/v1/plan/report": {**SEARCHED, "global_batch": 8, "steps": 100, "step_time_s": 0.1},
     "/v1/compare/chips": {**SEARCHED, "global_batch": 8, "seq_len": 64, "others": ["dgx_h200"]},
+    "/v1/upgrade": {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 64, "changes": ["cublas"]},
+    "/v1/posttrain": {**SEARCHED, "method": "sft", "prompts": 8, "seq_len": 64, "lives": 10},
+    "/v1/posttrain/report": {**SEARCHED, "method": "sft", "prompts": 8, "seq_len": 64, "lives": 10},
     "/v1/serving": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}},
+    "/v1/serving/capacity": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}},
+    "/v1/serving/sweep": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}, "rates": [1.0]},
+    "/v1/serving/compare": {
+        "model": "tiny_llama_100m",
+        "device": "h100_sxm",
+        "traffic": {"requests": 2},
+        "replicas": 2,
+    },
     "/v1/search": {**SEARCHED, "global_batch": 8, "space": {"tp": [1], "pp": [1], "micro_batch": [1]}},
     "/v1/search/serving": {**SEARCHED, "space": {"tp": [1], "batch": [8]}},
 }

@@ -13,7 +13,7 @@ from opcast.datasets.ops import KINDS, make_op
 from opcast.models.choice import FEWER_BYTES, MAT_VEC, MORE_ROWS
 from opcast.simulator.engines.answers import Answers, ask
 from opcast.simulator.engines.fused import build_engine
-from opcast.simulator.engines.mat_vec import CONTRADICTION, MOST_ROWS, FewRowsEngine, MatVecEngine
+from opcast.simulator.engines.mat_vec import CONTRADICTION, MAT_VEC_ROWS, FewRowsEngine, MatVecEngine
 from opcast.simulator.question.errors import PlanError
 from opcast.simulator.question.kernels import MatVec
 from opcast.simulator.question.stack import known_stacks, load_stack
@@ -58,7 +58,7 @@ def test_table_that_timed_its_launches_loses_to_bytes() -> None:
     assert found.high_us[0] > found.latency_us[0] > found.low_us[0]
 
 
-@pytest.mark.parametrize("change", [{"m": MOST_ROWS + 1}, {"dtype": "fp16"}, {"n": 2**20}])
+@pytest.mark.parametrize("change", [{"m": MAT_VEC_ROWS + 1}, {"dtype": "fp16"}, {"n": 2**20}])
 def test_others_are_asked_where_nothing_is_wrong(change: dict[str, int | str]) -> None:
     """Many rows compute, 16 bits are no few, and a floor of 25 us means nothing beside weights of 4 GB."""
     for floor_us, of in ((25.0, change), (3.0 * CONTRADICTION, {})):

@@ -16,7 +16,9 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.html import ClusterView, colours, write_step_report
 from opcast.simulator.html.cluster import memory_chart, parallelism_chart, sections
 from opcast.simulator.html.gantt import BUBBLE, MAX_BARS, SEND, bubbles, merge_neighbours, pipeline_charts, tasks
-from opcast.simulator.question.orders import TASKS, make_orders
+from opcast.simulator.html.layers import MAX_BARS as MOST_OF_LAYERS
+from opcast.simulator.html.layers import drawn_layers
+from opcast.simulator.question.orders import FORWARD, TASKS, make_orders
 from opcast.simulator.report.answer import Breakdown, Memory, OpShare, StageShare, StepReport
 from opcast.simulator.timing.schedule.pipeline import PipelineTimes, run_pipeline
 
@@ -27,6 +29,10 @@ def pipeline(schedule: str, stages: int = 4, micro_batches: int = 8, virtual: in
     return run_pipeline(made, forward, 2 * forward, forward, **sends)
 
 
+def kinds(stage: int, chunk: int, kind: int, at_end: bool) -> dict[str, float]:
+    return {"products": 700.0, "tensor parallel": 150.0} if kind == FORWARD else {"products": 1400.0, "attention": 60.0}
+
+
 def view(times: PipelineTimes | None, stages: int = 4) -> ClusterView:
     return ClusterView(
         times,
@@ -35,6 +41,7 @@ def view(times: PipelineTimes | None, stages: int = 4) -> ClusterView:
         [StageShare(s, 8, 0.9, 0.1 * s, 10**9) for s in range(stages)],
         [{"weights": 10.0, "activations": 20.0 - s, "<b>odd</b>": 1.0} for s in range(stages)],
         79.0,
+        layers=drawn_layers(times, kinds, [(300.0, {"optimizer": 300.0})] * stages) if times is not None else None,
     )
 
 
@@ -96,13 +103,51 @@ def test_a_short_pipeline_has_one_picture() -> None:
     assert list(pipeline_charts(pipeline("1f1b"))) == ["whole"]
 
 
+def work_by_layer(data: dict[str, Any]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for _, _, layer, start, end, share in data["bars"]:
+        name = data["layers"][layer][0]
+        total[name] = total.get(name, 0.0) + (end - start) * share * data["unit_us"]
+    return total
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "micro_batches", "virtual"), [("1f1b", 4, 8, 1), ("interleaved", 16, 128, 4)]
+)
+def test_layers_hold_the_work_of_every_task_whether_drawn_apart_or_by_stretches(
+    schedule: str, stages: int, micro_batches: int, virtual: int
+) -> None:
+    times = pipeline(schedule, stages, micro_batches, virtual, send_us=70.0, blocking=True)
+    optimizers = [(300.0, {"optimizer": 150.0})] * stages
+    data = dict(drawn_layers(times, kinds, optimizers).data)
+    assert 0 < len(data["bars"]) <= MOST_OF_LAYERS
+    tasks = stages * micro_batches * times.orders.chunks
+    work = work_by_layer(data)
+    assert work["products"] == pytest.approx(2100.0 * tasks, rel=0.02)
+    assert work["tensor parallel"] == pytest.approx(150.0 * tasks, rel=0.02)
+    assert work["sends that block"] == pytest.approx(float(times.held_us.sum()), rel=0.02)
+    assert work["optimizer"] == pytest.approx(150.0 * stages, rel=0.02)
+    assert data["end"] * data["unit_us"] == pytest.approx(times.makespan_us + 300.0)
+
+
+def test_a_forward_beside_a_backward_shares_its_time_in_the_layers() -> None:
+    times = pipeline("dualpipe", 4, 16)
+    by_stage: dict[int, list[tuple[float, float]]] = {}
+    for at, stage, _, start, end, _ in drawn_layers(times, kinds).data["bars"]:
+        del at
+        by_stage.setdefault(stage, []).append((start, end))
+    for spans in by_stage.values():
+        ordered = sorted(set(spans))
+        assert all(before[1] <= after[0] + 1e-3 for before, after in itertools.pairwise(ordered))
+
+
 def test_bubbles_stand_before_between_and_after() -> None:
     found = list(bubbles(0, np.array([2.0, 5.0]), np.array([3.0, 6.0]), 10.0))
     assert [(bar.start_us, bar.duration_us) for bar in found] == [(0, 2), (3, 2), (6, 4)]
 
 
 def test_only_what_a_step_has_is_shown() -> None:
-    assert [s.id for s in sections(view(pipeline("1f1b")), 1.0)] == ["pipeline", "communication", "stages"]
+    assert [s.id for s in sections(view(pipeline("1f1b")), 1.0)] == ["pipeline", "layers", "communication", "stages"]
     assert sections(ClusterView(), 1.0) == ()
     assert [s.id for s in sections(ClusterView(pipeline("1f1b", 1), {"dp": 0.1}), 1.0)] == ["communication"]
 
@@ -158,9 +203,15 @@ def test_the_page_works_in_a_browser(page: Path, tmp_path: Path) -> None:
 addEventListener("error", (event) => troubles.push(event.message));
 addEventListener("load", () => setTimeout(() => {
   const out = document.createElement("output");
+  const canvas = document.querySelector(".layers canvas");
+  const pictures = new Set([canvas.toDataURL()]);
+  for (const name of ["[data-turn]", "[data-tilt]", "[data-apart]", ".layer-legend button", "[data-view='0,90']"]) {
+    document.querySelector(`.layers ${name}`).click();
+    pictures.add(canvas.toDataURL());
+  }
   out.id = "probe";
   out.textContent = `${troubles.length} ${document.querySelectorAll(".main-svg .barlayer").length} ` +
-    `${document.querySelectorAll("#pipeline .point").length}`;
+    `${document.querySelectorAll("#pipeline .point").length} ${pictures.size}`;
   document.body.append(out);
 }, 3000));</script>"""
     probe.write_text(page.read_text(encoding="utf-8").replace("<main>", script + "<main>", 1), encoding="utf-8")
@@ -168,9 +219,10 @@ addEventListener("load", () => setTimeout(() => {
     command += ["--disable-background-networking", "--disable-component-update", f"--user-data-dir={tmp_path / 'p'}"]
     command += ["--window-size=1200,2000", "--virtual-time-budget=20000", "--dump-dom", probe.as_uri()]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    found = re.search(r'<output id="probe">(\d+) (\d+) (\d+)</output>', result.stdout)
+    found = re.search(r'<output id="probe">(\d+) (\d+) (\d+) (\d+)</output>', result.stdout)
     assert found, result.stderr[-2000:]
-    troubles, charts, bars = map(int, found.groups())
+    troubles, charts, bars, pictures = map(int, found.groups())
     assert troubles == 0
     assert charts >= 4
     assert bars > 500
+    assert pictures == 6

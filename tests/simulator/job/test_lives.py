@@ -36,7 +36,8 @@ def told(happenings: Sequence[Happening]) -> NextEvents:
 
     def events(which: np.ndarray) -> JobEvents:
         gap, down, held = next(rows, (math.inf, 0.0, 0.0))
-        return JobEvents(*(np.array([value]) for value in (gap, down, held)), replaced=np.array([down > 0.0]))
+        arrays = (np.array([value]) for value in (gap, down, held))
+        return JobEvents(*arrays, replaced=np.array([down > 0.0]), cause=np.zeros(1, dtype=np.int64))
 
     return events
 

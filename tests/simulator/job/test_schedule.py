@@ -59,3 +59,10 @@ def test_no_evaluation_comes_in_a_job_that_is_shorter() -> None:
 def test_too_many_checkpoints_are_refused() -> None:
     with pytest.raises(RequestError, match="save less often"):
         timeline([PhaseSteps(3_000_000, 128, 4, 1.0)], 1, False, 0.0, 0.0)
+
+
+def test_time_of_an_evaluation_is_time_in_which_a_checkpoint_is_written() -> None:
+    job = timeline([PhaseSteps(100, 128, 4, 10.0)], 10, False, 2.0, 150.0, evaluation_every=10, evaluation_s=30.0)
+    assert job.evaluation_s == 300.0
+    assert job.waits_s == pytest.approx(10 * 2.0 + 9 * 20.0 + 150.0)  # 150 s to write, 100 + 30 s until the next is due
+    assert job.undisturbed_s == pytest.approx(1000.0 + job.evaluation_s + job.waits_s)

@@ -10,7 +10,7 @@ from opcast.models.choice import LAW, OWN
 from opcast.simulator.engines import Witness
 from opcast.simulator.graph import Node
 from opcast.simulator.report.ledger import Ledger
-from opcast.simulator.timing.latencies import IN_STEP, SHARED
+from opcast.simulator.timing.latencies import IN_STEP_CPU, IN_STEP_PRODUCTS, SHARED
 
 
 def ledger(clause: str, engine: str, inside: bool = True, count: int = 9) -> Ledger:
@@ -26,10 +26,10 @@ def ledger(clause: str, engine: str, inside: bool = True, count: int = 9) -> Led
     )
 
 
-def own_width(of: Ledger) -> float:
+def own_width(of: Ledger, one_sign: bool = False) -> float:
     """Half-width that ops bring, as a share of the time."""
-    high = of.interval(1.0)[1] - 1.0
-    return float(np.sqrt(high**2 - IN_STEP**2))
+    high = of.interval(1.0, one_sign)[1] - 1.0
+    return float(np.sqrt(high**2 - (IN_STEP_CPU if one_sign else IN_STEP_PRODUCTS) ** 2))
 
 
 def test_predictors_of_own_rows_err_op_by_op_within_them() -> None:
@@ -45,5 +45,5 @@ def test_what_else_answers_may_be_off_for_all_ops_alike(clause: str, engine: str
 
 def test_other_work_on_a_cpu_lengthens_all_calls() -> None:
     found = ledger(OWN, "learned")
-    assert found.interval(1.0, one_sign=True)[1] > found.interval(1.0)[1]
-    assert found.interval(1.0, one_sign=True) == pytest.approx(ledger(LAW, "analytical").interval(1.0))
+    assert own_width(found, one_sign=True) > own_width(found)
+    assert own_width(found, one_sign=True) == pytest.approx(own_width(ledger(LAW, "analytical")))

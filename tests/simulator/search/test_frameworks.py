@@ -21,6 +21,7 @@ from opcast.simulator.search import accelerate
 from opcast.simulator.search.architecture import megatron_model
 from opcast.simulator.search.launch import MADE_UP, MEGATRON_BRIDGE, MEGATRON_LM, TORCHTITAN
 from opcast.simulator.search.launch_errors import LaunchError
+from opcast.simulator.search.served.dynamo import TRTLLM as DYNAMO_TRTLLM
 from opcast.simulator.search.served.kubernetes import router_words
 from opcast.simulator.search.served.launch import SGLANG, TRTLLM, VLLM
 from opcast.simulator.trace.models import known_models, resolve
@@ -169,9 +170,16 @@ def test_accelerate_knows_its_settings() -> None:
     assert {name for name in told if name not in text} == set()
 
 
+def flag_names(path: str) -> set[str]:
+    """What Dynamo calls ``add_argument`` with: names by keyword."""
+    keywords = [word for call in ast.walk(tree(path)) if isinstance(call, ast.Call) for word in call.keywords]
+    return {word.value.value for word in keywords if word.arg == "flag_name" and isinstance(word.value, ast.Constant)}
+
+
 def test_dynamo_knows_the_roles_of_its_workers() -> None:
     tree("dynamo/vllm/backend_args.py")
-    for name in ("vllm", "sglang"):
+    assert set(DYNAMO_TRTLLM) <= flag_names("dynamo/trtllm/backend_args.py")
+    for name in ("vllm", "sglang", "trtllm"):
         told = "".join(path.read_text(encoding="utf-8") for path in (FOLDER / "dynamo" / name).glob("*.py"))
         assert "--disaggregation-mode" in told
     assert "--router-mode" in (FOLDER / "dynamo/frontend/frontend_args.py").read_text(encoding="utf-8")

@@ -17,8 +17,8 @@ from opcast.simulator.question.plan import load_stack
 from opcast.simulator.search.architecture import megatron_model
 from opcast.simulator.search.launch import MEGATRON_BRIDGE, launch_file
 from opcast.simulator.search.launch_errors import LaunchError
-from opcast.simulator.search.relaunch import settings_of_launch
-from opcast.simulator.search.request import SearchRequest, asked, request_of
+from opcast.simulator.search.launch_reading import settings_of_launch
+from opcast.simulator.search.request import SearchRequest, request_of, set_up
 from opcast.simulator.search.space import AXES
 from opcast.simulator.trace.models import resolve
 
@@ -33,7 +33,7 @@ def step(asking: Callable[..., SearchRequest]) -> Callable[..., Any]:
     """A function: axes -> the step of that point."""
 
     def make(**axes: Any) -> Any:
-        made = asked(asking({}))
+        made = set_up(asking({}))
         usual = {name: values[0] for name, values in made.axes.items()}
         assert axes.keys() <= set(AXES)
         return request_of(made, {**usual, **axes})
@@ -87,6 +87,7 @@ def test_torchtitan_gets_toml(step: Callable[..., Any]) -> None:
         ({}, "deepspeeed", "framework=deepspeeed is none that trains"),
         ({"zero_stage": 1}, "accelerate", r"take space.zero_stage=\[0,2,3\]"),
         ({"pp": 2}, "deepspeed", "take space.pp=1"),
+        ({"tp": 2}, "accelerate", "take space.sequence_parallel=false"),
         ({"recompute": "selective"}, "accelerate", "recompute=selective has no setting"),
     ],
 )
@@ -152,7 +153,10 @@ def test_a_model_that_megatron_cannot_be_told_is_refused(model: str) -> None:
 
 
 def test_accelerate_and_deepspeed_get_files_and_a_script_that_python_reads(step: Callable[..., Any]) -> None:
-    for framework, axes in (("accelerate", {"tp": 2, "zero_stage": 3}), ("deepspeed", {"tp": 1, "zero_stage": 2})):
+    for framework, axes in (
+        ("accelerate", {"tp": 2, "zero_stage": 3, "sequence_parallel": False}),
+        ("deepspeed", {"tp": 1, "zero_stage": 2}),
+    ):
         text = launch_file(step(**axes, micro_batch=2, recompute="full"), framework)
         parts = [part.split(" <<'END'\n") for part in text.split("cat > ")[1:]]
         files = {name: rest.split("\nEND\n")[0] for name, rest in parts}
@@ -276,7 +280,8 @@ def test_a_script_of_one_s_own_with_arrays_and_variables_is_read(tmp_path: Path)
     [
         (("--swiglu", "--squared-relu"), "no model that opcast ships has these arguments; .* differs in --swiglu"),
         (("--bf16", "--bf16 \\\n--moe-extended-tp"), "--moe-extended-tp may change the step and is not read"),
-        (("pretrain_gpt.py", "other.py"), "has no command of Megatron-LM"),
+        (("pretrain_gpt.py", "other.py"), "is nothing that opcast reads back: a command of Megatron-LM"),
+        (("--bf16", "--bf16 \\\n--transformer-impl local"), "--transformer-impl local runs layers without"),
         (("--seq-length 4096", "--seq-length many"), "--seq-length many must be a number"),
     ],
 )

@@ -19,7 +19,7 @@ from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.search.bounds import bound, standing
 from opcast.simulator.search.evaluate import Evaluator
 from opcast.simulator.search.rank import dominated, front, losses
-from opcast.simulator.search.request import SearchRequest, asked, request_of
+from opcast.simulator.search.request import SearchRequest, request_of, set_up
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.run import space_of
 from opcast.simulator.search.space import AXES
@@ -68,7 +68,7 @@ def test_every_kind_of_pruning_was_at_work(asking: Asking, bench: Workbench) -> 
 def test_bounds_are_below_what_is_simulated(
     at: int, asking: Asking, bench: Workbench, whole: list[SearchReport]
 ) -> None:
-    made = asked(asking(**SPACES[at]))
+    made = set_up(asking(**SPACES[at]))
     crew = Workers(Evaluator(made, bench))
     points, _ = space_of(made)
     bounds = bound(points, crew.probes(standing(points), lambda done: None), crew.evaluator)
@@ -231,7 +231,7 @@ def test_what_is_said_to_settle_a_tie_does(asking: Asking, tmp_path: Path) -> No
     assert found.ties > 0
     spent: dict[str, list[float]] = {}
     for place, row in enumerate(found.best[: found.ties + 1][:4]):
-        step = own.simulate(request_of(asked(request), {name: row[name] for name in AXES}))
+        step = own.simulate(request_of(set_up(request), {name: row[name] for name in AXES}))
         for each in step.measure_next:
             spent.setdefault(str(each.op), [0.0] * min(found.ties + 1, 4))[place] = each.time_s
     differ = sorted((max(times) - min(times) for times in spent.values()), reverse=True)

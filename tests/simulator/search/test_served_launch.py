@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.served.launch import launch_serving
 from opcast.simulator.search.served.request import ServedSearchRequest
+from opcast.simulator.search.served.servers import settings_of_servers
 from opcast.simulator.serving.engine_args import read_arguments
 from opcast.simulator.serving.engines import load_serving_engine
 
@@ -95,24 +97,77 @@ def test_tensorrt_llm_is_told_in_files() -> None:
 
 
 @pytest.mark.parametrize("row", [TOGETHER, APART], ids=["together", "apart"])
-def test_a_manifest_is_one_that_kubernetes_knows(row: dict[str, Any]) -> None:
-    parts = list(yaml.safe_load_all(launch_serving(REQUEST, row, "kubernetes")))
-    counts = {part["metadata"]["name"]: part["spec"]["replicas"] for part in parts if part["kind"] == "Deployment"}
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_a_manifest_is_one_that_kubernetes_knows(engine: str, row: dict[str, Any]) -> None:
+    point = row | {"policy": engine}
+    if engine == "vllm" and row is APART:
+        with pytest.raises(LaunchError, match="take framework=llm-d or framework=dynamo-kubernetes"):
+            launch_serving(REQUEST, point, "kubernetes")
+        return
+    parts = list(yaml.safe_load_all(launch_serving(REQUEST, point, "kubernetes")))
+    kinds = ("Deployment", "StatefulSet")
+    counts = {part["metadata"]["name"]: part["spec"]["replicas"] for part in parts if part["kind"] in kinds}
     usual = {"opcast-serving-prefill": 3, "opcast-serving-decode": 2, "opcast-serving-router": 1}
     assert counts == (usual if row is APART else {"opcast-serving-server": 2})
     for part in parts:
-        if part["kind"] == "Deployment" and "router" not in part["metadata"]["name"]:
-            limits = part["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
-            assert limits["nvidia.com/gpu"] == 8
+        if part["kind"] in kinds and "router" not in part["metadata"]["name"]:
+            container = part["spec"]["template"]["spec"]["containers"][0]
+            assert container["name"] == engine
+            assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+            read_arguments(load_serving_engine(engine), own_words(container["command"], parts))
     validate = pytest.importorskip("kubernetes_validate")
     for part in parts:
         validate.validate(part, "1.31", strict=True)
 
 
+def own_words(command: list[str], parts: list[dict[str, Any]]) -> str:
+    """A pod's command without the file that it reads, which must be in the manifest."""
+    words = list(command)
+    if "--extra_llm_api_options" in words:
+        at = words.index("--extra_llm_api_options")
+        folder, _, name = words[at + 1].rpartition("/")
+        (files,) = (part["data"] for part in parts if part["kind"] == "ConfigMap")
+        assert folder == "/etc/opcast"
+        assert "enable_attention_dp" in yaml.safe_load(files[name])
+        del words[at : at + 2]
+    return shlex.join(words)
+
+
+def test_tensorrt_llm_s_front_knows_every_pod_by_name() -> None:
+    parts = list(yaml.safe_load_all(launch_serving(REQUEST, APART | {"policy": "trtllm"}, "kubernetes")))
+    (files,) = (part["data"] for part in parts if part["kind"] == "ConfigMap")
+    servers = yaml.safe_load(files["servers.yaml"])
+    assert servers["port"] == 8000
+    urls = [*servers["context_servers"]["urls"], *servers["generation_servers"]["urls"]]
+    sets = {part["metadata"]["name"]: part["spec"] for part in parts if part["kind"] == "StatefulSet"}
+    pods = {f"{name}-{at}.{spec['serviceName']}:8000" for name, spec in sets.items() for at in range(spec["replicas"])}
+    assert set(urls) == pods
+    headless = {part["metadata"]["name"] for part in parts if part.get("spec", {}).get("clusterIP") == "None"}
+    assert headless == set(sets)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_dynamo_s_operator_gets_a_graph(engine: str) -> None:
+    text = launch_serving(SMALL, POOLS | {"policy": engine}, "dynamo-kubernetes")
+    spec = yaml.safe_load(text)["spec"]
+    assert spec["backendFramework"] == engine
+    workers = {name: each for name, each in spec["services"].items() if each["componentType"] == "worker"}
+    assert {name: (each["replicas"], each["resources"]["limits"]["gpu"]) for name, each in workers.items()} == {
+        "prefill": (2, "1"),
+        "decode": (3, "2"),
+    }
+    for name, each in workers.items():
+        assert each["subComponentType"] == name
+        words = each["extraPodSpec"]["mainContainer"]["args"]
+        assert words[words.index("--disaggregation-mode") + 1] == name
+        assert f"dynamo.{engine}" in words
+        assert "--port" not in words
+
+
 @pytest.mark.parametrize(
     ("changes", "framework", "says"),
     [
-        ({"dp": 8}, "kubernetes", "a server of 16 GPUs is more than a node of 8"),
+        ({"dp": 8, "ep": 16}, "kubernetes", "a server of 16 GPUs is more than a node of 8"),
         ({"ep": 4}, "vllm", "vLLM shares experts out over all tensor and data ranks"),
         ({}, "megatron-lm", "framework=megatron-lm is none that serves"),
     ],
@@ -186,5 +241,72 @@ def test_dynamo_has_a_frontend_and_workers_with_roles() -> None:
     assert text.count("--disaggregation-mode decode") == 3
     assert "python -m dynamo.frontend" in text
     assert "--port" not in text.replace("--http-port", "")
-    with pytest.raises(LaunchError, match=r"take space.policy=vllm or sglang"):
-        launch_serving(SMALL, POOL | {"policy": "trtllm"}, "dynamo")
+    with_trtllm = launch_serving(SMALL, POOLS | {"policy": "trtllm"}, "dynamo")
+    assert with_trtllm.count('--override-engine-args \'{"cache_transceiver_config"') == 5
+    assert "cat >" not in with_trtllm
+
+
+@pytest.mark.parametrize("row", [POOL, POOLS], ids=["together", "apart"])
+@pytest.mark.parametrize(
+    ("framework", "engine"),
+    [
+        ("vllm", "vllm"),
+        ("sglang", "sglang"),
+        ("trtllm", "trtllm"),
+        ("dynamo", "vllm"),
+        ("dynamo", "trtllm"),
+        ("llm-d", "vllm"),
+        ("kubernetes", "sglang"),
+        ("kubernetes", "trtllm"),
+        ("dynamo-kubernetes", "trtllm"),
+    ],
+)
+def test_servers_are_read_back_as_they_were_written(
+    framework: str, engine: str, row: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "start"
+    file.write_text(launch_serving(SMALL, row | {"policy": engine}, framework))
+    settings = settings_of_servers(file)
+    assert (settings["engine"], settings["model"]) == (engine, "llama3_8b")
+    read = read_arguments(load_serving_engine(engine), settings["args"])
+    assert not read.not_simulated
+    assert read.limits["max_model_len"] == 1536
+    if row is POOL:
+        assert (settings["replicas"], read.parallel["tp"], read.limits["max_seqs"]) == (4, 2, 64)
+        return
+    assert (settings["replicas"], read.parallel["tp"]) == (2, 1)
+    assert settings["decode_pool.replicas"] == 3
+    assert settings["decode_pool.parallel"]["tp"] == 2
+    assert settings["decode_pool.max_seqs"] == 64
+
+
+MINE = """#!/bin/bash
+# two copies
+CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 2 \\
+  --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}' --port 8000 &
+CUDA_VISIBLE_DEVICES=2,3 python -m vllm.entrypoints.openai.api_server --model meta-llama/Meta-Llama-3-8B \\
+  --tensor-parallel-size=2 --speculative-config '{"method": "ngram", "num_speculative_tokens": 3}' --port 8001
+wait
+"""
+
+
+def test_a_script_of_one_s_own_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "start.sh"
+    file.write_text(MINE.replace("-size=2", "-size 2"))
+    settings = settings_of_servers(file)
+    assert (settings["engine"], settings["model"], settings["replicas"]) == ("vllm", "llama3_8b", 2)
+    assert read_arguments(load_serving_engine("vllm"), settings["args"]).speculation == 3
+    file.write_text(MINE.replace("-size=2", "-size 4"))
+    with pytest.raises(LaunchError, match="starts servers that differ"):
+        settings_of_servers(file)
+    file.write_text("#!/bin/sh\necho nothing\n")
+    with pytest.raises(LaunchError, match="starts no server that opcast knows: vllm serve"):
+        settings_of_servers(file)
+
+
+def test_files_that_are_no_text_or_yaml_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "start"
+    for held in (b"\xff\xfe", b"a: [", b"trtllm-serve x --extra_llm_api_options nowhere.yaml", b"kind: ConfigMap\n"):
+        file.write_bytes(held)
+        with pytest.raises(LaunchError, match=r"launch="):
+            settings_of_servers(file)

@@ -35,7 +35,7 @@ from opcast.simulator.serving.host import (
     layers_and_experts,
 )
 from opcast.simulator.serving.replica import by_hand
-from opcast.simulator.serving.serve import serve
+from opcast.simulator.serving.serve import Keeping, serve
 from opcast.simulator.validation.cases import ValidationSettings
 from opcast.simulator.validation.serving import Replicas, played
 from opcast.simulator.workbench import Workbench
@@ -123,6 +123,36 @@ def test_a_server_to_clients_bounds_the_rate_and_no_single_iteration() -> None:
     assert bound.tpot_ms.mean < 1.1 * free.tpot_ms.mean
 
 
+def test_clients_have_tokens_when_a_slow_server_has_sent_them() -> None:
+    replica = replace(by_hand(IterationLaw(base_us=1000.0), 90_000, 16, 0.0), host=HostTime(stream_us=50.0))
+    lengths = {"input": Lengths(mean=16), "output": Lengths(mean=40), "requests": 512}
+    traffic = RequestTraffic(arrival="closed", concurrency=128, **lengths)
+    request = ServingRequest(law=IterationLaw(base_us=1000.0), kv=KvMemory(90_000), traffic=traffic)
+    served = serve(request, replica, keeping=Keeping(requests=True))
+    ended, tokens = served.requests, np.arange(512) * 40 * 50.0
+    # one server sends a token each 50 us: no client has its answer before those of all that ended before are sent
+    finish_us = np.sort(ended["finish_us"])
+    assert (finish_us + 128 * 50.0 >= tokens).all()
+    assert served.report.duration_s >= finish_us[-1] / 1e6
+    assert served.report.output_tokens_per_s == pytest.approx(1e6 / 50.0, rel=0.02)
+    # and who waits for an answer sends the next request behind it
+    assert (np.sort(ended["arrival_us"])[128:] >= finish_us[:384] - 1e-6).all()
+
+
+@pytest.mark.parametrize(("gpu_us", "clients", "tokens"), [(1000.0, 64, 40), (1000.0, 32, 40), (4000.0, 64, 40)])
+def test_one_law_says_how_far_a_server_is_behind(gpu_us: float, clients: int, tokens: int) -> None:
+    law, host = IterationLaw(base_us=gpu_us), HostTime(stream_us=50.0)
+    lengths = Lengths("uniform", low=tokens // 2, high=tokens * 3 // 2)
+    traffic = RequestTraffic(
+        arrival="closed", concurrency=clients, input=Lengths(mean=16), output=lengths, requests=clients * 24
+    )
+    replica = replace(by_hand(law, 90_000, 16, 0.0), host=host)
+    report = serve(ServingRequest(law=law, kv=KvMemory(90_000), traffic=traffic), replica).report
+    behind_us = host.behind_us(gpu_us, clients, tokens)
+    assert report.tpot_ms.mean * 1e3 == pytest.approx(host.iteration_us(gpu_us, clients) - behind_us / tokens, rel=0.15)
+    assert report.ttft_ms.mean * 1e3 == pytest.approx(behind_us + 2 * gpu_us, abs=0.2 * behind_us + gpu_us)
+
+
 class Asked:
     """One question: so many clients with prompts of one length on one replica of a small model on one GPU."""
 
@@ -180,6 +210,12 @@ def bare(own: LayoutReplica) -> LayoutReplica:
     return replace(own, served=replace(own.served, host=HostTime()))
 
 
+def without_first_tokens(own: LayoutReplica) -> LayoutReplica:
+    """The same without the host of a first token."""
+    nothing = dict.fromkeys(FIGURES[2:], 0.0)
+    return replace(own, served=replace(own.served, host=replace(own.served.host, **nothing)))
+
+
 def host_of(asked: Asked) -> float:
     """Microseconds that the host must add to a first token of the question."""
     host = fitted_hosts().of("vllm")
@@ -191,9 +227,13 @@ def host_of(asked: Asked) -> float:
 def test_a_search_and_its_confirmation_have_the_whole_host(asked: Asked) -> None:
     row, replicas = asked.searched()
     ((place, own),) = replicas.items()
-    estimate = [together(asked.search, each, "vllm", CLIENTS, 512)["ttft_ms"] for each in (own, bare(own))]
+    estimate = [
+        together(asked.search, each, "vllm", CLIENTS, 512)["ttft_ms"] for each in (own, without_first_tokens(own))
+    ]
     assert estimate[0] - estimate[1] == pytest.approx(host_of(asked) * 1e-3)
-    confirmed = [event_loop.confirmed(asked.search, row, {place: each})["ttft_ms"] for each in (own, bare(own))]
+    confirmed = [
+        event_loop.confirmed(asked.search, row, {place: each})["ttft_ms"] for each in (own, without_first_tokens(own))
+    ]
     assert confirmed[0] - confirmed[1] == pytest.approx(host_of(asked) * 1e-3)
 
 

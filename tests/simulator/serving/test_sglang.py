@@ -2,7 +2,7 @@
 
 Recorded schedules of small cases are compared everywhere. Random ones skip where SGLang's wheel is not there.
 ``OPCAST_SGLANG`` names a folder that it was unpacked into
-(docs/serving.md); nothing of it needs to be compiled or installed, and no GPU.
+(docs/serving-engines.md); nothing of it needs to be compiled or installed, and no GPU.
 """
 
 from __future__ import annotations

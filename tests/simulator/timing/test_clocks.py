@@ -87,3 +87,5 @@ def test_bounds_hold_what_the_clock_of_a_long_step_may_be(costs) -> None:
     assert long.high[[ATTENTION, COPY, RING]] == pytest.approx(burst.high[[ATTENTION, COPY, RING]])
     assert (unknown.high[products] > long.high[products]).all()
     assert (unknown.low[products] > long.low[products]).all()
+    widened = np.log(long.high / burst.high)
+    assert widened[FEW] < 0.2 * widened[BF16]  # memory keeps its clock, and few rows wait for it

@@ -24,7 +24,15 @@ from opcast.simulator.question.stack import STACK_DIRECTORY, known_stacks, load_
 from opcast.simulator.simulate import alone
 from opcast.simulator.timing.coldness import Coldness
 from opcast.simulator.timing.costs import Costs, cost_graphs
-from opcast.simulator.timing.latencies import IN_STEP, host_times, node_latencies, step_interval
+from opcast.simulator.timing.latencies import (
+    IN_STEP,
+    IN_STEP_ATTENTION,
+    IN_STEP_PRODUCTS,
+    host_times,
+    in_step_us,
+    node_latencies,
+    step_interval,
+)
 from opcast.simulator.timing.phases import PhaseTime, time_phase
 from opcast.simulator.timing.residency import cold_blocks
 from opcast.simulator.timing.schedule.streams import place
@@ -162,13 +170,23 @@ def test_errors_of_a_kind_add_as_far_as_they_are_shared(times_us: list[float], s
 
     def above(ops: list[int], part: float) -> float:
         width = step_interval(kinds, ops, us, 2.0 - factors, factors, us.sum(), part)[1] - us.sum()
-        return np.sqrt(width**2 - (IN_STEP * us.sum()) ** 2)
+        return np.sqrt(width**2 - (IN_STEP_PRODUCTS * us.sum()) ** 2)
 
     together, apart = above(ops, 1.0), above(ops, 0.0)
     assert together == pytest.approx(0.2 * us.sum())
     assert apart == pytest.approx(0.2 * np.sqrt((us**2).sum()))
     assert above(ops, shared) == pytest.approx(np.sqrt(shared * together**2 + (1.0 - shared) * apart**2))
     assert above([0] * len(us), 0.0) == pytest.approx(together)  # one op, however often it runs, has one error
+
+
+def test_what_a_step_adds_is_alike_within_a_family_and_apart_between_them():
+    kinds = ["gemm", "fused_moe", "mla_decode", "attention_prefill", "all_reduce", "aten.odd"]
+    us = np.array([30.0, 50.0, 20.0, 10.0, 40.0, 5.0])
+    parts = np.array(
+        [IN_STEP_PRODUCTS * 30.0, IN_STEP_PRODUCTS * 50.0, IN_STEP_ATTENTION * 30.0, IN_STEP * 40.0, IN_STEP * 5.0]
+    )
+    assert in_step_us(kinds, us) == pytest.approx(np.sqrt((parts**2).sum()))
+    assert in_step_us(["gemm"] * 6, us) == pytest.approx(IN_STEP_PRODUCTS * us.sum())
 
 
 def test_host_calls_delay_small_kernels_only_on_a_device_that_waits_for_the_host():

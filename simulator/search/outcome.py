@@ -18,7 +18,7 @@ At = Callable[[int], Row]
 
 
 @dataclass
-class Found:
+class SearchOutcome:
     """Rows, why points were left out, and those of them that were listed: where they are, and why."""
 
     rows: list[Row] = field(default_factory=list)
@@ -27,13 +27,13 @@ class Found:
 
     def leave(self, reason: str, example: Mapping[str, Any], why: str, count: int = 1) -> None:
         """Note points that are left out for a reason; the first of them is its example."""
-        known = self.pruned.get(reason) or Left(0, dict(example), why)
-        self.pruned[reason] = Left(known.count + count, known.example, known.why)
+        entry = self.pruned.get(reason) or Left(0, dict(example), why)
+        self.pruned[reason] = Left(entry.count + count, entry.example, entry.why)
 
     def leave_all(self, reason: str, places: np.ndarray, at: At, why: Callable[[int], str]) -> None:
         """Note the points at some places that are left out for a reason."""
-        for place in places.tolist():
-            self.listed.append((at, place, reason, why(place)))
+        for position in places.tolist():
+            self.listed.append((at, position, reason, why(position)))
         if len(places):
             first = int(places[0])
             self.leave(reason, at(first), why(first), len(places))
@@ -47,7 +47,7 @@ class Found:
 
     def left(self) -> list[Row]:
         """Rows of the points that were listed and left out."""
-        return [{**at(place), "status": reason, "why": why} for at, place, reason, why in self.listed]
+        return [{**at(position), "status": reason, "why": why} for at, position, reason, why in self.listed]
 
     @property
     def timed(self) -> list[Row]:
@@ -57,22 +57,22 @@ class Found:
     @property
     def count(self) -> int:
         """Points that were left out."""
-        return sum(each.count for each in self.pruned.values())
+        return sum(entry.count for entry in self.pruned.values())
 
 
-def after_rules(rules: Sequence[Expression], columns: Columns, at: At, found: Found) -> np.ndarray:
+def after_rules(rules: Sequence[Expression], columns: Columns, at: At, outcome: SearchOutcome) -> np.ndarray:
     """Whether points meet all rules [points]; those that do not are noted. RequestError where none does."""
     count = len(next(iter(columns.values())))
-    kept = np.ones(count, dtype=bool)
+    passing = np.ones(count, dtype=bool)
     for rule in rules:
         holds = rule.holds(columns)
         if not holds.any():
             raise RequestError(f"the space is empty: none of {count:,} points meets the rule {rule.text!r}")
-        found.leave_all(f"rule: {rule.text}", np.flatnonzero(kept & ~holds), at, lambda place: "it does not hold")
-        kept &= holds
-        if not kept.any():
+        outcome.leave_all(f"rule: {rule.text}", np.flatnonzero(passing & ~holds), at, lambda place: "it does not hold")
+        passing &= holds
+        if not passing.any():
             raise RequestError(f"the space is empty: no point meets {rule.text!r} and the rules before it")
-    return kept
+    return passing
 
 
 def fitting_together(
@@ -82,13 +82,13 @@ def fitting_together(
 
     RequestError where nothing is left, with the requirement that no combination met, or that left out the last.
     """
-    kept = np.ones(count, dtype=bool)
+    passing = np.ones(count, dtype=bool)
     left_out: dict[str, int] = {}
     for what, holds in requirements.items():
-        lost = int((kept & ~holds).sum())
+        lost = int((passing & ~holds).sum())
         if lost:
             left_out[what] = lost
-        kept &= holds
-        if not kept.any():
+        passing &= holds
+        if not passing.any():
             raise RequestError(f"the space is empty: of {count:,} {noun} none is left after: {what}")
-    return kept, left_out
+    return passing, left_out

@@ -1,0 +1,150 @@
+"""``opcast data gain``: what the rows of a store make better, by kind of op and by step.
+
+*Before* is what opcast says without this store and its predictors; *after* is what the predictors that were trained
+with the rows say of rows that were left out. Steps have no truth here: times and intervals stand side by side.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..datasets.store import Store
+from .planning import answer_step, planned_steps
+from .show import print_json, say, table
+
+MOST_ROWS = 2000  # of a table that are asked about: more do not move a median
+ENGINES = {"order": ["measured", "learned", "transfer", "network", "analytical"]}
+
+
+@dataclass(frozen=True)
+class KindGain:
+    """One kind, backend and device: median errors in percent, and the share of rows inside the intervals."""
+
+    kind: str
+    backend: str
+    device: str
+    rows: int
+    before_ape: float | None
+    before_coverage: float | None
+    after_ape: float | None
+    after_coverage: float | None
+
+    @property
+    def verdict(self) -> str:
+        """What became of it, in a word or two."""
+        if self.after_ape is None:
+            return "not trained: `opcast train`"
+        if self.before_ape is None:
+            return "new"
+        return "better" if self.after_ape < self.before_ape else "no better"
+
+
+@dataclass(frozen=True)
+class StepGain:
+    """One step: milliseconds with their interval before and after; None where opcast had no answer."""
+
+    step: str
+    before_ms: tuple[float, float, float] | None
+    after_ms: tuple[float, float, float]
+
+
+def run(store: Store, config: dict[str, Any], as_json: bool) -> int:
+    """Print what became better, and write the page where one is asked for; returns the exit code."""
+    kinds = list(kind_gains(store, Path(config["predictors"]).expanduser()))
+    steps = step_gains(config)
+    page = Path(str(config["report"])).expanduser() if config["report"] else None
+    if page is not None:
+        from ..simulator.html import gain, write
+
+        write(gain.page(str(store.path), kinds, steps), page)
+    if as_json:
+        told = [{**asdict(kind), "verdict": kind.verdict} for kind in kinds]
+        print_json({"store": str(store.path), "kinds": told, "steps": [asdict(step) for step in steps]})
+        return 0
+    heads = ("op", "backend", "device", "rows", "before %", "inside", "after %", "inside", "")
+    table(f"{store.path}: median error of one op", heads, [row_of(kind) for kind in kinds] or [("no rows",)])
+    if steps:
+        rows = [(step.step, milliseconds(step.before_ms), milliseconds(step.after_ms)) for step in steps]
+        table("steps, in ms", ("step", "before", "after"), rows)
+    if page is not None:
+        say(f"report: {page}")
+    return 0
+
+
+def row_of(gain: KindGain) -> tuple[str, ...]:
+    """A row of the table of kinds."""
+    errors = (gain.before_ape, gain.before_coverage, gain.after_ape, gain.after_coverage)
+    texts = ("" if each is None else f"{each:.1f}" if at % 2 == 0 else f"{each:.0%}" for at, each in enumerate(errors))
+    return gain.kind, gain.backend, gain.device, f"{gain.rows:,}", *texts, gain.verdict
+
+
+def milliseconds(answer: tuple[float, float, float] | None) -> str:
+    """A time with its interval."""
+    return "no answer" if answer is None else "{:.4g} ({:.4g} to {:.4g})".format(*answer)
+
+
+def kind_gains(store: Store, predictors: Path) -> Iterator[KindGain]:
+    """Every table of the store that can be learned, by kind; ``predictors`` are those that were trained with it."""
+    from ..models.registry import Registry
+    from ..models.table import tables
+    from ..simulator.engines import build_engine
+    from ..simulator.workbench import SHIPPED_PREDICTORS, SHIPPED_STORE
+
+    trained = Registry(predictors)
+    for kind in store.kinds():
+        for device_id in store.devices(kind):
+            device = store.known_device(device_id)
+            engine = build_engine(device, [SHIPPED_STORE], [SHIPPED_PREDICTORS], ENGINES["order"])
+            for each in tables(kind, store.read(kind, device_id), device):
+                predictor = trained.find(kind, device_id, each.backend)
+                card: Mapping[str, Any] = predictor.card if predictor is not None else {}
+                before = errors_of(engine, each)
+                yield KindGain(
+                    kind, each.backend, device_id, len(each), *before, card.get("test_median_ape"), card.get("coverage")
+                )
+
+
+def errors_of(engine: Any, measured: Any) -> tuple[float | None, float | None]:
+    """Median error in percent of an engine on a table, and its coverage; None where it answers nothing."""
+    some = np.random.default_rng(0).permutation(len(measured))[:MOST_ROWS]
+    part = measured.take(np.sort(some))
+    states = np.stack([part.dtype, part.out_dtype, part.cache])
+    errors, inside = np.full(len(part), np.nan), np.zeros(len(part), dtype=bool)
+    for state in np.unique(states, axis=1).T:
+        rows = np.flatnonzero((states == state[:, None]).all(axis=0))
+        columns = {name: values[rows] for name, values in part.columns.items()}
+        answers = engine.answer(part.kind, columns, *map(str, state))
+        errors[rows] = np.abs(answers.latency_us / part.latency_us[rows] - 1.0)
+        inside[rows] = (answers.low_us <= part.latency_us[rows]) & (part.latency_us[rows] <= answers.high_us)
+    known = np.isfinite(errors)
+    return (100.0 * float(np.median(errors[known])), float(inside[known].mean())) if known.any() else (None, None)
+
+
+def step_gains(config: Mapping[str, Any]) -> list[StepGain]:
+    """The steps that were asked for, without the store and with it."""
+    from . import resolve
+
+    steps = planned_steps(config)
+    with tempfile.TemporaryDirectory() as empty:
+        nothing = {**config, "engine": ENGINES, "store": empty, "predictors": empty}
+        befores = []
+        for step in steps:
+            try:
+                befores.append(_milliseconds(answer_step(resolve.bench(nothing), step, nothing).report))
+            except ValueError:  # a device that only the store knows
+                befores.append(None)
+    bench = resolve.bench({**config, "engine": ENGINES})
+    afters = (_milliseconds(answer_step(bench, step, config).report) for step in steps)
+    return [StepGain(*each) for each in zip(steps, befores, afters, strict=True)]
+
+
+def _milliseconds(report: Any) -> tuple[float, float, float]:
+    if hasattr(report, "step_time_s"):
+        return 1e3 * report.step_time_s, 1e3 * report.low_s, 1e3 * report.high_s
+    return report.e2e_ms, report.low_ms, report.high_ms

@@ -1,0 +1,100 @@
+"""``opcast upgrade``: what a new release may move in a step, as a table or JSON, and the campaign that settles it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..datasets.devices import Device
+from ..datasets.drift import FEWEST
+from ..datasets.ops import KINDS, Op, OpError, make_op
+from ..simulator.engines.chain import caller_of
+from ..simulator.upgrade.answer import UpgradeReport, headline, table
+from . import resolve
+from .show import print_json, say, show, wants_json
+from .writing import check_place, write_text
+
+if TYPE_CHECKING:
+    from ..datasets.launches import Caller
+
+FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
+ADDED = (
+    *("faults", "fault_draw", "device.", "cluster.", "stack.", "options", "settings."),
+    *("precision.quantization", "precision.kv_dtype"),
+)
+TIMES = (2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0)  # sizes around an op, where a kind has too few for a verdict
+SIZES = ("m", "tokens", "rows", "numel", "size_bytes", "outer", "batch")  # dims that a step may well have otherwise
+
+
+def run(config: dict[str, Any]) -> int:
+    """Answer, and write the campaign where one is asked for; returns the exit code."""
+    as_json = wants_json(config)
+    if config["plan_out"]:
+        check_place("plan_out", Path(str(config["plan_out"])))
+    bench, request = resolve.bench(config), resolve.request_of("upgrade", config)
+    report: UpgradeReport = bench.upgrade(request)
+    if config["plan_out"]:
+        write_campaign(config, report, request, bench.device(request.step.device, request.step.cluster))
+    if as_json:
+        print_json(report.to_dict())
+        return 0
+    say(headline(report))
+    show(table(report))
+    for note in report.notes:
+        say(note)
+    return 0
+
+
+def write_campaign(config: Mapping[str, Any], report: UpgradeReport, request: Any, device: Device) -> None:
+    """The ops of a report as a campaign that ends after its minutes."""
+    from .profile import plan_of
+
+    caller = caller_of(request.step.stack, device)
+    ops = [make_op(values["kind"], **{k: v for k, v in values.items() if k != "kind"}) for values in report.measure]
+    cases = [case for op in (*ops, *around(ops)) if (case := case_of(op, device, caller)) is not None]
+    settings = {
+        "device": "cpu" if device.synchronous else "cuda",
+        "deadline_s": 60.0 * request.minutes,
+        **(config.get("settings") or {}),
+    }
+    plan = plan_of({**config, "settings": settings}, extra=cases)
+    path = Path(str(config["plan_out"])).expanduser()
+    write_text("plan_out", path, plan.to_json())
+    say(f"{len(plan.cases)} cases written to {path}; run them with: python -m opcast.harness {path} STORE")
+
+
+def case_of(op: Op, device: Device, caller: Caller) -> dict[str, Any] | None:
+    """An op on the kernel that the step's stack launches, or the nearest that can be measured; None for neither."""
+    from ..harness.coverage import to_measure, ways
+
+    way = next(iter(to_measure(ways(op, device, caller))), None)
+    if way is None:
+        return None
+    state = {"cache": "warm"} if KINDS[op.kind].collective else {}
+    return {**way.op.to_dict(), "backend": way.backend, **state}
+
+
+def around(ops: Sequence[Op]) -> Iterator[Op]:
+    """Ops of other sizes, of kinds that have too few for a verdict on whether they have moved (:data:`.FEWEST`)."""
+    by_kind: dict[str, list[Op]] = {}
+    for op in ops:
+        by_kind.setdefault(op.kind, []).append(op)
+    for kind, known in by_kind.items():
+        missing = FEWEST // (1 if KINDS[kind].collective else 2) - len(known)
+        names = [dim.name for dim in KINDS[kind].dims]
+        name = next((name for name in SIZES if name in names), None)
+        if name is None or missing <= 0:
+            continue
+        found = dict.fromkeys(other for times in TIMES for op in known for other in resized(op, name, times))
+        yield from [other for other in found if other not in known][:missing]
+
+
+def resized(op: Op, name: str, times: float) -> Iterator[Op]:
+    """The op with one dim so many times as large; nothing where there is none such."""
+    size = getattr(op, name) * times
+    if size >= 1.0 and size == int(size):
+        try:
+            yield op.replace(**{name: int(size)})
+        except OpError:
+            return

@@ -1,0 +1,57 @@
+"""The page of post-training: its figures, its phases in time, and the tables behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..html.page import Card, Note, Page, PageSection, Picture, drawn_table, write
+from ..job.page import card
+from .answer import PostTrainReport
+from .phases import ROLL
+from .picture import draw_phases
+from .shown import headline, tables
+
+
+def write_page(report: PostTrainReport, path: Path) -> Path:
+    """Write the page and return its path; ReportError when it cannot be written."""
+    return write(page(report), path)
+
+
+def page(report: PostTrainReport) -> Page:
+    """Everything the page shows."""
+    time_section = PageSection(
+        "time",
+        "Phases in time",
+        "Which GPUs do what when; grey is waiting. Below: how many responses of a batch still run.",
+        (Picture("Phases of three iterations", draw_phases(report)),),
+    )
+    figures_section = PageSection("figures", "Figures", "", tuple(drawn_table(table) for table in tables(report)))
+    notes = (PageSection("notes", "Notes", "", (Note("", report.notes),)),) if report.notes else ()
+    return Page(
+        title=f"{report.model}: {report.method}, phase by phase",
+        subtitle=headline(report),
+        facts=(f"{report.iterations:,} iterations", f"{report.lives:,} lives, seed {report.seed}"),
+        cards=tuple(cards(report)),
+        sections=(time_section, figures_section, *notes),
+    )
+
+
+def cards(report: PostTrainReport) -> list[Card]:
+    """Headlines: the median, and what most lives lie between."""
+    cards_shown = [
+        card("Iteration, s", report.iteration_s, "{:,.4g}"),
+        card("Tokens/s a GPU", report.tokens_per_s_per_gpu, "{:,.0f}"),
+        card("Run, hours", report.hours, "{:,.3g}"),
+    ]
+    if report.rollout is not None:
+        share = report.phase_s(ROLL) / report.iteration_s.mean
+        cards_shown.append(
+            Card(
+                "Rollout",
+                (("of an iteration", f"{min(share, 1.0):.0%}"),),
+                (("less than a tenth of the responses run", f"{report.rollout.tail_share:.0%} of it"),),
+                "" if report.fits else "does not fit",
+                "" if report.fits else "poor",
+            )
+        )
+    return cards_shown

@@ -1,0 +1,229 @@
+"""What is asked of post-training, as frozen data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...datasets.loading import choice, flag, number, whole
+from ..question.canonical import Request, RequestError
+from ..question.declaration import FILES, setting
+from ..question.place import looked_up
+from ..question.requests import SimulateRequest
+from ..question.traffic import Lengths
+
+METHODS = ("sft", "dpo", "ppo", "grpo")
+RL = ("ppo", "grpo")  # methods that roll out
+ADAPTERS = {"lora": "workload.lora_rank=16", "qlora": "workload.lora_rank=16 precision=nf4"}
+RESPONSES = {"sft": 1, "dpo": 2, "ppo": 1, "grpo": 8}  # of a prompt; dpo: the chosen and the rejected one
+PLACEMENTS = ("colocated", "apart", "search")
+ENGINES = ("vllm", "sglang", "trtllm")
+MOST_RESPONSES = 1 << 20
+MOST_BATCHES = 64
+MOST_LIVES = 100_000
+MOST_PARTIAL = 4.0
+
+
+@dataclass(frozen=True)
+class PromptLengths(Lengths):
+    """Tokens of prompts."""
+
+    mean: float = 256
+
+
+@dataclass(frozen=True)
+class ResponseLengths(Lengths):
+    """Tokens of responses, with a long tail, which ``workload.seq_len`` cuts."""
+
+    kind: str = "lognormal"
+    mean: float = 1024
+    std: float = 768
+    high: int = 1 << 22
+
+
+@dataclass(frozen=True)
+class RolloutEngine:
+    """The engine that rolls out, and the layout of a replica."""
+
+    engine: str = setting("vllm", "vllm | sglang | trtllm")
+    tp: int = setting(1, "tensor ranks of a replica")
+    pp: int = setting(1, "pipeline stages of a replica")
+    ep: int = setting(1, "expert ranks of a replica")
+    gpus: int | None = setting(None, "that roll out, where they are apart; null: searched")
+    precision: str = setting("", "such as fp8; empty: as in training, 16 bits where training packs weights")
+    kv_fraction: float | None = setting(
+        None, "of GPU memory for the engine (gpu_memory_utilization); null: as the engine has it"
+    )
+    max_seqs: int | None = setting(None, "that run at a time; null: as the engine has it")
+    max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it")
+
+    def __post_init__(self) -> None:
+        choice(RequestError, "rollout.engine", self.engine, ENGINES)
+        for name in ("tp", "pp", "ep"):
+            whole(RequestError, f"rollout.{name}", getattr(self, name), 1)
+        for name in ("gpus", "max_seqs", "max_tokens"):
+            if getattr(self, name) is not None:
+                whole(RequestError, f"rollout.{name}", getattr(self, name), 1)
+        if self.kv_fraction is not None and not 0 < number(RequestError, "rollout.kv_fraction", self.kv_fraction) <= 1:
+            raise RequestError(f"rollout.kv_fraction={self.kv_fraction} must be a share, above 0 and at most 1")
+        if self.gpus is not None and self.gpus % self.replica_gpus:
+            raise RequestError(f"rollout.gpus={self.gpus} is no multiple of a replica's {self.replica_gpus} GPUs")
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True)
+class RewardSource:
+    """What scores responses."""
+
+    model: str | None = setting(None, "a reward model, laid out as the trained one; null: rules alone")
+    seconds: float = setting(0.0, "until all responses are scored by rules or a sandbox, beside a reward model")
+
+    def __post_init__(self) -> None:
+        number(RequestError, "reward.seconds", self.seconds)
+
+
+@dataclass(frozen=True)
+class PostTrainRequest(Request):
+    """Post-training of the model of ``step`` by a ``method``.
+
+    ``step`` says how it is trained: cluster, layout, framework. Its ``work.seq_len`` is the most tokens of prompt and
+    response (responses are cut there), ``work.global_batch`` the sequences of an optimizer step (null: all of a batch)
+    and ``work.micro_batch`` times ``seq_len`` the tokens that a micro-batch is packed to.
+    """
+
+    step: SimulateRequest = field(default_factory=lambda: SimulateRequest(model="llama3_8b"), metadata={"hidden": True})
+    method: str = setting("grpo", "sft | dpo | ppo | grpo; LoRA and QLoRA go with each: workload.lora_rank=16")
+    prompts: int = setting(128, "of a batch; sft: sequences; dpo: pairs")
+    responses: int | None = setting(None, "to each prompt; null: 8 of grpo, 1 of ppo")
+    prompt_len: PromptLengths = setting(
+        PromptLengths(), "tokens of prompts: fixed | uniform | zipf | normal | lognormal | empirical"
+    )
+    response_len: ResponseLengths = setting(
+        ResponseLengths(),
+        "tokens of responses before they are cut at workload.seq_len (the default is judged: give your own)",
+    )
+    lengths: str | None = setting(
+        None, "a CSV file of real lengths, prompt_tokens and response_tokens, in place of both", http=FILES
+    )
+    iterations: int = setting(100, "batches of the whole run")
+    epochs: int = setting(1, "times that each batch is trained on")
+    kl: float = setting(0.001, "weight of the distance to a reference model; 0: there is none (dpo always has one)")
+    old_log_probs: bool = setting(
+        True, "the trainer computes log-probs of the responses again before it trains (ppo, grpo)"
+    )
+    critic: str | None = setting(None, "the critic of ppo; null: a model like the trained one")
+    reward: RewardSource = field(default_factory=RewardSource)
+    rollout: RolloutEngine = field(default_factory=RolloutEngine)
+    placement: str = setting(
+        "colocated", "colocated: rollout and training take turns on all GPUs | apart: each has its own | search"
+    )
+    asynchronous: bool = setting(
+        False, "apart: the next batch is rolled out while this one is trained on, one step off"
+    )
+    partial: float = setting(
+        0.0,
+        "partial rollouts: this share of prompts is begun in addition; unfinished ones go on in the next batch",
+    )
+    offload_training: bool | None = setting(
+        None, "training's state is in host memory while the GPUs roll out; null: where they are colocated"
+    )
+    packing: bool = setting(True, "sequences are packed and balanced by tokens; false: each is padded to the longest")
+    batches: int = setting(4, "that are rolled out with lengths of their own")
+    lives: int = setting(1000, "times that the run is lived through")
+    seed: int = setting(0, "of lengths and lives: the same seed has the same answer")
+
+    def __post_init__(self) -> None:
+        if self.method in ADAPTERS:
+            raise RequestError(
+                f"method={self.method}: adapters go with every method, such as method=sft {ADAPTERS[self.method]}"
+            )
+        choice(RequestError, "method", self.method, METHODS)
+        choice(RequestError, "placement", self.placement, PLACEMENTS)
+        for name in ("prompts", "iterations", "epochs", "batches", "lives"):
+            whole(RequestError, name, getattr(self, name), 1)
+        if self.responses is not None:
+            whole(RequestError, "responses", self.responses, 1)
+        whole(RequestError, "seed", self.seed)
+        for name in ("kl", "partial"):
+            number(RequestError, name, getattr(self, name))
+        for name in ("old_log_probs", "asynchronous", "packing"):
+            flag(RequestError, name, getattr(self, name))
+        for name, most in (("batches", MOST_BATCHES), ("lives", MOST_LIVES), ("partial", MOST_PARTIAL)):
+            if getattr(self, name) > most:
+                raise RequestError(f"{name}={getattr(self, name):,} is more than the {most:,} that are simulated")
+        self.prompt_len.check("prompt_len")
+        self.response_len.check("response_len")
+        if self.step.work.kind != "train" or self.step.file is not None:
+            raise RequestError(f"workload={self.step.work.kind} trains nothing: take workload=train")
+        if self.step.cluster is None:
+            raise RequestError("post-training needs a cluster: cluster=dgx_h100 (`opcast list clusters`)")
+        self._check_batch()
+        self._check_method()
+
+    def _check_batch(self) -> None:
+        if self.sequences > MOST_RESPONSES:
+            raise RequestError(f"a batch of {self.sequences:,} responses is more than the {MOST_RESPONSES:,} simulated")
+        mini = self.step.work.global_batch
+        if mini is not None and self.sequences % mini:
+            raise RequestError(
+                f"workload.global_batch={mini} must divide the {self.sequences:,} sequences of a batch "
+                "(prompts x responses)"
+            )
+
+    def _check_method(self) -> None:
+        """RequestError for settings that a method or placement does not read."""
+        alone = (
+            []
+            if self.rolls_out
+            else [
+                *(name for name in ("partial", "asynchronous") if getattr(self, name)),
+                *(["placement"] if self.placement != "colocated" else []),
+            ]
+        )
+        if alone:
+            raise RequestError(f"{alone[0]}={getattr(self, alone[0])} is of methods that roll out (ppo, grpo)")
+        if self.method in ("sft", "dpo") and self.responses not in (None, RESPONSES[self.method]):
+            raise RequestError(f"responses={self.responses} is not read with method={self.method}: leave it out")
+        if self.critic is not None and self.method != "ppo":
+            raise RequestError(f"critic={self.critic} is of ppo: {self.method} has none")
+        if self.placement == "colocated":
+            if self.asynchronous:
+                raise RequestError("asynchronous=true needs GPUs of its own for rollout: placement=apart")
+            if self.rollout.gpus is not None:
+                raise RequestError(f"rollout.gpus={self.rollout.gpus} is of placement=apart: colocated uses all")
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether responses are generated."""
+        return self.method in RL
+
+    @property
+    def responses_of_prompt(self) -> int:
+        """Sequences of each prompt."""
+        return self.responses or RESPONSES[self.method]
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a batch."""
+        return self.prompts * self.responses_of_prompt
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps of a batch."""
+        return self.epochs * self.sequences // (self.step.work.global_batch or self.sequences)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference model computes log-probs."""
+        return self.method == "dpo" or (self.rolls_out and self.kl > 0)
+
+    @classmethod
+    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(values.get("step"), Mapping):
+            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
+        return values

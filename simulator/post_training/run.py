@@ -1,0 +1,191 @@
+"""From a request about post-training to its report: the best placement, and the lives of a run on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..job.answer import spread_of
+from ..question.work import COVERAGE
+from ..report.distribution import factors
+from ..serving.figures import Z90
+from .answer import PostTrainReport, PostTrainWay, RolloutFigures
+from .groups import cluster_of
+from .lengths import LengthBatch, batch_of
+from .phases import ROLL, SYNC
+from .placement import Answering, Placement, PlacementTrial, best_way
+from .request import PostTrainRequest
+from .rollout import BatchRollout, RolloutReplicas, roll_out
+from .schedule import idle_shares, iteration_times, timeline
+
+LIVED = 64  # iterations of a life that are drawn; all of a run are as these are in the mean
+POINTS = 60  # of the curve of responses that run
+
+
+def post_train(request: PostTrainRequest, bench: Answering) -> PostTrainReport:
+    """The report of post-training. RequestError for what cannot be, KvError, and the errors of a step."""
+    started = time.perf_counter()
+    trial = PlacementTrial(request, bench)
+    best, ways = best_way(trial)
+    report = report_of(trial, best, ways)
+    return replace(report, wall_time_s=time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class RunLives:
+    """Lives of a run: seconds of iterations [lives, iterations] and of the start [lives], and tokens of each."""
+
+    iteration_s: np.ndarray
+    begin_s: np.ndarray
+    tokens: np.ndarray
+
+
+def live_through(
+    request: PostTrainRequest, run: Placement, rollouts: Sequence[BatchRollout], batches: Sequence[LengthBatch]
+) -> RunLives:
+    """Lives of a run. In each, steps and the engine's iterations are slower or faster than expected by
+    a factor of their own, and batches come by chance."""
+    random = np.random.default_rng([request.seed, 1 << 20])
+    count = min(request.iterations, LIVED)
+    which = random.integers(0, len(batches), (request.lives, count))
+    z = random.standard_normal((2, request.lives))
+    actor = run.parts.actor
+    slower = factors(z[0], actor.step_time_s, actor.low_s, actor.high_s, actor.coverage)
+    tokens = np.array([batch.tokens for batch in batches], float)
+    more = (tokens / tokens.mean())[which]
+    training_s = np.zeros(which.shape)
+    for phase in run.phases:
+        if phase.name not in (ROLL, SYNC):
+            seconds = phase.seconds * (slower[:, None] if phase.simulated else 1.0)
+            training_s += seconds * more if phase.by_tokens else seconds
+    rollout_s = np.zeros(which.shape)
+    if run.rollout is not None and rollouts:
+        ends = np.array([batch.seconds for batch in rollouts])
+        rollout_s = ends[which] * engine_factors(request, run.rollout, rollouts[0], z[1])[:, None]
+    sync_s = 0.0 if run.sync is None else run.sync.seconds
+    times = iteration_times(rollout_s, training_s, sync_s, run.asynchronous)
+    return RunLives(times.iteration_s, times.begin_s, tokens[which])
+
+
+def engine_factors(
+    request: PostTrainRequest, rollout: RolloutReplicas, usual: BatchRollout, z: np.ndarray
+) -> np.ndarray:
+    """How many times as long as expected a rollout takes in each life [lives]: the first batch once more, with
+    iterations at both ends of their interval."""
+    if rollout.replica.figures is None:
+        return np.ones(len(z))
+    first = [batch_of(request, 0)]
+    fast, slow = (roll_out(rollout.at(side), request, first)[0].seconds for side in (-Z90, Z90))
+    return factors(z, usual.seconds, min(fast, usual.seconds), max(slow, usual.seconds), COVERAGE)
+
+
+def report_of(trial: PlacementTrial, run: Placement, ways: tuple[PostTrainWay, ...]) -> PostTrainReport:
+    """What all lives of a way say."""
+    request, groups = trial.request, run.groups
+    rollouts: list[BatchRollout] = []
+    batches = trial.batches
+    phases = run.phases
+    if run.rollout is not None and run.first is not None:
+        rollouts = (
+            roll_out(run.rollout, request, trial.batches)
+            if request.partial
+            else [run.first, *roll_out(run.rollout, request, trial.batches[1:])]
+        )
+        batches = [batch.batch for batch in rollouts]
+        mean_s = float(np.mean([batch.seconds for batch in rollouts]))
+        phases = tuple(replace(phase, seconds=mean_s) if phase.name == ROLL else phase for phase in phases)
+        run = replace(run, phases=phases)
+    lives = live_through(request, run, rollouts, batches)
+    hours = (lives.iteration_s.mean(axis=1) * request.iterations + lives.begin_s) / 3600.0
+    price = request.step.price_per_gpu_hour
+    price = cluster_of(request).price_per_device_hour if price is None else price
+    actor = run.parts.actor
+    return PostTrainReport(
+        model=actor.model,
+        method=request.method,
+        device=actor.device,
+        gpus=groups.gpus,
+        training_gpus=groups.training.devices,
+        rollout_gpus=groups.rollout_gpus,
+        placement="colocated" if groups.colocated else "apart",
+        asynchronous=run.asynchronous,
+        layout=tuple(actor.degrees()),
+        prompts=request.prompts,
+        responses=request.responses_of_prompt,
+        tokens=float(np.mean([batch.tokens for batch in batches])),
+        optimizer_steps=request.optimizer_steps,
+        micro_batches=run.micro,
+        iterations=request.iterations,
+        iteration_s=spread_of(lives.iteration_s.ravel()),
+        hours=spread_of(hours),
+        gpu_hours=spread_of(hours * groups.gpus),
+        cost=spread_of(hours * groups.gpus * price) if price else None,
+        tokens_per_s_per_gpu=spread_of((lives.tokens / lives.iteration_s).ravel() / groups.gpus),
+        phases=phases,
+        idle=idle_shares(phases, run.iteration_s),
+        rollout=figures_of(run.rollout, rollouts, request) if run.rollout is not None else None,
+        sync=run.sync,
+        memory=run.memory,
+        fits=run.fits,
+        ways=ways,
+        lives=request.lives,
+        seed=request.seed,
+        notes=tuple(notes_of(request, run)),
+        wall_time_s=0.0,
+        timeline=timeline(phases, run.asynchronous),
+        running=running(rollouts[0]) if rollouts else (),
+    )
+
+
+def figures_of(rollout: RolloutReplicas, rollouts: Sequence[BatchRollout], request: PostTrainRequest) -> RolloutFigures:
+    """The mean of the batches."""
+    engine = request.rollout
+    degrees = [f"{name.upper()} {getattr(engine, name)}" for name in ("tp", "pp", "ep") if getattr(engine, name) > 1]
+    responses = np.concatenate([batch.batch.response for batch in rollouts])
+    gpus = rollout.replicas * rollout.replica.devices
+    rates = [batch.batch.response.sum() / batch.seconds / gpus for batch in rollouts]
+    return RolloutFigures(
+        rollout.replicas,
+        ", ".join(degrees),
+        engine.engine,
+        float(responses.mean()),
+        int(responses.max()),
+        float(np.mean(rates)),
+        float(np.mean([batch.tail_share for batch in rollouts])),
+        float(np.mean([batch.running_share for batch in rollouts])),
+        max(batch.kv_peak for batch in rollouts),
+        float(np.mean([batch.preemptions for batch in rollouts])),
+        float(np.mean([batch.carried for batch in rollouts])),
+    )
+
+
+def running(rollout: BatchRollout) -> tuple[tuple[float, float], ...]:
+    """(seconds, share of the responses that still run) of a batch."""
+    at = np.linspace(0.0, rollout.seconds, POINTS)
+    share = 1.0 - np.searchsorted(rollout.ends_s, at, side="left") / len(rollout.ends_s)
+    return tuple(zip(at.tolist(), share.tolist(), strict=True))
+
+
+def notes_of(request: PostTrainRequest, run: Placement) -> list[str]:
+    """What the answer leaves out, and what does not fit."""
+    notes = [
+        f"{memory.name} DOES NOT FIT: it needs {memory.needed_gib:.1f} of {memory.total_gib:.1f} GiB of a GPU"
+        for memory in run.memory
+        if not memory.fits
+    ]
+    if request.rolls_out:
+        notes += [] if run.rollout is None else list(run.rollout.replica.notes)
+        if request.step.work.lora_rank:
+            notes.append("the engine rolls out as with merged weights: what adapters add to its kernels is left out")
+        if request.reward.model is None and not request.reward.seconds:
+            notes.append("rewards take no time: give reward.seconds, or reward.model")
+        if run.groups.colocated:
+            notes.append("an engine that wakes keeps its CUDA graphs, and allocates its KV memory at no cost")
+    if run.sync is not None:
+        notes.append(
+            f"weight sync: {run.sync.size_bytes / 1e9:,.3g} GB over the network; load time of the engine is left out"
+        )
+    return notes

@@ -1,0 +1,119 @@
+"""What a person is shown of post-training, as tables for a terminal and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..job.answer import LifeSpread
+from ..job.shown import duration
+from ..report.view import ViewColumn, ViewTable
+from .answer import PostTrainReport
+
+ROWS = {  # of the first table: what a figure is called -> the figure
+    "iteration, s": "iteration_s",
+    "tokens/s a GPU": "tokens_per_s_per_gpu",
+    "whole run, hours": "hours",
+    "GPU-hours": "gpu_hours",
+    "price": "cost",
+}
+
+
+def headline(report: PostTrainReport) -> str:
+    """One line of what is asked."""
+    layout = f" ({', '.join(report.layout)})" if report.layout else ""
+    batch = {"sft": f"{report.prompts:,} sequences", "dpo": f"{report.prompts:,} pairs"}.get(
+        report.method, f"{report.prompts:,} prompts x {report.responses}"
+    )
+    split = ""
+    if report.placement == "apart":
+        how = "one step off" if report.asynchronous else "in turns"
+        split = f", {report.rollout_gpus:,} GPUs roll out and {report.training_gpus:,} train, {how}"
+    return f"{report.method} of {report.model} on {report.gpus:,} x {report.device}{layout}: {batch}{split}"
+
+
+def tables(report: PostTrainReport) -> list[ViewTable]:
+    """What an iteration takes, its phases, the rollout, memory, and the ways that were tried."""
+    tables_shown = [spreads(report), phases(report)]
+    if report.rollout is not None:
+        tables_shown.append(rollout(report))
+    tables_shown.append(memory(report))
+    if report.ways:
+        tables_shown.append(ways(report))
+    return tables_shown
+
+
+def spreads(report: PostTrainReport) -> ViewTable:
+    """Each figure with what one, five and nine of ten stay below."""
+    rows = []
+    for title, name in ROWS.items():
+        spread: LifeSpread | None = getattr(report, name)
+        if spread is not None:
+            rows.append([title, spread.p10, spread.p50, spread.p90])
+    columns = [ViewColumn("")] + [ViewColumn(name, "figure") for name in ("P10", "P50", "P90")]
+    return ViewTable(f"{report.iterations:,} iterations, {report.lives:,} lives", columns, rows)
+
+
+def phases(report: PostTrainReport) -> ViewTable:
+    """Phases of a mean batch in order, and which GPUs wait."""
+    rows: list[list[object]] = [[phase.name, phase.group, phase.seconds] for phase in report.phases]
+    rows += [[f"{group} waits", group, share * report.iteration_s.mean] for group, share in report.idle.items()]
+    columns = [ViewColumn("phase"), ViewColumn("on"), ViewColumn("seconds", "hundredths", bar=True)]
+    return ViewTable("phases of a mean batch", columns, rows)
+
+
+def rollout(report: PostTrainReport) -> ViewTable:
+    """How a batch is figures out, and what the weight sync moves."""
+    figures, sync = report.rollout, report.sync
+    assert figures is not None
+    layout = f", {figures.layout}" if figures.layout else ""
+    rows: list[Sequence[str]] = [
+        ("replicas", f"{figures.replicas:,} of {figures.engine}{layout}"),
+        ("responses", f"{figures.mean_response:,.0f} tokens in the mean, {figures.longest_response:,} the longest"),
+        ("output tokens/s a GPU that rolls out", f"{figures.output_tokens_per_s_per_gpu:,.0f}"),
+        ("time in which less than a tenth of the responses run", f"{figures.tail_share:.0%} of the rollout"),
+        ("KV memory at its peak", f"{figures.kv_peak:.0%}"),
+    ]
+    if figures.preemptions:
+        rows.append(("preemptions", f"{figures.preemptions:,.0f}"))
+    if figures.carried:
+        rows.append(("go on in the next batch", f"{figures.carried:,.0f} responses"))
+    if sync is not None:
+        parts = f"gathered over {sync.gather_ranks} ranks in {duration(sync.gather_s)}"
+        if sync.broadcast_ranks:
+            parts += f", broadcast to {sync.broadcast_ranks} GPUs in {duration(sync.broadcast_s)}"
+        rows.append(("weight sync", f"{sync.size_bytes / 1e9:,.4g} GB: {parts}"))
+    return ViewTable("rollout and weight sync", [ViewColumn(""), ViewColumn("", "words")], rows)
+
+
+def memory(report: PostTrainReport) -> ViewTable:
+    """GiB of a GPU that each phase needs."""
+    rows = [[phase.name, phase.needed_gib, phase.total_gib, "yes" if phase.fits else "NO"] for phase in report.memory]
+    columns = [ViewColumn("memory of a GPU"), ViewColumn("needs, GiB", "gib"), ViewColumn("has, GiB", "gib")]
+    return ViewTable("memory by phase", [*columns, ViewColumn("fits")], rows)
+
+
+def ways(report: PostTrainReport) -> ViewTable:
+    """Every placement that was tried, the quickest first."""
+    order = sorted(report.ways, key=lambda way: (way.iteration_s is None, not way.fits, way.iteration_s or 0.0))
+    rows = [
+        [
+            f"{way.placement}{', one step off' if way.asynchronous else ''}",
+            way.rollout_gpus,
+            way.training_gpus,
+            way.iteration_s,
+            way.rollout_s,
+            way.training_s,
+            ("yes" if way.fits else "NO") if way.iteration_s is not None else way.why_not,
+        ]
+        for way in order
+    ]
+    columns = [
+        ViewColumn("placement"),
+        ViewColumn("roll out", "count"),
+        ViewColumn("train", "count"),
+        ViewColumn("iteration, s", "tenths", bar=True),
+        ViewColumn("rollout, s", "tenths"),
+        ViewColumn("training, s", "tenths"),
+        ViewColumn("fits"),
+    ]
+    return ViewTable("placements tried, with the first batch", columns, rows)

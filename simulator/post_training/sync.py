@@ -1,0 +1,95 @@
+"""From the layout that trains to the one that rolls out: what of the weights goes over which links, and how long.
+
+Each GPU of a replica is handed whole tensors and keeps its own part of them (veRL's, OpenRLHF's and NeMo-RL's way,
+which any two layouts can take). So the ranks that share the weights out gather them first. Where rollout has GPUs of
+its own, one rank that trains then broadcasts them to all of these. Adapters are sent alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...datasets.clusters import Cluster
+from ...datasets.ops import make_op
+from ..question.predictions import PredictRequest
+from ..report.answer import OpPrediction, StepReport
+from .groups import GpuGroups, cluster_of
+from .request import PostTrainRequest
+
+BYTES = 2  # of a weight, as trainers send them whatever engines keep them in
+
+
+class Predicting(Protocol):
+    """What is question of a workbench."""
+
+    def predict(self, request: PredictRequest) -> list[OpPrediction]:
+        """The predictions of collectives."""
+
+
+@dataclass(frozen=True)
+class WeightSync:
+    """Weights of ``size_bytes`` that go to the engines: gathered over so many ranks, then broadcast to others."""
+
+    size_bytes: int
+    gather_ranks: int
+    gather_s: float
+    broadcast_ranks: int
+    broadcast_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Both, one after the other."""
+        return self.gather_s + self.broadcast_s
+
+
+def trained_parameters(report: StepReport) -> int:
+    """Parameters of the whole model that are trained, tied ones once."""
+    assert report.state is not None
+    return report.state.steps[0].graph.parameters
+
+
+def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups, bench: Predicting) -> WeightSync:
+    """What a weight sync takes. The errors of the network."""
+    size = trained_parameters(report) * BYTES
+    layout, training = request.step.parallel, groups.training
+    inner = max(layout.tp, layout.ep * layout.etp)
+    ranks = training.devices if layout.zero_stage == 3 else min(inner * layout.pp, training.devices)
+    per_node = training.devices_per_node
+    far = layout.pp > 1 and layout.zero_stage != 3 and training.devices // layout.pp >= per_node
+    near = min(inner, per_node) if far else min(ranks, per_node)
+    gather_s = _seconds("all_gather", size, ranks, near, None, training, request, bench)
+    others, broadcast_s = 0, 0.0
+    if not groups.colocated:
+        cluster = cluster_of(request)
+        others = groups.rollout_gpus
+        group = tuple(range(cluster.devices - others - 1, cluster.devices))
+        near = min(others + 1, cluster.devices_per_node)
+        broadcast_s = _seconds("broadcast", size, others + 1, near, group, cluster, request, bench)
+    return WeightSync(size, ranks, gather_s, others, broadcast_s)
+
+
+def _seconds(
+    kind: str,
+    size: int,
+    ranks: int,
+    near: int,
+    group: Sequence[int] | None,
+    cluster: Cluster,
+    request: PostTrainRequest,
+    bench: Predicting,
+) -> float:
+    """Seconds of a collective of so many ranks, ``near`` of them in a node; none for a rank alone."""
+    if ranks == 1 or size == 0:
+        return 0.0
+    step = request.step
+    question = PredictRequest(
+        ops=(make_op(kind, size_bytes=size, ranks=ranks, ranks_per_node=near),),
+        device=step.device,
+        cluster=cluster,
+        group=None if group is None else tuple(group),
+        network=step.network,
+        sources=step.sources,
+    )
+    return bench.predict(question)[0].latency_us / 1e6

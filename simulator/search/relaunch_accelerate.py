@@ -1,0 +1,159 @@
+"""Accelerate's YAML and DeepSpeed's JSON read back, in files of their own or in a script that writes them.
+
+``train.py`` in such a script is read where opcast wrote it; of any other the model, lengths and batch are named beside.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..trace.models import known_models, shipped_source
+from .launch_errors import LaunchError
+from .relaunch_values import flag, whole
+
+WRITTEN = re.compile(r"^cat > (\S+) <<'?END'?\n(.*?)^END$", re.M | re.S)
+TRAINED = re.compile(r"^MICRO_BATCH, SEQ_LEN, ACCUMULATE, STEPS = (\d+), (\d+), (\d+),", re.M)
+PRETRAINED = re.compile(r"from_pretrained\('([^']+)'\)")
+FSDP1 = {  # strategies of FSDP1, also by their numbers
+    **dict.fromkeys(("FULL_SHARD", "1"), 3),
+    **dict.fromkeys(("SHARD_GRAD_OP", "2"), 2),
+    **dict.fromkeys(("NO_SHARD", "3"), 0),
+}
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
+
+
+def accelerate_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
+    """What accelerate's configuration, or DeepSpeed's alone, says; None for what is neither."""
+    files = dict(WRITTEN.findall(text))
+    config = _mapping(files.get("accelerate.yaml", "" if files else text))
+    if "zero_optimization" in config:
+        return {"model": model, "stack": "deepspeed", **_deepspeed(path, config)}
+    if "distributed_type" not in config:
+        return None
+    settings: dict[str, Any] = {"model": model} | _places(path, config) | _trained(files.get("train.py", ""), model)
+    precision = str(config.get("mixed_precision", "no"))
+    if precision not in PRECISIONS:
+        raise LaunchError(
+            f"launch={path}: mixed_precision={precision} is not read; choose from {', '.join(PRECISIONS)}"
+        )
+    settings["precision"] = PRECISIONS[precision]
+    kind = str(config["distributed_type"])
+    if kind == "DEEPSPEED":
+        settings |= {"stack": "deepspeed", **_deepspeed(path, _deepspeed_config(path, config, files))}
+    elif kind == "FSDP":
+        settings |= {"stack": "torch", **_fsdp(path, config)}
+    elif kind in ("MULTI_GPU", "NO"):
+        settings |= {"stack": "torch", "parallel.zero_stage": 0}
+    else:
+        raise LaunchError(f"launch={path}: distributed_type={kind} is not simulated: FSDP, DEEPSPEED and MULTI_GPU are")
+    accumulate = settings.pop("accumulate", 0)
+    ranks = int(config.get("num_processes", 0)) // (settings.get("parallel.tp", 1) * settings.get("parallel.cp", 1))
+    if accumulate and ranks and "workload.global_batch" not in settings:
+        settings["workload.global_batch"] = settings["workload.micro_batch"] * accumulate * ranks
+    return settings
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(text)  # which reads JSON, too
+    except yaml.YAMLError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _places(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    if "num_processes" not in config:
+        return {}
+    nodes = whole(path, "num_machines", config.get("num_machines", 1))
+    return {
+        "cluster.nodes": nodes,
+        "cluster.devices_per_node": whole(path, "num_processes", config["num_processes"]) // max(nodes, 1),
+    }
+
+
+def _trained(script: str, model: str) -> dict[str, Any]:
+    """What opcast's own training script says of lengths, batch and model."""
+    said = TRAINED.search(script)
+    if said is None:
+        return {}
+    settings: dict[str, Any] = {"workload.micro_batch": int(said[1]), "workload.seq_len": int(said[2])}
+    settings["accumulate"] = int(said[3])
+    settings["workload.recompute"] = "full" if "if True:" in script else "none"
+    source = PRETRAINED.search(script)
+    if source and not model:
+        settings["model"] = next((name for name in known_models() if shipped_source(name) == source[1]), "")
+    return settings
+
+
+def _fsdp(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    fsdp, degrees = dict(config.get("fsdp_config") or {}), dict(config.get("parallelism_config") or {})
+    settings: dict[str, Any] = {}
+    if str(fsdp.get("fsdp_version", 1)) == "2":
+        kept = not flag(path, "fsdp_reshard_after_forward", fsdp.get("fsdp_reshard_after_forward", True))
+        settings["parallel.zero_stage"] = 2 if kept else 3
+    else:
+        said = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
+        if said not in FSDP1:
+            raise LaunchError(f"launch={path}: fsdp_sharding_strategy={said} is not read: take parallelism_config")
+        settings["parallel.zero_stage"] = FSDP1[said]
+    size = {name: whole(path, name, value) for name, value in degrees.items() if name.endswith("_size")}
+    copies, shard = (size.get(f"parallelism_config_dp_{name}_size", 1) for name in ("replicate", "shard"))
+    if degrees and shard == 1:
+        settings["parallel.zero_stage"] = 0
+    elif copies > 1:
+        settings["parallel.shard"] = shard
+    for name in ("tp", "cp"):
+        if size.get(f"parallelism_config_{name}_size", 1) > 1:
+            settings[f"parallel.{name}"] = size[f"parallelism_config_{name}_size"]
+    if flag(path, "fsdp_activation_checkpointing", fsdp.get("fsdp_activation_checkpointing", False)):
+        settings["workload.recompute"] = "full"
+    if flag(path, "fsdp_offload_params", fsdp.get("fsdp_offload_params", False)):
+        raise LaunchError(f"launch={path}: fsdp_offload_params is not simulated: take it out")
+    return settings
+
+
+def _deepspeed_config(path: Path, config: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """DeepSpeed's own JSON, from the script, from beside the YAML, or what the YAML says in its place."""
+    own = dict(config.get("deepspeed_config") or {})
+    name = own.get("deepspeed_config_file")
+    if not name:
+        places = {place: own.get(f"offload_{place}_device", "none") for place in ("optimizer", "param")}
+        zero = {"stage": own.get("zero_stage", 2)} | {
+            f"offload_{place}": {"device": device} for place, device in places.items()
+        }
+        return {"zero_optimization": zero}
+    try:
+        text = files[name] if name in files else (path.expanduser().parent / str(name)).read_text(encoding="utf-8")
+        return dict(json.loads(text))
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"launch={path}: {name} cannot be read: {error}") from None
+
+
+def _deepspeed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    zero = dict(config.get("zero_optimization") or {})
+    stage = whole(path, "zero_optimization.stage", zero.get("stage", 0))
+    settings: dict[str, Any] = {"parallel.zero_stage": stage}
+    overlapped = flag(path, "overlap_comm", zero.get("overlap_comm", stage == 3))
+    settings["stack.overlap"] = ["dp"] if overlapped else []
+    for name, setting in (
+        ("train_batch_size", "workload.global_batch"),
+        ("train_micro_batch_size_per_gpu", "workload.micro_batch"),
+    ):
+        if config.get(name, "auto") != "auto":
+            settings[setting] = whole(path, name, config[name])
+    for place in ("optimizer", "param"):
+        device = str(dict(zero.get(f"offload_{place}") or {}).get("device", "none"))
+        if device != "none" and (place == "param" or device != "cpu"):
+            raise LaunchError(f"launch={path}: offload_{place} to {device} is not simulated: take it out")
+        if device == "cpu":
+            settings["offload"] = ["optimizer"]
+    for name in ("bf16", "fp16"):
+        if str(dict(config.get(name) or {}).get("enabled", "")).lower() == "true":
+            settings["precision"] = name
+    return settings

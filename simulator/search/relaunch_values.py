@@ -1,0 +1,39 @@
+"""Values of launch files: names with dots, whole numbers, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .launch_errors import LaunchError
+
+
+def flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested names with dots between them; TypeError for what is no mapping."""
+    if not isinstance(values, Mapping):
+        raise TypeError("no names with values")
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def whole(path: Path, name: str, value: Any) -> int:
+    """A whole number; LaunchError for anything else."""
+    try:
+        if isinstance(value, bool) or float(value) != int(float(value)):
+            raise ValueError
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError):
+        raise LaunchError(f"launch={path}: {name}={value} must be a whole number") from None
+
+
+def flag(path: Path, name: str, value: Any) -> bool:
+    """True or false; LaunchError for anything else."""
+    text = str(value).lower()
+    if text in ("true", "1", "yes"):
+        return True
+    if text in ("false", "0", "no", "null", "none"):
+        return False
+    raise LaunchError(f"launch={path}: {name}={value} must be true or false")

@@ -1,0 +1,164 @@
+"""``opcast posttrain``: what it prints, writes and refuses, and which phases each method has."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import opcast
+from opcast.jobs.cli import main
+from opcast.simulator.post_training.answer import PostTrainReport
+
+TINY = "tiny_llama_100m"
+FEW = {"prompts": 8, "lives": 20, "batches": 1, "seq_len": 128, "cluster": "dgx_h100", "zero_stage": 1}
+LENGTHS = {"prompt_len": {"mean": 20}, "response_len": {"mean": 60, "std": 40}}
+WORDS = ["cluster=dgx_h100", "workload.seq_len=128", "prompts=8", "lives=20", "batches=1"]
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of a question that is refused."""
+    assert main(["posttrain", f"model={TINY}", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "post-training needs a cluster: cluster=dgx_h100"),
+        (["cluster=dgx_h100", "method=rlhf"], "method='rlhf' is not one of sft, dpo, ppo, grpo"),
+        (["cluster=dgx_h100", "method=lora"], "method=sft workload.lora_rank=16"),
+        (["cluster=dgx_h100", "method=qlora"], "method=sft workload.lora_rank=16 precision=nf4"),
+        (["cluster=dgx_h100", "prompts=0"], "prompts=0 must be"),
+        (["cluster=dgx_h100", "workload=decode"], "workload=decode trains nothing"),
+        (["cluster=dgx_h100", "workload.global_batch=48"], "must divide the 1,024 sequences of a batch"),
+        (["cluster=dgx_h100", "asynchronous=true"], "asynchronous=true needs GPUs of its own for rollout"),
+        (["cluster=dgx_h100", "rollout.gpus=4"], "rollout.gpus=4 is of placement=apart"),
+        (["cluster=dgx_h100", "rollout.tp=3", "placement=apart", "rollout.gpus=4"], "no multiple of a replica's 3"),
+        (["cluster=dgx_h100", "rollout.tp=3"], "do not divide the 8 GPUs"),
+        (["cluster=dgx_h100", "method=sft", "partial=0.5"], "partial=0.5 is of methods that roll out"),
+        (["cluster=dgx_h100", "method=sft", "responses=4"], "responses=4 is not read with method=sft"),
+        (["cluster=dgx_h100", "critic=llama3_8b"], "critic=llama3_8b is of ppo"),
+        (["cluster=dgx_h100", "rollout.kv_fraction=2"], "rollout.kv_fraction=2 must be a share"),
+        (["cluster=dgx_h100", "response_len.mean=-1"], "response_len.mean=-1 must be"),
+        (["cluster=dgx_h100", "lengths=/no/such.csv"], "lengths=/no/such.csv must be a CSV file"),
+        (["cluster=dgx_h100", "prompts=1048576"], "more than the 1,048,576 simulated"),
+        (["cluster=dgx_h100", "placement=apart", "parallel.tp=8"], "no split leaves whole replicas"),
+        (["cluster=dgx_h100", "report=/no/where/rl.html"], "there is no folder /no/where"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in error_of(capsys, *words)
+
+
+@pytest.fixture(scope="module")
+def grpo() -> PostTrainReport:
+    """GRPO of a small model on one node."""
+    return opcast.posttrain(TINY, method="grpo", responses=4, **FEW, **LENGTHS)
+
+
+def phases(report: PostTrainReport) -> list[str]:
+    return [phase.name for phase in report.phases]
+
+
+def test_grpo_has_its_phases(grpo: PostTrainReport) -> None:
+    assert phases(grpo) == [
+        "rollout",
+        "training state to GPUs",
+        "old log-probs",
+        "reference log-probs",
+        "training",
+        "weight sync",
+        "training state to host",
+    ]
+    assert grpo.iteration_s.p10 <= grpo.iteration_s.p50 <= grpo.iteration_s.p90
+    assert sum(phase.seconds for phase in grpo.phases) == pytest.approx(grpo.iteration_s.mean, rel=0.3)
+    assert grpo.fits
+
+
+def test_a_weight_sync_moves_all_weights_once(grpo: PostTrainReport) -> None:
+    step = opcast.simulate(TINY, cluster="dgx_h100", seq_len=128, zero_stage=1)
+    assert grpo.sync is not None
+    assert grpo.sync.size_bytes / 2**30 == pytest.approx(step.memory.weights_gib, rel=0.01)
+
+
+def test_of_adapters_they_alone_are_sent(grpo: PostTrainReport) -> None:
+    adapters = opcast.posttrain(TINY, responses=4, lora_rank=8, kl=0, **FEW, **LENGTHS)
+    assert adapters.sync is not None
+    assert grpo.sync is not None
+    assert 0 < adapters.sync.size_bytes < 0.1 * grpo.sync.size_bytes
+    assert "reference log-probs" not in phases(adapters)
+    assert any("adapters" in note for note in adapters.notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"method": "sft"}, ["training"]),
+        ({"method": "sft", "lora_rank": 8}, ["training"]),
+        ({"method": "dpo"}, ["reference log-probs", "training"]),
+    ],
+)
+def test_what_rolls_nothing_out_has_few_phases(settings: dict[str, Any], names: list[str]) -> None:
+    report = opcast.posttrain(TINY, **settings, **FEW, **LENGTHS)
+    assert phases(report) == names
+    assert report.rollout is None
+    assert report.sync is None
+
+
+def test_ppo_has_a_critic_and_a_reward_model() -> None:
+    report = opcast.posttrain(
+        TINY, method="ppo", reward={"model": TINY, "seconds": 2.0}, offload_training=False, **FEW, **LENGTHS
+    )
+    names = phases(report)
+    assert names == [
+        "rollout",
+        "reward model",
+        "rewards by rules",
+        "old log-probs",
+        "reference log-probs",
+        "values",
+        "critic training",
+        "training",
+        "weight sync",
+    ]
+    assert report.phase_s("rewards by rules") == 2.0
+    assert {memory.name for memory in report.memory} == {"training", "critic training", "rollout"}
+
+
+def test_the_split_is_searched_and_one_step_off_is_quicker() -> None:
+    settings = {"responses": 4, "cluster": "dgx_h100", **{k: v for k, v in FEW.items() if k != "cluster"}, **LENGTHS}
+    report = opcast.posttrain(TINY, placement="search", **settings)
+    assert report.ways
+    able = [way for way in report.ways if way.iteration_s is not None]
+    assert min(way.iteration_s for way in able if way.fits) == pytest.approx(  # type: ignore[type-var]
+        next(
+            way.iteration_s
+            for way in able
+            if (way.rollout_gpus, way.asynchronous, way.placement)
+            == (report.rollout_gpus, report.asynchronous, report.placement)
+        )
+    )
+    by_gpus = {(way.rollout_gpus, way.asynchronous): way for way in able if way.placement == "apart"}
+    for (gpus, asynchronous), way in by_gpus.items():
+        if asynchronous:
+            assert way.iteration_s <= by_gpus[gpus, False].iteration_s  # type: ignore[operator]
+
+
+def test_the_command_line_and_python_agree_and_files_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [f"report={tmp_path / 'rl.html'}", f"picture={tmp_path / 'rl.svg'}"]
+    words = ["method=dpo", "parallel.zero_stage=1", "prompt_len.mean=20", "response_len.mean=60", "response_len.std=40"]
+    assert main(["post-train", f"model={TINY}", *WORDS, *words, *files, "format=json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    report = opcast.posttrain(TINY, method="dpo", **FEW, **LENGTHS)
+    assert answer["iteration_s"] == report.to_dict()["iteration_s"]
+    assert "<svg" in (tmp_path / "rl.html").read_text()
+    assert (tmp_path / "rl.svg").read_text().startswith("<svg")
