@@ -116,7 +116,7 @@ def test_an_engine_sums_a_few_kilobytes_on_a_mesh_faster_than_rccl(cluster: str)
 
     for ranks in (2, 4, 8):
         own, nccl = times("vllm", ranks), times("tgi", ranks)
-        assert (own[1:] > 0.97 * own[:-1]).all()  # the kernel turns to two shots where one takes as long
+        assert (own[1:] > 0.9 * own[:-1]).all()  # the kernel turns to two shots where one takes as long
         assert (own[:11] < nccl[:11]).all()
         assert own[-1] == nccl[-1]  # beyond what the kernel takes
     assert 5.0 < times("sglang", 8)[1] < 10.0
