@@ -46,7 +46,8 @@ def run(config: Mapping[str, Any], request: ServingRequest, bench: Workbench, ap
     caps, node_w, pue = asked(config, request)
     rows = front([served(request, cap, bench, apply, node_w, pue) for cap in (None, *caps)])
     if config["picture"]:
-        title = f"{getattr(request.step.model, 'name', request.step.model)}: the same traffic under power caps"
+        model = "served traffic" if request.step is None else getattr(request.step.model, "name", request.step.model)
+        title = f"{model}: the same traffic under power caps"
         points = [
             CapPoint(f"{row.cap_w:g} W" if row.cap_w else "no cap", row.report.tpot_ms.p90, row.joules, row.front)
             for row in rows

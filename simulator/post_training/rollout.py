@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -99,11 +100,11 @@ class RolloutReplicas:
         no_keys = np.zeros(0, np.int64)
         stream = RequestStream(iter([rows]), count, 0, longest, outputs, float(prompt.mean()), True, no_keys)
         blocks = enough_blocks(self.replica.kv, [(prompt + response)[share] for share in shares])
-        replica = replace(self.replica, kv=replace(self.replica.kv, blocks=blocks))
+        sized = replace(self.replica, kv=replace(self.replica.kv, blocks=blocks))
         at_once = replace(self.request.traffic, concurrency=count, requests=count)
         request = replace(self.request, replicas=self.replicas, traffic=at_once)
         keeping = Keeping(requests=True)
-        served = serve_once(request, stream, replica, None, keeping, None, None, max(self.of_tokens, outputs))
+        served = serve_once(request, stream, sized, None, keeping, None, None, max(self.of_tokens, outputs))
         requests = served.requests
         if (requests["rank"] == NOBODY).any() or len(requests) < count:
             raise RequestError(
@@ -183,7 +184,7 @@ def rollout_of(
     """
     assert groups.rollout is not None
     engine, step = request.rollout, request.step
-    precision: dict[str, str] = {}
+    precision: dict[str, Any] = {}
     if engine.precision:
         precision = dict(zip(("precision", "quantization"), precision_of(engine.precision), strict=True))
     elif step.quantization in PACKED:
