@@ -169,7 +169,8 @@ def forward_pass(record: Mapping[str, Any]) -> LoggedStep | str:
     batch = record["scheduled_requests"]
     names = ("num_decode_requests", "sum_decode_kv_tokens", "sum_prefill_tokens", "sum_prefill_kv_tokens",
              "num_prefill_requests")  # fmt: skip
-    return LoggedStep(*[float(batch.get(name, 0)) for name in names], time_ms=1e3 * float(record["wall_time"]))
+    counts = [float(batch.get(name, 0)) for name in names]
+    return LoggedStep._make([*counts, 1e3 * float(record["wall_time"])])
 
 
 def from_record(record: Mapping[str, Any]) -> LoggedStep:
