@@ -24,10 +24,6 @@ WANTED = (
     ("how long does a step of this model take?", "opcast simulate workload=train model=llama3_8b device=h200"),
     ("which layout is the best one?", "opcast search model=llama3_8b cluster=dgx_h100 workload.global_batch=64"),
     ("how many days and how much money is the whole job?", "opcast plan model=llama3_8b cluster=dgx_h100 tokens=1e12"),
-    (
-        "how long does an iteration of GRPO take, and what waits?",
-        "opcast posttrain model=qwen3_8b cluster=dgx_h100 method=grpo prompts=128 responses=8",
-    ),
     ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
