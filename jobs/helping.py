@@ -45,7 +45,7 @@ COMMENTS = 30  # the column that help begins at
 def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
     """The text of ``opcast`` alone. ``verbs``: name -> (module, what it does)."""
     width = max(map(len, verbs))
-    lines = [f"opcast {__version__}: how long will LLM training and inference take?", "", "What people come for:", ""]
+    lines = [f"opcast {__version__}: how long will LLM training and inference take?", "", "What people come for:"]
     for question, answer in WANTED:
         lines += [f"  {question}", f"      {answer}"]
     for heading, names in {**SECTIONS, "More": _unnamed(verbs)}.items():
