@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..installing import install_command
+from ...datasets.installing import install_command
 from ..show import BadInputError
 from .settings import ServiceSettings, settings_of
 
