@@ -137,13 +137,16 @@ def _complain(cls: type, given: Mapping[str, Any], error: Error, where: str) -> 
 
 
 def _inner(kind: Any, value: Any) -> Any:
-    """The instance of a nested dataclass, where its mapping is one; else the value as it was given."""
+    """The instances of a nested dataclass, where mappings describe them; else the value as it was given."""
     import msgspec
 
     inner, many = _dataclass_in(kind)
     if inner is not None and not many and isinstance(value, Mapping):
         with contextlib.suppress(msgspec.ValidationError):
             return msgspec.convert(value, inner)
+    if inner is not None and many and isinstance(value, (list, tuple)):
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(value, tuple[inner, ...])  # type: ignore[valid-type]
     return value
 
 

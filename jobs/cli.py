@@ -50,6 +50,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "calibrate": ("calibrate", "what known runs teach of steps, scored on tables left out"),
     "trace": ("trace", "traces (Chakra, PyTorch): check, convert, analyse, explain"),
     "api": ("service.serve", "an HTTP service and web page over the same questions"),
+    "mcp": ("service.tools", "the same questions as tools for AI assistants (MCP)"),
     "new": ("new", "a device or cluster of your own, to edit, from a known one"),
     "list": ("listing", "the devices, models, ops or predictors opcast knows"),
     "completion": ("completing", "what makes bash, zsh or fish complete verbs, settings and choices"),

@@ -34,7 +34,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Ask": ("predict", "simulate", "serving", "search", "plan", "posttrain", "compare", "upgrade", "list"),
     "Measure and learn": ("quickstart", "new", "onboard", "profile", "import", "data", "train"),
     "Check and explain": ("validate", "calibrate", "trace"),
-    "Share": ("api", "completion"),
+    "Share": ("api", "mcp", "completion"),
 }
 LISTED = {"device": "devices", "cluster": "clusters", "model": "models", "op": "ops", "stack": "stacks"}
 """Groups that have a list of their own: ``opcast list devices``."""

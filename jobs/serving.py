@@ -45,11 +45,16 @@ ADDED = (
     "decode_pool.",
     "traffic.turn_input",
 )
-KINDS = ("run", "capacity", "sweep", "compare")
+KINDS = ("run", "capacity", "sweep", "compare", "caps", "calibrate")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
-FILES = ("requests", "trace", "report")
-OF_ONE_RUN = {"capacity": ("requests", "trace", "chakra"), "sweep": ("requests", "trace", "chakra")}
+FILES = ("requests", "trace", "report", "picture")
+OF_LEARNING = ("log", "output")
+OF_ONE_RUN = {
+    "capacity": ("requests", "trace", "chakra"),
+    "sweep": ("requests", "trace", "chakra"),
+    "caps": ("requests", "trace", "report", "chakra"),
+}
 WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
 
@@ -81,6 +86,14 @@ def run(config: dict[str, Any]) -> int:
             check_place(name, Path(str(config[name])))
     if config["observed"]:
         config = with_observed_traffic(config)
+    if config["what"] == "calibrate":
+        from .serving_calibrate import calibrate
+
+        return calibrate(config)
+    if unread := [name for name in OF_LEARNING if config[name]]:
+        raise BadInputError(
+            f"{unread[0]}={config[unread[0]]} is of `opcast serving calibrate`: leave it out, or ask for it"
+        )
     request = resolve.request_of("serving", config)
     check_read(config, request)
     if config["what"] == "run":
@@ -108,6 +121,10 @@ def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     from ..simulator.serving import studies
 
     bench, apply = resolve.bench(config), apply_of(config)
+    if config["what"] == "caps":
+        from . import serving_caps
+
+        return serving_caps.run(config, request, bench, apply, as_json)
     if config["what"] == "compare":
         found = studies.serving_ways(request, bench, apply)
         if as_json:
@@ -330,7 +347,7 @@ def show(report: ServingReport) -> None:
     if report.tokens_per_decode > 1:
         rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
-        rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found"))
+        rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found{tiers_text(report)}"))
     rows += [
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
@@ -346,9 +363,36 @@ def show(report: ServingReport) -> None:
     if report.sources:
         rows.append(("measured by", listed(report.sources)))
     table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)
+    show_classes(report)
     for note in (report.overload, *report.notes):
         if note:
             say(note)
+
+
+def tiers_text(report: ServingReport) -> str:
+    """Where the tokens of the prefix cache were found, and how long a load took; empty without tiers."""
+    tiers = {name: tier for name, tier in report.kv_tiers.items() if name != "loads"}
+    if not tiers:
+        return ""
+    shares = ", ".join(f"{tier['share']:.0%} {name}" for name, tier in tiers.items())
+    loads = report.kv_tiers["loads"]
+    return f" ({shares}); {loads['loads']:,.0f} loads of {loads['mean_ms']:,.1f} ms"
+
+
+def show_classes(report: ServingReport) -> None:
+    """What each class of requests saw."""
+    if not report.classes:
+        return
+    from ..simulator.serving.report import number_text
+
+    heads = ("", "priority", "served", "rejected", "TTFT p50", "p99", "TPOT p50", "p99", "had all of slo", "goodput")
+    rows = []
+    for name, seen in report.classes.items():
+        times = (f"{seen[each][part]:,.1f}" for each in ("ttft_ms", "tpot_ms") for part in ("p50", "p99"))
+        counts = f"{seen['completed']:,}", f"{seen['requests'] - seen['completed']:,}"
+        goodput = number_text(seen["goodput"])
+        rows.append((name, f"{seen['priority']}", *counts, *times, f"{seen['slo_attainment']:.1%}", goodput))
+    table("classes, milliseconds", heads, rows)
 
 
 def kv_text(kv: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ SCHEDULER = {  # limits of an engine's arguments -> settings of the scheduler
     "whole_prompt": "whole_prompt",
     "balance_iterations": "balance_iterations",
     "gather_iterations": "gather_iterations",
+    "queue": "queue",
 }
 LARGEST_BYTES = 1 << 26
 OF_ARGUMENTS = ("parallel.", "precision.")  # groups in which arguments of an engine say the same
@@ -88,6 +89,9 @@ def with_arguments(
         scheduler["cuda_graphs"] = read.graphs["sizes"]
     settings_["scheduler"] = merge_group(settings, "scheduler", own_scheduler, scheduler)
     settings_["kv"] = merge_group(settings, "kv", values.get("kv"), memory(read))
+    for group, said in (("admission", read.admission), ("tiers", read.tiers)):
+        if said:
+            settings_[group] = merge_group(settings, group, values.get(group), said)
     if read.speculation:
         settings_["speculation"] = merge_group(
             settings, "speculation", values.get("speculation"), {"tokens": read.speculation}

@@ -37,6 +37,12 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
     """BadInputError for settings that this kind of run would not read."""
     if config["rates"] and config["what"] != "sweep":
         raise BadInputError(f"rates={config['rates']} are of `opcast serving sweep`: leave them out, or ask for it")
+    if config["power_caps_w"] and config["what"] != "caps":
+        raise BadInputError(
+            f"power_caps_w={config['power_caps_w']} are of `opcast serving caps`: take power_cap_w for one run"
+        )
+    if config["picture"] and config["what"] != "caps":
+        raise BadInputError(f"picture={config['picture']} is of `opcast serving caps`: take report=FILE.html")
     pool = request.decode_pool
     if config["what"] == "compare" or pool.replicas:
         return

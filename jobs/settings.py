@@ -34,7 +34,7 @@ FILES = (
     "tracking",
     "points",
     "launch",
-    *("observed", "output", "row", "key_file"),
+    *("observed", "output", "row", "key_file", "log"),
 )
 FLAGS = ("all_groups", "detail", "details", "promote", "power", "watch", "set_aside", "rollback")
 GROUPS = (
@@ -51,7 +51,7 @@ GROUPS = (
     "space",
     "where",
 )
-SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool")
+SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers")
 PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy", "prices")
 MAPPINGS = (
     *(*GROUPS, *SERVED, *PLANNED),

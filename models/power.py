@@ -44,7 +44,14 @@ FOLDER = "power"
 COMPUTE_SHARE, MEMORY_SHARE = 0.8, 0.5  # of the limit that a saturated unit adds
 LOWEST_CLOCK = 0.15  # of the boost clock: what a driver still sets
 HALVINGS = 40  # of the range in which a clock is sought
+# Of the limit: what lanes, registers and caches of kernels other than plain products draw, beside idle and memory (H200
+# and B200 scaling tensors and decoding attention for 100 us and more: tests/evidence/power.py)
+ACTIVE_SHARE = 0.1
+# Of the data sheet's rate: where products reach the limit, on chips that nobody timed for long (bf16 of H200 and B200)
+LIMITING_RATE = 0.6
 PRODUCTS = clocks.PRODUCTS
+LEAST_CORE = 0.1  # of the limit: products whose matrix units draw less wait for memory, and no law of rates holds them
+WITH_MATRICES = (*clocks.PRODUCTS, "attention", "linear_attention")  # families whose FLOPs are those of matrix units
 WITHOUT_POWER = ("collective", "expert_parallel", "host")  # families whose time no clock of compute units decides
 ROWS = 12_000  # that a power model learns from
 
@@ -112,6 +119,10 @@ class Demand:
     moving: np.ndarray
     core: np.ndarray
 
+    def where(self, chosen: np.ndarray) -> Demand:
+        """Those of some ops; the others draw nothing."""
+        return Demand(*(np.where(chosen, each, 0.0) for each in (self.floor, self.moving, self.core)))
+
     def at(self, clock: np.ndarray, busy: Parts, alpha: float) -> np.ndarray:
         """Watts at a relative clock: those of :attr:`moving` and :attr:`core` are energy over a longer time."""
         return np.asarray(self.floor + (self.moving + self.core * clock ** (alpha - 1.0)) / busy.slower(clock))
@@ -171,6 +182,11 @@ def held(device: Device, busy: Parts, demands: Sequence[Demand], limits: Limits)
     return slower, np.where(over, cap, drawn)
 
 
+def answers(kind: str, device: Device, limits: Limits) -> bool:
+    """Whether watts of a kind can be told of a device: under limits always, or PowerError says why not."""
+    return KINDS[kind].family not in WITHOUT_POWER and (limits.asked or (device.tdp_w > 0 and not device.synchronous))
+
+
 def drawn(
     model: Predictor | None,
     kind: str,
@@ -182,10 +198,11 @@ def drawn(
     limits: Limits,
     latency_us: np.ndarray,
 ) -> Drawn:
-    """Watts and slowdown of n ops that take ``latency_us`` at full clock; by the baseline alone without a ``model``.
+    """Watts and slowdown of n ops that take ``latency_us`` at full clock; by :func:`estimated_w` without a ``model``.
 
     A device whose ``tdp_w`` lies below its data sheet's is under that cap. Without a model watts are outside any
-    envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
+    envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with
+    nothing to do.
     """
     limits, usual = limits.of(device), dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
     if limits.cap_w is not None and limits.cap_w <= clocks.idle_w(usual):
@@ -194,20 +211,61 @@ def drawn(
             f"{clocks.idle_w(usual):.0f} W"
         )
     busy = parts(kind, columns, dtype, out_dtype, usual, cache)
-    watts = baseline_w(usual, busy)
+    watts = estimated_w(kind, columns, dtype, out_dtype, usual, latency_us)
     inside = np.zeros(len(watts), dtype=bool)
     if model is not None:
+        watts = baseline_w(usual, busy)
         ops = frame(kind, columns, dtype, out_dtype, usual, cache)
         found = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
         watts, inside = np.minimum(found.latency_us, usual.tdp_w), found.in_envelope
     if limits.cap_w is not None and _knows_its_cap(kind, dtype, device):
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
-    demands = [demand_by_watts(usual, busy, watts)]
-    if limits.cap_w is not None and KINDS[kind].family in PRODUCTS:
+    rated: list[Demand] = []
+    if KINDS[kind].family in PRODUCTS:
         added = _added_bytes(kind, columns, dtype, out_dtype)
-        demands.append(demand_by_rate(usual, dtype, busy, latency_us, added))
+        law = demand_by_rate(usual, dtype, busy, latency_us, added)
+        rated = [law.where(law.core > LEAST_CORE * usual.tdp_w)]
+        if model is None:
+            watts = np.maximum(watts, np.minimum(rated[0].at(np.ones(len(watts)), busy, usual.alpha), usual.tdp_w))
+    demands = [demand_by_watts(usual, busy, watts), *(rated if limits.cap_w is not None else ())]
     slower, power = held(usual, busy, demands, limits)
+    power = power if model is not None else np.minimum(power, watts)
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
+
+
+def estimated_w(
+    kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, latency_us: np.ndarray
+) -> np.ndarray:
+    """Watts of n ops that take ``latency_us``, where nobody measured them; no more than the limit.
+
+    Idle power, :data:`.clocks.MEMORY_PJ` for each byte, what matrix units draw at the rate that they reach, and of all
+    kernels but plain products a share for lanes and caches.
+    """
+    gbps, core = demands(kind, columns, dtype, out_dtype, device, latency_us)
+    share = 0.0 if KINDS[kind].family == "gemm" else ACTIVE_SHARE
+    watts = clocks.idle_w(device) + share * clocks.stock_limit_w(device) + traffic_w(device, gbps) + core
+    return np.asarray(np.minimum(watts, device.tdp_w))
+
+
+def demands(
+    kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, latency_us: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """GB/s that n ops move, and watts of matrix units at the rate that they reach (:func:`.clocks.core_w`)."""
+    cost, took_us = cost_columns(kind, columns, dtype, out_dtype), np.maximum(latency_us, 1e-3)
+    gbps = np.broadcast_to(np.asarray(cost.bytes, dtype=float), took_us.shape) / took_us * 1e-3
+    tflops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape) / took_us * 1e-6
+    if KINDS[kind].family not in WITH_MATRICES or not device.supports(dtype):
+        return gbps, np.zeros(took_us.shape)
+    usual = dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+    if clocks.anchor(usual, dtype) is not None:
+        return gbps, clocks.core_w(usual, dtype, tflops)
+    room = max(usual.tdp_w - clocks.floor_w(usual), 0.0)
+    return gbps, np.asarray(room * tflops / (LIMITING_RATE * device.tensor_rate(dtype)))
+
+
+def traffic_w(device: Device, gbps: np.ndarray | float) -> np.ndarray:
+    """Watts of memory that moves so many GB/s, no more than it can."""
+    return np.asarray(clocks.MEMORY_PJ * 1e-3 * np.minimum(gbps, device.memory_gbps))
 
 
 def _knows_its_cap(kind: str, dtype: str, device: Device) -> bool:

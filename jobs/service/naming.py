@@ -20,6 +20,7 @@ from fastapi.routing import APIRoute
 
 from ...datasets.model_names import shipped_ids, shipped_model
 from ...simulator.question.canonical import RequestError
+from ...simulator.serving.trace_formats.drawn import drawn_names
 from ...simulator.trace.models import CHECKPOINT_SETTINGS
 
 LONGEST = 2000  # characters of a text
@@ -44,7 +45,8 @@ RULES = tuple(
         (r"model\.name", r"(?!\.)[\w. -]+(/(?!\.)[\w.-]+)?"),
         (rf"model{SPAN}", SETTING),
         # files and questions within questions
-        (rf"traffic\.trace|decode_pool\.step{SPAN}|topology\.file|calibrate", NONE),
+        (r"traffic\.trace", "|".join(drawn_names()) or NONE),
+        (rf"decode_pool\.step{SPAN}|topology\.file|calibrate", NONE),
         ("calibration", "own|shipped|none"),  # any other is a file
         # more than a name, and nothing that is looked up: compared with what is known, parsed, or matched
         ("backend", r"[\w.+-]+(:[\w.+-]+)?"),

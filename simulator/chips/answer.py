@@ -14,10 +14,11 @@ from ..report.view import ViewColumn, ViewTable
 class ChipRow:
     """A workload on one chip under one cap (None: its own limit).
 
-    ``speed`` is tokens/s of a GPU over those of the first row, with its interval. ``price`` is of a million tokens,
-    with electricity where that is paid for. ``break_even`` is the price of a GPU-hour at which a token costs what it
-    does in the first row. ``joules`` are of a token. ``front`` says that no row of the same chip is both faster and
-    more frugal.
+    ``speed`` is tokens/s of a GPU over those of the first row, with its interval; ``measured_speed_low`` to
+    ``measured_speed_high`` is what is left of that once both chips were measured for ``measure_minutes``. ``price`` is
+    of a million tokens, with electricity where that is paid for. ``break_even`` is the price of a GPU-hour at which a
+    token costs what it does in the first row; measuring narrows it as it does the speed. ``joules`` are of a token.
+    ``front`` says that no row of the same chip is both faster and more frugal.
     """
 
     cluster: str
@@ -31,6 +32,8 @@ class ChipRow:
     speed: float
     speed_low: float
     speed_high: float
+    measured_speed_low: float
+    measured_speed_high: float
     power_w: float | None
     joules: float | None
     price_per_gpu_hour: float | None
@@ -51,6 +54,7 @@ class ChipsReport:
     workload: str
     coverage: float
     rows: tuple[ChipRow, ...]
+    measure_minutes: float
     notes: tuple[str, ...]
     wall_time_s: float = field(default=0.0, compare=False)
 
@@ -76,6 +80,7 @@ def table(report: ChipsReport) -> ViewTable:
         ViewColumn("tokens/s/GPU", "count"),
         ViewColumn("speed", "hundredths"),
         ViewColumn("interval", "words"),
+        ViewColumn(f"after {report.measure_minutes:g} min of measuring", "words"),
         ViewColumn("W", "count"),
         ViewColumn("J a token", "digits"),
         ViewColumn("price of 1M tokens", "digits"),
@@ -90,6 +95,7 @@ def table(report: ChipsReport) -> ViewTable:
             row.tokens_per_s_per_gpu,
             row.speed,
             f"{row.speed_low:.2f} to {row.speed_high:.2f}",
+            f"{row.measured_speed_low:.2f} to {row.measured_speed_high:.2f}",
             row.power_w,
             row.joules,
             row.price,

@@ -33,6 +33,7 @@ class CompareRequest(Request):
     )
     power_caps_w: tuple[float, ...] = setting((), "watts that each GPU is held to in turn, beside its own limit")
     price_per_kwh: float = setting(0.0, "of electricity, where it is paid beside the GPU-hour")
+    measure_minutes: float = setting(60.0, "of measuring on each chip: how narrow intervals get by it is told")
     pue: float = setting(1.0, "of the building: all power over that of the machines")
 
     def __post_init__(self) -> None:
@@ -65,6 +66,7 @@ class CompareRequest(Request):
             raise RequestError("power_cap_w and power_caps_w both hold GPUs back: leave power_cap_w out")
         number(RequestError, "price_per_kwh", self.price_per_kwh)
         number(RequestError, "pue", self.pue, 1)
+        number(RequestError, "measure_minutes", self.measure_minutes)
 
     @classmethod
     def named(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ...datasets.clusters import Cluster, load_cluster
+from ...models.clocks import anchor
 from ..question.canonical import RequestError
 from ..question.place import THIS_MACHINE
 from ..question.requests import SimulateRequest
 from ..report.answer import InferenceReport, StepReport
+from ..report.worth import times_of, worth_of
+from ..timing.clocks import KNOWN, UNKNOWN
 from .answer import ChipRow, ChipsReport
 from .request import CompareRequest
 
@@ -38,20 +41,22 @@ def compare_chips(request: CompareRequest, bench: Simulating) -> ChipsReport:
         for cap in caps:
             step = replace(request.step, cluster=cluster, device=device, power_cap_w=cap)
             reports.append(bench.simulate(step))
-            rows.append(row_of(request, cluster, cap, reports[-1], rows[0] if rows else None))
+            rows.append(row_of(request, cluster, cap, reports[-1], reports[0], rows[0] if rows else None))
     rows = [replace(row, front=on_front(row, rows)) for row in rows]
     if any(row.joules is None for row in rows):
         notes.append("no energy where a chip's power limit is not known")
     if rows[0].price is None:
         notes.append("no break-even price without one of the first cluster: give price_per_gpu_hour")
     notes.append(
-        "intervals of speed and break-even take the errors of both chips as independent; what they have in common "
-        "cancels, so they are rather too wide"
+        "intervals of speed and break-even take the errors of two chips as independent; what they have in common "
+        "cancels, so they are rather too wide. Caps of one chip share its errors"
     )
     if request.power_caps_w:
         notes.append("watts have no interval")
     first, wall_s = reports[0], time.perf_counter() - started
-    return ChipsReport(first.model, first.workload, first.coverage, tuple(rows), tuple(notes), wall_s)
+    return ChipsReport(
+        first.model, first.workload, first.coverage, tuple(rows), request.measure_minutes, tuple(notes), wall_s
+    )
 
 
 def alike(cluster: Cluster, reference: Cluster) -> Cluster:
@@ -70,16 +75,17 @@ def row_of(
     cluster: Cluster,
     cap_w: float | None,
     report: StepReport | InferenceReport,
+    reference: StepReport | InferenceReport,
     first: ChipRow | None,
 ) -> ChipRow:
     """One chip beside the first."""
-    if isinstance(report, StepReport):
-        times = report.step_time_s, report.low_s, report.high_s
-    else:
-        times = report.e2e_ms / 1e3, report.low_ms / 1e3, report.high_ms / 1e3
+    times = times_of(report)
     rate = report.tokens_per_s_per_gpu
     speed = 1.0 if first is None else rate / first.tokens_per_s_per_gpu
-    below, above = (0.0, 0.0) if first is None else widths(times, (first.time_s, first.low_s, first.high_s))
+    alone = first is None
+    below, above = (0.0, 0.0) if alone else widths_of(report, reference, times, times_of(reference))
+    after = [measured_times(each, request.measure_minutes) for each in (report, reference)]
+    measured_below, measured_above = (0.0, 0.0) if alone else widths_of(report, reference, *after)
     joules = None if report.power_w is None else report.power_w / rate
     gpu_hour = price_of(request, cluster)
     electricity = 0.0 if joules is None else joules * request.pue / 3.6e6 * request.price_per_kwh  # of a token
@@ -99,6 +105,8 @@ def row_of(
         speed=speed,
         speed_low=speed * math.exp(-below),
         speed_high=speed * math.exp(above),
+        measured_speed_low=speed * math.exp(-min(measured_below, below)),
+        measured_speed_high=speed * math.exp(min(measured_above, above)),
         power_w=report.power_w,
         joules=joules,
         price_per_gpu_hour=gpu_hour,
@@ -110,6 +118,36 @@ def row_of(
         fits=report.fits,
         front=False,
     )
+
+
+def measured_times(report: StepReport | InferenceReport, minutes: float) -> tuple[float, float, float]:
+    """The same once the chip was measured for so long."""
+    if report.state is None:
+        return times_of(report)
+    worth = worth_of(report.state, minutes)
+    return times_of(report)[0], worth.low_s, worth.high_s
+
+
+def widths_of(
+    report: StepReport | InferenceReport,
+    reference: StepReport | InferenceReport,
+    times: tuple[float, float, float],
+    first: tuple[float, float, float],
+) -> tuple[float, float]:
+    """How much lower and higher a speed may be, as logarithms.
+
+    Errors of two chips count as independent. Caps of one chip share theirs: what is left is the law of clocks, and
+    what one of the two is less sure of.
+    """
+    assert report.state is not None
+    assert reference.state is not None
+    if report.state.device.id != reference.state.device.id:
+        return widths(times, first)
+    known = anchor(reference.state.device, reference.precision) is not None
+    slower, faster = (math.log(one / other) for one, other in ((times[2], times[0]), (times[0], times[1])))
+    slower_first, faster_first = (math.log(one / other) for one, other in ((first[2], first[0]), (first[0], first[1])))
+    law_slower, law_faster = KNOWN if known else UNKNOWN
+    return math.hypot(slower - slower_first, law_slower), math.hypot(faster - faster_first, law_faster)
 
 
 def widths(times: tuple[float, float, float], first: tuple[float, float, float]) -> tuple[float, float]:

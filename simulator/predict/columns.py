@@ -71,7 +71,7 @@ def predict_columns(
     )
     limits = (limits or power.Limits()).of(device)
     model = power.find(registries, kind, device.id, backend)
-    if KINDS[kind].family not in power.WITHOUT_POWER and (model is not None or limits.asked):
+    if power.answers(kind, device, limits):
         drawn = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits, latency)
         power_known = drawn.in_envelope & inside & (drawn.slower == 1.0)
         latency, low, high = latency * drawn.slower, low * drawn.slower, high * drawn.slower

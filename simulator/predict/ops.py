@@ -76,16 +76,16 @@ def with_power(
     limits: power.Limits | None = None,
     backend: str | None = None,
 ) -> list[OpPrediction]:
-    """The same with watts and energy where a power model knows them, and slower where ``limits`` bind.
+    """The same with watts and energy, and slower where ``limits`` bind.
 
-    Under limits a device without a power model is answered by physics, outside the envelope; PowerError when not even
+    A device without a power model is answered by physics, outside the envelope; PowerError under limits when not even
     its TDP is known.
     """
     limits = (limits or power.Limits()).of(device)
     answers = list(predictions)
     for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
         model = power.find(registries, kind, device.id, backend)
-        if KINDS[kind].family in power.WITHOUT_POWER or (model is None and not limits.asked):
+        if not power.answers(kind, device, limits):
             continue
         latency_us, cache = (
             np.array([answers[position].latency_us for position in positions]),

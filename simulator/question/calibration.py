@@ -21,6 +21,7 @@ from ...datasets.loading import choice, load, number
 from ...datasets.ops import KINDS, Op
 from ...datasets.reading import read_json
 from .errors import PlanError
+from .learned_steps import LearnedSteps
 
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "calibration.json"
 NONE, USUAL, OWN = "none", "shipped", "own"
@@ -74,6 +75,8 @@ class Calibration:
     spread: Mapping[str, float] = field(default_factory=dict)
     made_by: str = ""
     rows: Mapping[str, int] = field(default_factory=dict)
+    # what logs of engines say (:mod:`..serving.learned`); tables of iterations are made, and kept, without it
+    steps: tuple[LearnedSteps, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for what, values, least in (("host", self.host, 1 / MOST), ("widths", self.widths, 0.0)):

@@ -9,6 +9,8 @@ from typing import Any
 from ...datasets.loading import choice, flag, number, whole
 from .canonical import Request, RequestError
 from .declaration import FILES, setting
+from .kv_tiers import KvTiers
+from .request_classes import QUEUES, Admission
 from .requests import SimulateRequest
 from .traffic import RequestTraffic
 
@@ -55,6 +57,7 @@ class Scheduler:
         "vllm | vllm_v0 | sarathi | orca | faster_transformer | lightllm | sglang | trtllm | "
         "trtllm_max_utilization | splitwise | module:function",
     )
+    queue: str = setting("fcfs", "fcfs | priority: who waits first, by traffic.classes (vllm: scheduling-policy)")
     max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it")
     max_seqs: int | None = setting(None, "that run at a time")
     chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)")
@@ -96,6 +99,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         if ":" not in self.policy:
             choice(RequestError, "scheduler.policy", self.policy, POLICIES)
+        choice(RequestError, "scheduler.queue", self.queue, QUEUES)
         choice(RequestError, "scheduler.preemption", self.preemption, ("recompute", "swap"))
         for name in ("max_tokens", "max_seqs", "chunk", "max_model_len"):
             if getattr(self, name) not in (None, AUTO if name == "max_model_len" else None):
@@ -287,6 +291,13 @@ class ServingRequest(Request):
         "round_robin | random | least_outstanding | least_waiting | power_of_two | kv_aware | splitwise | "
         "module:function",
     )
+    admission: Admission = field(
+        default_factory=Admission, metadata={"help": "who is rejected at once: limits of a gateway and of servers"}
+    )
+    tiers: KvTiers = field(
+        default_factory=KvTiers,
+        metadata={"help": "of the prefix cache below the GPU: host memory, drives, a shared store"},
+    )
     decode_pool: DecodePool = field(default_factory=DecodePool)
     speculation: Speculation = field(default_factory=Speculation)
     price_per_gpu_hour: float | None = setting(None, "for the cost of a million tokens; null: the cluster's own")
@@ -309,12 +320,19 @@ class ServingRequest(Request):
                 f"replicas={self.replicas:,}{more}{dp}: at most {MOST_RANKS:,} schedulers are simulated; replicas are "
                 "alike, so take a part of them, and the same part of traffic.rate"
             )
+        if self.tiers.exist and not self.scheduler.prefix_caching:
+            raise RequestError("tiers keep what the prefix cache forgets: set scheduler.prefix_caching=true")
         if ":" not in self.router:
             choice(RequestError, "router", self.router, ROUTERS)
         if (self.step is None) == (self.law is None):
             raise RequestError("a replica needs a model to serve (model=llama3_8b), or iteration times given by hand")
         if self.law is not None and self.kv.blocks is None:
             raise RequestError("iteration times given by hand need kv.blocks, the KV memory of a replica")
+
+    @property
+    def targets_named(self) -> bool:
+        """Whether users expect anything, all of them or those of a class."""
+        return self.slo.named or any(each.targets_named for each in self.traffic.classes)
 
     @property
     def ranks(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from ...datasets.loading import choice, number, whole
 from .canonical import RequestError
 from .declaration import FILES, setting
+from .request_classes import RequestClass, check_classes
 
 ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
 LENGTHS = ("fixed", "uniform", "zipf", "normal", "lognormal", "empirical")
@@ -123,9 +124,15 @@ class RequestTraffic:
     turn_input: Lengths | None = setting(None, "new tokens of later turns, as a tool returns them; null: as input")
     think_s: float = setting(0.0, "between an answer and the next turn: a thought, or the time of a tool")
     think_cv: float = setting(0.0, "how irregular these pauses are: 0 all alike, 1 as by chance (gamma)")
+    classes: tuple[RequestClass, ...] = setting(
+        (),
+        "that requests are of: [{name: chat, share: 3, priority: 0, ttft_ms: 500}, {name: batch, priority: 1}]; of a "
+        "trace by its column class, where it has one",
+    )
     trace: str | None = setting(
         None,
-        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below",
+        "a file of requests: arrival_s, input_tokens, output_tokens[, prefix_id]; or one of the formats below; or "
+        "azure_conversation_like | azure_code_like, which ship",
         http=FILES,
     )
     trace_format: str = setting(
@@ -168,6 +175,7 @@ class RequestTraffic:
         if self.turns > 1 and self.concurrency:
             raise RequestError("traffic.turns does not go with traffic.concurrency: a session waits for its answers")
         self._check_sessions()
+        check_classes(self.classes)
         self._check_read()
 
     def _check_sessions(self) -> None:

@@ -75,7 +75,8 @@ class Ledger:
     def drawn_energy(self, state: State, stages: int) -> DrawnEnergy:
         """What a device draws in kernels, the mean of so many stages."""
         ops = [node.op for node in self.nodes]
-        return drawn_by(ops, self.us / stages, state.device, state.registries, state.backend)
+        call_us = self.us / np.maximum(self.count, 1e-9)
+        return drawn_by(ops, self.us / stages, call_us, state.device, state.registries, state.backend)
 
     def answers(self) -> Iterator[tuple[str, bool, float]]:
         """(engine, inside, microseconds) of every row."""

@@ -41,7 +41,8 @@ class ServingReport:
     ``p_p99_ttft_met`` how likely the 99th percentile of TTFT is within ``slo.ttft_ms``, by them and by what other seeds
     of the traffic make of it. ``sources`` is the share of kernel time by whose measurements, over some of the steps
     that its tables were made of. ``rejections`` are how many ``requests`` each limit rejected, by its name, and the
-    ``most_tokens`` that it allows.
+    ``most_tokens`` that it allows, or the ``most`` that may come in. ``classes`` are what each class of requests saw,
+    ``kv_tiers`` what was found in each tier of the prefix cache.
     """
 
     requests: int
@@ -91,6 +92,8 @@ class ServingReport:
     decode_e2e_ms: TimeSpread | None = None
     kv_transfer_bytes: float = 0.0
     rejections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kv_tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sources: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..question.serving import POLICIES, ROUTERS
 from . import (
+    admission,
     blocks,
     chain,
     due,
@@ -25,16 +26,19 @@ from . import (
     limits,
     loop,
     moving,
+    order,
     policies,
+    priorities,
     queues,
     repeating,
     routing,
     rules,
     state,
+    tiers,
 )
 
 PARTS = (
-    *(iteration, histogram, rules, lanes, due, blocks, limits, queues),
+    *(iteration, histogram, rules, lanes, due, blocks, limits, order, tiers, queues, priorities, admission),
     *policies.MODULES,
     *(repeating, routing, moving, state),
 )
@@ -67,6 +71,9 @@ INLINE: tuple[Callable[..., Any], ...] = (
         queues.first_waiting,
         queues.make_room,
         blocks.grow,
+        blocks.content,
+        order.take_out,
+        tiers.has_tiers,
         blocks.missing_blocks,
     ),
 )

@@ -14,6 +14,7 @@ from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import host_name, host_time
 from .kv_memory import Overheads
+from .learned import with_known_steps
 from .link import cache_link
 from .policies import policy_of
 from .replica import ServedReplica, by_hand, replica
@@ -43,6 +44,11 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
     )
 
 
+def predicted_replica(request: ServingRequest, bench: ServingBench) -> ServedReplica:
+    """A replica as it is predicted, whatever was learned of its steps."""
+    return replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp, learned=False)
+
+
 def decoder_of(request: ServingRequest, prefiller: ServedReplica, bench: ServingBench) -> ServedReplica:
     """A replica of the pool that decodes, which may be like those that prefill."""
     pool = request.decode_pool
@@ -61,8 +67,10 @@ def replica_of(
     kv: KvMemory,
     bench: ServingBench,
     ranks: int,
+    learned: bool = True,
 ) -> ServedReplica:
-    """One replica of so many ``ranks``; its tables are kept on disk beside the traced graphs."""
+    """One replica of so many ``ranks``; its tables are kept on disk beside the traced graphs. ``learned``: as logs of
+    its engine's steps say, where its calibration has learned from any."""
     price = request.price_per_gpu_hour
     if law is not None or step is None:
         served = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
@@ -89,7 +97,7 @@ def replica_of(
     named = host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling)
     served = replica(steps, engine, host_time(named, engine.host), tables, memory, ranks)
     stack = steps.plan.stack
-    return replace(
+    served = replace(
         served,
         run={
             "engine": named if stack.id == engine.stack else stack.name,
@@ -102,6 +110,7 @@ def replica_of(
         price_per_hour=served.price_per_hour if price is None else price,
         graphs=graph_sizes(request, engine, kv, steps.plan.parallel.tp, probe.max_seqs),
     )
+    return with_known_steps(served, step, steps.device.id, engine.id) if learned else served
 
 
 def overheads_seen(kv: KvMemory) -> Overheads | None:

@@ -30,8 +30,8 @@ FLAGS = (
     "limits.balance",
     "host.overlapped",
 )
-WORDS = ("quantization", "kv.dtype", "policy", "speculation.method")
-NUMBERS = ("kv.fraction", "limits.conservativeness", "limits.wait_share", "limits.watermark")
+WORDS = ("quantization", "kv.dtype", "policy", "speculation.method", "limits.queue")
+NUMBERS = ("kv.fraction", "limits.conservativeness", "limits.wait_share", "limits.watermark", "tiers.host_gib")
 SHARES = ("kv.fraction", "limits.wait_share", "limits.watermark")
 LISTS = ("graphs.sizes",)
 CALLED_HERE = {
@@ -55,12 +55,14 @@ ALIKE = 0.85  # of a name that may exist and a known one, from which on it is ta
 LIKE = 0.6  # of one that does not exist, from which on a known one is named
 SHORT = 4
 UNLIMITED = 1 << 30  # tokens of a chunk where prompts are not cut
+OF_ENGINE = ("parallel", "limits", "kv", "graphs", "host", "admission", "tiers")
 BALANCE = 50, 10  # iterations that TensorRT-LLM's attention ranks wait for each other, and to gather more
 
 
 @dataclass(frozen=True)
 class EngineArguments:
-    """What arguments say: ``parallel`` degrees, ``limits`` of the scheduler, ``kv`` memory, ``graphs`` and ``host``.
+    """What arguments say: ``parallel`` degrees, ``limits`` of the scheduler, ``kv`` memory, ``graphs`` and ``host``,
+    ``admission`` and ``tiers`` of its caches.
 
     With ``experts`` all tensor and data ranks share the experts out; with ``attention_dp`` the tensor ranks are data
     ranks of attention. ``replicas`` is how many whole copies run. ``speculation`` are tokens guessed ahead.
@@ -72,6 +74,8 @@ class EngineArguments:
     kv: Mapping[str, Any] = field(default_factory=dict)
     graphs: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, bool] = field(default_factory=dict)
+    admission: Mapping[str, int] = field(default_factory=dict)
+    tiers: Mapping[str, float] = field(default_factory=dict)
     quantization: str = ""
     policy: str = ""
     eager: bool = False
@@ -211,7 +215,7 @@ def _number(name: str, meaning: str, text: str) -> Any:
 def _arranged(
     engine: ServingEngine, values: Mapping[str, Any], ignored: tuple[str, ...], unknown: tuple[str, ...]
 ) -> EngineArguments:
-    rooms: dict[str, dict[str, Any]] = {name: {} for name in ("parallel", "limits", "kv", "graphs", "host")}
+    rooms: dict[str, dict[str, Any]] = {name: {} for name in OF_ENGINE}
     for meaning, value in values.items():
         room, _, name = meaning.partition(".")
         if name and room in rooms and value is not None:

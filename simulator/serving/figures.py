@@ -16,7 +16,7 @@ import numpy as np
 from ...models.clocks import idle_w
 from ..question.work import Work
 from ..report.account import interval, shares_of_total, speaking_stage_count
-from ..report.energy import WAITING, energy
+from ..report.energy import energy, least_w
 from ..report.ledger import Ledger, ledger_of
 from ..step.state import State
 from .iteration import IterationTables
@@ -89,7 +89,7 @@ def figures_of(state: State, ledger: Ledger) -> tuple[float, float]:
     stages, device = state.plan.parallel.pp, state.device
     watts = energy(device, 1, ledger.drawn_energy(state, speaking_stage_count(state)), seconds).power_w
     if watts is not None:
-        watts = min(stages * watts - (stages - 1) * WAITING * device.tdp_w, device.tdp_w)
+        watts = min(stages * watts - (stages - 1) * least_w(device), device.tdp_w)
     return math.nan if watts is None else watts, math.log(high / low) / 2
 
 

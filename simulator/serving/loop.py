@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .admission import lets_in, makes_room, server_limit
 from .blocks import caches_prefixes, give_back, remember
 from .due import pop_due, push_due
 from .histogram import bin_of
 from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
-from .limits import CONTEXT, ITERATION, MEMORY, WITHIN, limit_of
+from .limits import QUEUE, RATE, WITHIN, limit_of
 from .moving import land, move, start_moves
+from .order import take_out
 from .policies import form_batch
 from .policies.trtllm import wait_for_ranks
 from .queues import push_back
@@ -36,6 +38,7 @@ from .rules import (
     rules_of,
 )
 from .state import NONE, SIZES, LoopState
+from .tiers import end_load, has_tiers, keep
 
 CHANCES = 1 << 20  # steps in which a chance is drawn
 CREDIT = -(1 << 62)  # what comes due: a client that may send again
@@ -54,6 +57,7 @@ class RequestChunk(NamedTuple):
     comes_after: np.ndarray
     follower: np.ndarray  # a row, or NONE
     think_us: np.ndarray
+    kind: np.ndarray  # the class of a row
     keys: np.ndarray  # where a row's contents of blocks begin in ``LoopState.keys``; empty without any
 
 
@@ -115,31 +119,65 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.waits, request.preempted, request.stalled = 0, 0, 0
     request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
     request.landed, request.back = 0, 0
+    request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
+    request.kind = chunk.kind[row]
+    request.priority = state.classes[request.kind, 0]
     request.limit = limit_of(setup.rules, request.input, request.output)
     if request.limit == WITHIN:
         request.limit = limit_of(setup.decode_rules, request.input, request.output)
+    if request.limit == WITHIN and setup.bucket_rate > 0.0 and not lets_in(state, setup):
+        request.limit = RATE
     if request.limit != WITHIN:
-        totals.rejected += 1
-        totals.over_context += 1 if request.limit == CONTEXT else 0
-        totals.over_memory += 1 if request.limit == MEMORY else 0
-        totals.over_iteration += 1 if request.limit == ITERATION else 0
-        leave(state, setup, chunk, slot)
+        reject(state, setup, chunk, slot)
         return
-    totals.input_tokens += request.input
-    send(state, setup, slot, 0, first_decode_rank(setup))
+    send(state, setup, chunk, slot)
 
 
-def send(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> None:
-    """A request goes to one of the ranks ``first`` .. ``last`` - 1 and waits there."""
+def reject(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """A request leaves because of its limit."""
     request = state.slots[slot]
+    state.totals[0].rejected += 1
+    state.classes[request.kind, request.limit] += 1
+    leave(state, setup, chunk, slot)
+
+
+def throw_out(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """A request that waits and never ran makes room in the queue for another."""
+    request = state.slots[slot]
+    scheduler = state.ranks[request.rank]
+    take_out(state, request.rank, slot)
+    scheduler.outstanding -= 1
+    scheduler.work -= request.work
+    scheduler.prompt_tokens -= request.input
+    state.totals[0].input_tokens -= request.input
+    request.rank, request.first_rank, request.limit = NONE, NONE, QUEUE
+    reject(state, setup, chunk, slot)
+
+
+def send(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """A request goes to one of the ranks that take prompts and waits there, unless its server rejects it."""
+    request, first, last = state.slots[slot], 0, first_decode_rank(setup)
     rank = route(state, setup, slot, first, last)
+    if setup.limited:
+        request.limit = server_limit(state, setup, rank)
+    if request.limit == QUEUE:
+        other = makes_room(state, rank, slot)
+        if other != NONE:
+            throw_out(state, setup, chunk, other)
+            request.limit = WITHIN
+    if request.limit != WITHIN:
+        reject(state, setup, chunk, slot)
+        return
     request.rank = rank
+    state.totals[0].input_tokens += request.input
+    state.ranks[rank].prompt_tokens += request.input
     if request.first_rank == NONE:
         request.first_rank = rank
     scheduler = state.ranks[rank]
     scheduler.outstanding += 1
     only_prompt = last < len(state.ranks)
-    scheduler.work += request.input if only_prompt else request.input + request.output - 1
+    request.work = request.input if only_prompt else request.input + request.output - 1
+    scheduler.work += request.work
     push_back(state, rank, slot)
     wake(state, setup, replica_of(setup, rank))
 
@@ -224,8 +262,12 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         own_us = batch_us(timing, state.batches[batch + local]) + scheduler.extra_us
         if per > 1:
             own_us -= experts_us(timing.tables, tokens_of(timing, state.batches[batch + local]))
-        took_us = max(took_us, own_us)
         scheduler.extra_us = 0.0
+        if scheduler.load_us > 0.0:  # one layer is loaded before the first is computed, and one computed after the last
+            share = rules_of(setup, first + local).layer_share
+            own_us = max(own_us + share * scheduler.load_us, scheduler.load_us + share * own_us)
+            scheduler.load_us = 0.0
+        took_us = max(took_us, own_us)
     if per > 1:
         took_us += shared_us(state, timing, batch, per)
     width = len(state.lanes) // setup.replicas
@@ -386,6 +428,9 @@ def give_tokens(
         request.made += 1
         if request.made == 1:
             request.prefilled_us, request.first_us = now_us, given_us
+            scheduler.prompt_tokens -= request.input
+            if has_tiers(state):
+                keep(state, rules_of(setup, rank), rank, slot)
         else:
             if request.last_us != same_us:
                 note_gap(state, given_us - same_us, same)
@@ -396,6 +441,8 @@ def give_tokens(
         request.last_us = given_us
         if request.made == request.output:
             someone_left, scheduler.again = True, 0
+            if has_tiers(state):
+                keep(state, rules_of(setup, rank), rank, slot)
             give_back(state, rules_of(setup, rank), rank, slot)
             end(state, setup, chunk, slot, rank)
         elif only_prompts:
@@ -455,7 +502,7 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
         request.preempted,
         request.hit,
     )
-    row.prefill_rank, row.limit = request.first_rank, request.limit
+    row.prefill_rank, row.limit, row.kind = request.first_rank, request.limit, request.kind
     row.input_tokens, row.output_tokens = request.input, request.output
     row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
     row.first_token_us, row.finish_us, row.moved_us = request.first_us, request.last_us, request.moved_us
@@ -484,13 +531,18 @@ def close_ranks(state: LoopState, rank: int) -> None:
 
 
 def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:
-    """The next turn of a session comes in, a client has its last token, or a cache has arrived: its blocks are free
-    where it came from."""
+    """The next turn of a session comes in, a client has its last token, a cache has been loaded from below, or one has
+    arrived from another rank: its blocks are free where it came from."""
     if code == CREDIT:
         state.totals[0].credits += 1
         return
     if code < 0:
         arrive(state, setup, chunk, -1 - code)
+        return
+    if state.slots[code].loading > 0:
+        loaded = state.slots[code].rank
+        end_load(state, rules_of(setup, loaded), loaded, code)
+        wake(state, setup, replica_of(setup, loaded))
         return
     rank = land(state, setup, code)
     wake(state, setup, replica_of(setup, state.slots[code].to))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .blocks import blocks_for, caches_prefixes, give_back, grow, hit_tokens, idle_hits, remember, sit, take
+from .order import put_in_order, take_out
 from .rules import SchedulerRules
 from .state import NONE, LoopState
+from .tiers import has_tiers, keep, load, tier_tokens
 
 
 def tokens_to_compute(state: LoopState, slot: int) -> int:
@@ -28,52 +30,48 @@ def is_decoding(state: LoopState, slot: int) -> bool:
 
 
 def push_back(state: LoopState, rank: int, slot: int) -> None:
-    """A request waits behind all others."""
+    """A request waits behind all others, or where its priority says."""
     ranks = state.ranks
+    ranks[rank].waiting += 1
+    state.totals[0].waiting += 1
+    if state.totals[0].ordered:
+        put_in_order(state, rank, slot)
+        return
     state.slots[slot].next = NONE
     if ranks[rank].head == NONE:
         ranks[rank].head = slot
     else:
         state.slots[ranks[rank].tail].next = slot
     ranks[rank].tail = slot
-    ranks[rank].waiting += 1
-    state.totals[0].waiting += 1
 
 
 def push_front(state: LoopState, rank: int, slot: int) -> None:
-    """A request waits before all others."""
+    """A request waits before all others, or where its priority says."""
     ranks = state.ranks
+    ranks[rank].waiting += 1
+    state.totals[0].waiting += 1
+    if state.totals[0].ordered:
+        put_in_order(state, rank, slot)
+        return
     state.slots[slot].next = ranks[rank].head
     ranks[rank].head = slot
     if ranks[rank].tail == NONE:
         ranks[rank].tail = slot
-    ranks[rank].waiting += 1
-    state.totals[0].waiting += 1
-
-
-def pop_front(state: LoopState, rank: int) -> int:
-    """Take the first that waits."""
-    ranks = state.ranks
-    slot = ranks[rank].head
-    ranks[rank].head = state.slots[slot].next
-    if ranks[rank].head == NONE:
-        ranks[rank].tail = NONE
-    ranks[rank].waiting -= 1
-    state.totals[0].waiting -= 1
-    return slot
 
 
 def first_waiting(state: LoopState, rank: int) -> int:
     """The first that waits, as far as the scheduler has seen it; NONE where there is none."""
     slot = state.ranks[rank].head
-    if slot != NONE and state.slots[slot].arrival_us > state.ranks[rank].visible_us:
-        return NONE
+    while slot != NONE and state.slots[slot].arrival_us > state.ranks[rank].visible_us:
+        slot = state.slots[slot].next if state.totals[0].ordered else NONE
     return slot
 
 
 def put(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: int, tokens: int) -> None:
-    """Schedule ``tokens`` of a running request, whose blocks it has, in a batch."""
+    """Schedule ``tokens`` of a running request, whose blocks it has, in a batch; none while it loads others."""
     request, sums = state.slots[slot], state.batches[batch]
+    if request.loading > 0:
+        return
     before = request.computed
     if tokens == 1 and before > 0 and request.made > 0:
         sums.decodes += 1
@@ -82,7 +80,7 @@ def put(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: in
         sums.prefill_tokens += tokens
         sums.prefill_pairs += tokens * (before + 0.5 * (tokens + 1))
         sums.prefill_context += before
-    request.computed = before + tokens
+    request.computed, request.scheduled = before + tokens, tokens
     if request.computed == request.input + request.made:
         sums.samples += 1
         request.waits = 1
@@ -101,18 +99,18 @@ def fits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int
     if caches_prefixes(state) and state.ranks[rank].seats == 0:
         return False
     blocks = state.slots[slot].blocks  # of a cache that came from another rank
-    need = blocks_for(tokens, rules.block_tokens) - hit // rules.block_tokens - blocks
+    need = blocks_for(tokens, rules.block_tokens) - (hit - state.slots[slot].tiered) // rules.block_tokens - blocks
     if hit > 0:
         need += idle_hits(state, rules, rank, slot, hit)
     return need + spare <= state.ranks[rank].free or (blocks > 0 and need <= 0)
 
 
 def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, now_us: float) -> None:
-    """The first that waits runs from now on, with ``hit`` cached tokens and blocks for ``tokens``."""
+    """A request that waits, mostly the first, runs from now on: ``hit`` cached tokens, blocks for ``tokens``."""
     slots, ranks = state.slots, state.ranks
-    pop_front(state, rank)
+    take_out(state, rank, slot)
     if caches_prefixes(state):
-        sit(state, rules, rank, slot, hit)
+        sit(state, rules, rank, slot, hit - slots[slot].tiered)
     if hit > 0:
         slots[slot].computed = hit
         ranks[rank].work -= hit
@@ -124,6 +122,8 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
     need = blocks_for(tokens, rules.block_tokens) - slots[slot].blocks
     if need > 0:
         take(state, rules, rank, slot, need)
+    if slots[slot].tiered > 0:
+        load(state, rules, rank, slot, hit - slots[slot].tiered, now_us)
     if slots[slot].stalled:
         slots[slot].stalled = 0
         ranks[rank].swapped_in += slots[slot].computed
@@ -137,8 +137,14 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
 
 
 def cached_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:
-    """Tokens that a request which waits would find in the cache; none where it brings its own."""
-    return 0 if state.slots[slot].computed > 0 else hit_tokens(state, rules, rank, slot)
+    """Tokens that a request which waits would find in the cache and below it; none where it brings its own."""
+    if state.slots[slot].computed > 0:
+        return 0
+    hit = hit_tokens(state, rules, rank, slot)
+    if has_tiers(state):
+        state.slots[slot].tiered = tier_tokens(state, rules, rank, slot, hit)
+        hit += state.slots[slot].tiered
+    return hit
 
 
 def remove(state: LoopState, rank: int, position: int) -> None:
@@ -157,6 +163,8 @@ def preempt(state: LoopState, rules: SchedulerRules, rank: int, position: int, l
     slots = state.slots
     slot = state.running[rank, position]
     remove(state, rank, position)
+    if has_tiers(state):
+        keep(state, rules, rank, slot)
     give_back(state, rules, rank, slot)
     if rules.swap_us_per_token >= 0:
         slots[slot].stalled = 1
@@ -261,8 +269,9 @@ def start_prompts(
         if not fits(state, rules, rank, slot, hit, most, limits.beside if ranks[rank].count > 0 else limits.alone):
             break
         admit(state, rules, rank, slot, hit, need, now_us)
-        put(state, rules, rank, batch, slot, tokens)
-        budget -= tokens
+        if slots[slot].loading == 0:
+            put(state, rules, rank, batch, slot, tokens)
+            budget -= tokens
 
 
 def start_whole(state: LoopState, rules: SchedulerRules, rank: int, batch: int, slot: int, now_us: float) -> bool:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from ..question.canonical import RequestError
-from ..question.serving import IterationLaw
+from ..question.kv_tiers import PCIE_SHARE
+from ..question.serving import SWAP_GBPS, IterationLaw
 from ..report.account import mixture_notes
 from .engines import ServingEngine, UsualLimits
 from .figures import StepFigures
@@ -41,6 +42,7 @@ class ServedReplica:
     graphs: tuple[int, ...] = ()
     figures: StepFigures | None = None
     price_per_hour: float = 0.0  # of a device
+    host_gbps: float = SWAP_GBPS  # GB/s between a device and host memory
     notes: tuple[str, ...] = ()  # what was chosen of its model's formats
     sources: Mapping[str, float] = field(default_factory=dict)  # share of kernel time by whose measurements
     run: Mapping[str, str] = field(default_factory=dict)  # its engine, system and model, as served runs name them
@@ -76,6 +78,7 @@ def replica(
         sources=surrogate.sources,
         figures=surrogate.figures,
         price_per_hour=steps.plan.cluster.price_per_device_hour,
+        host_gbps=PCIE_SHARE * steps.device.pcie_gbps or SWAP_GBPS,
     )
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
 from ..report.served import ServingReport, TimeSpread
 from .histogram import Histogram
-from .limits import CONTEXT, ITERATION, MEMORY, rejection_note, rejections
+from .limits import rejection_note, rejections
 from .rules import SchedulerRules, ServingSetup, first_decode_rank
-from .state import SIZES, LoopState
+from .state import OWN_TIERS, SIZES, LoopState
 
 if TYPE_CHECKING:
     from .replica import ServedReplica
@@ -53,11 +54,13 @@ def report_of(
     totals = {name: state.totals[name][0].item() for name in state.totals.dtype.names}
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
-    over = {CONTEXT: totals["over_context"], MEMORY: totals["over_memory"], ITERATION: totals["over_iteration"]}
-    rejected = rejections(over, setup.rules, setup.decode_rules)
+    names = [each.name for each in request.traffic.classes]
+    rejected = rejections(state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission)
     done, pool, times = totals["completed"], request.decode_pool, tally.times
     counted = max(totals["arrived"] - tally.warmup, 0)
     attained = tally.good / counted if counted else 0.0
+    found = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
+    by_class = zip(request.traffic.classes, tally.parts, strict=True)
     counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
     devices = sum(counts)
     joules = energy_j(request, state, replicas, seconds)
@@ -87,7 +90,8 @@ def report_of(
         **kv_tokens(state.ranks[: first_decode_rank(setup)], setup.rules, request.attention_dp),
         preemptions=totals["preemptions"],
         swaps=totals["swaps"],
-        prefix_hit_share=totals["hit_tokens"] / max(1, totals["hit_tokens"] + totals["computed_tokens"]),
+        prefix_hit_share=found / max(1, found + totals["computed_tokens"]),
+        kv_tiers=tier_figures(state, replicas[0], totals),
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
         utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0),
@@ -97,7 +101,8 @@ def report_of(
         backlog=tuple({"s": at / 1e6, "came": came, "waiting": waits} for at, came, waits in backlog),
         over_time=over_time(state, setup),
         slo={name: value for name, value in asdict(request.slo).items() if value is not None and request.slo.named},
-        slo_curve=slo_curve(tally, counted) if request.slo.named else (),
+        slo_curve=slo_curve(tally, counted) if request.targets_named else (),
+        classes={each.name: class_figures(each, part, seconds) for each, part in by_class},
         power_w=None if joules is None else joules / seconds / devices,
         kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
         cost_per_million_tokens=price / million if price else None,
@@ -110,6 +115,47 @@ def report_of(
         sources=sources_of(replicas),
         wall_time_s=wall_s,
     )
+
+
+def tier_figures(state: LoopState, replica: ServedReplica, totals: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
+    """Each tier of the prefix cache, the GPU first: tokens that fit (of all ranks together), tokens found, their share
+    of all that was found or computed, loads and the time that one took."""
+    if not len(state.shelves):
+        return {}
+    size = replica.kv.block_tokens
+    total = max(totals["hit_tokens"] + int(state.shelves["tokens"].sum()) + totals["computed_tokens"], 1)
+    tiers: dict[str, Mapping[str, float]] = {
+        "gpu": {"tokens_found": totals["hit_tokens"], "share": totals["hit_tokens"] / total}
+    }
+    own, shared = state.shelves[:-1].reshape(-1, OWN_TIERS), state.shelves[-1:]
+    for name, shelves in (("host", own[:, 0]), ("ssd", own[:, 1]), ("remote", shared)):
+        if not shelves["blocks"].any():
+            continue
+        tokens = int(shelves["tokens"].sum())
+        tiers[name] = {
+            "tokens_found": tokens,
+            "share": tokens / total,
+            "loads": int(shelves["loads"].sum()),
+            "tokens_kept": int(shelves["used"].sum()) * size,
+            "tokens_evicted": int(shelves["evicted"].sum()) * size,
+            "bytes_read": tokens * replica.kv.bytes_per_token,
+        }
+    tiers["loads"] = {"loads": totals["loads"], "mean_ms": totals["load_us"] / max(totals["loads"], 1) / MS}
+    return tiers
+
+
+def class_figures(kind: RequestClass, part: Tally, seconds: float) -> dict[str, Any]:
+    """What a class saw: requests that ended after the warm-up, those served, times, and how many had their targets."""
+    times = {f"{name}_ms": spread(part.times[name]).to_dict() for name in ("ttft", "tpot", "e2e", "queue")}
+    return {
+        "priority": kind.priority,
+        "requests": part.ended,
+        "completed": int(part.times["e2e"].count),
+        "slo": {name: float(part.limits_us[name][0]) / MS for name in TARGETS if np.isfinite(part.limits_us[name][0])},
+        "slo_attainment": part.good / part.ended if part.ended else 0.0,
+        "goodput": part.good / seconds,
+        **times,
+    }
 
 
 def kv_peak(state: LoopState, setup: ServingSetup) -> float:

@@ -46,6 +46,8 @@ class SchedulerRules(NamedTuple):
     lasting: int  # 1: who finds no place finds none until a request ends
     asks: int  # 1: its policy says itself whether a batch may come again
     repeats: int  # 1: batches that only decode may be counted again (:mod:`.repeating`)
+    loads: int  # how caches are loaded from tiers (:mod:`.tiers`)
+    layer_share: float  # of the model that one layer is
 
 
 class IterationTiming(NamedTuple):
@@ -80,6 +82,12 @@ class ServingSetup(NamedTuple):
     move_us: float  # of every transfer of a cache
     move_token_us: float  # and of every token of it
     move_exposed: float  # the share of it that prefill does not hide
+    limited: int  # 1: the server of a replica rejects requests (:mod:`.admission`): limits less than 0 are none
+    most_requests: int
+    most_prompt_tokens: int
+    most_queue: int
+    bucket_rate: float  # requests a microsecond that a gateway lets in; 0: all
+    bucket_size: float
 
 
 def first_decode_rank(setup: ServingSetup) -> int:

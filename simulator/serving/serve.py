@@ -15,6 +15,7 @@ from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from . import confidence
 from . import setup as setups
+from .classes import with_classes
 from .compiled import compiled, on_disk, with_own
 from .histogram import BINS
 from .loop import RequestChunk
@@ -71,14 +72,19 @@ def serve(
     is one of many runs, they have ``of_tokens`` of answers together, for which compiling may pay. Always
     ends: overload is reported, not waited for. Raises RequestError and RequestTraceError.
     """
-    keeping, source = keeping or Keeping(), stream(request.traffic)
+    keeping, source = keeping or Keeping(), requests_of(request)
     if request.scheduler.prefix_caching and not source.shares and alike_without(request):
         bare = replace(request, scheduler=replace(request.scheduler, prefix_caching=False))
         served = serve_once(bare, source, replica, decoder, keeping, progress, clients, of_tokens)
         if not served.report.preemptions:
             return served
-        source = stream(request.traffic)
+        source = requests_of(request)
     return serve_once(request, source, replica, decoder, keeping, progress, clients, of_tokens)
+
+
+def requests_of(request: ServingRequest) -> RequestStream:
+    """The requests of its traffic, with their classes."""
+    return with_classes(stream(request.traffic), request.traffic)
 
 
 def alike_without(request: ServingRequest) -> bool:
@@ -105,12 +111,19 @@ def serve_once(
     if warmup >= source.requests:
         raise RequestError(f"traffic.warmup={warmup} leaves none of {source.requests} requests to count")
     setup = setups.setup(request, replica, decoder)
-    shape = setups.shape(request, setup, source.requests, source.longest, keeping.iterations, BINS)
+    tiers = setups.tier_blocks(request, replica, source.requests * source.prompt + source.outputs)
+    shape = setups.shape(request, setup, source.requests, source.longest, keeping.iterations, BINS, tiers)
     setup = setups.with_room_for(setup, shape.seats)
     sending = request.traffic.concurrency / request.replicas if clients is None else clients
     host_us = replica.first_token_us(sending, source.prompt)
-    ledger = Tally(host_us, request.slo, keeping.requests, warmup)
+    ledger = Tally(host_us, request.slo, keeping.requests, warmup, request.traffic.classes)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
+    state.totals["ordered"] = request.scheduler.queue == "priority"
+    state.classes[:, 0] = [each.priority for each in request.traffic.classes] or [0]
+    if tiers:
+        first, count = first_decode_rank(setup), len(state.ranks)
+        pools = (replica, request.attention_dp, first), (decoder or replica, request.decode_dp, count - first)
+        setups.fill_shelves(state.shelves, request, pools)
     state, backlog = run_chunks(setup, state, source, ledger, runner(request, max(source.outputs, of_tokens)), progress)
     if unserved := int((state.totals["arrived"] - state.totals["completed"] - state.totals["rejected"])[0]):
         raise RequestError(
@@ -202,6 +215,7 @@ def run_chunks(
     first = first_decode_rank(setup)
     state.ranks["free"][:first], state.ranks["free"][first:] = setup.rules.blocks, setup.decode_rules.blocks
     state.totals["credits"], state.totals["key_tokens"] = setup.concurrency, source.key_tokens
+    state.totals["bucket"] = setup.bucket_size
     state = state._replace(keys=source.keys)
     backlog: list[tuple[float, int, int]] = []
     came = 0

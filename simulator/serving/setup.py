@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..memory.breakdown import GIB
+from ..question.canonical import RequestError
+from ..question.kv_tiers import LOADS
 from ..question.serving import (
     POLICIES,
     ROUTERS,
@@ -18,7 +21,7 @@ from .policies import policy_of
 from .queues import nobody_new
 from .replica import ServedReplica
 from .rules import OWN, OWN_ROUTER, IterationTiming, SchedulerRules, ServingSetup
-from .state import StateSizes
+from .state import OWN_TIERS, StateSizes
 
 USUAL_LINK = 50.0, 20.0  # of a GPU with a NIC of 400 Gbit/s, where no cluster is named
 
@@ -30,6 +33,7 @@ def rules(
     drafts: int = 0,
     answers: bool = False,
     repeats: bool = False,
+    loads: int = 0,
 ) -> SchedulerRules:
     """The rules of an engine's scheduler on a replica, with the engine's own defaults for what is null."""
     policy, kv, usual = policy_of(scheduler.policy), replica.kv, replica.limits
@@ -72,6 +76,8 @@ def rules(
         lasting=int(not waits),
         asks=int(policy.again is not nobody_new),
         repeats=int(policy.repeats and repeats),
+        loads=loads,
+        layer_share=replica.layer_share,
     )
 
 
@@ -93,15 +99,28 @@ def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) 
 def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> ServingSetup:
     """All that stays as it is during a run. ``decoder`` is a replica of the pool that decodes, where there is one."""
     pool, scheduler, guessing = request.decode_pool, request.scheduler, request.speculation
-    other = decoder or replica
+    other, gate = decoder or replica, request.admission
     replicas = request.replicas + pool.replicas
     way = way_of(pool, other)
+    loads = LOADS.index(request.tiers.load or policy_of(scheduler.policy).loads)
     again = replica.stages == other.stages == 1 and guessing.tokens == 0 and not looked_at(request)
     return ServingSetup(
-        rules=rules(scheduler, replica, drafts=guessing.tokens, repeats=again),
+        rules=rules(
+            scheduler,
+            replica,
+            drafts=guessing.tokens,
+            repeats=again,
+            loads=loads,
+        ),
         timing=timing(replica, scheduler, guessing),
         decode_rules=rules(
-            scheduler, other, pool.max_seqs if decoder else None, guessing.tokens, pool.first_token == "decode", again
+            scheduler,
+            other,
+            pool.max_seqs if decoder else None,
+            guessing.tokens,
+            pool.first_token == "decode",
+            again,
+            loads,
         ),
         decode_timing=timing(other, scheduler, guessing),
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
@@ -116,7 +135,45 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         move_us=way[1],
         move_token_us=1e6 * other.kv.bytes_per_token / (way[0] * 1e9),
         move_exposed=1.0 / pool.layers,
+        limited=int(any(each is not None for each in (gate.max_requests, gate.max_prompt_tokens, gate.max_queue))),
+        most_requests=-1 if gate.max_requests is None else gate.max_requests,
+        most_prompt_tokens=-1 if gate.max_prompt_tokens is None else gate.max_prompt_tokens,
+        most_queue=-1 if gate.max_queue is None else gate.max_queue,
+        bucket_rate=(gate.rate or 0.0) / 1e6,
+        bucket_size=float(gate.burst),
     )
+
+
+def fill_shelves(
+    shelves: np.ndarray, request: ServingRequest, pools: tuple[tuple[ServedReplica, int, int], ...]
+) -> None:
+    """How long loads from tiers take: ``pools`` are replicas, their ranks, and how many ranks there are of them."""
+    tiers, first = request.tiers, 0
+    for replica, ranks, count in pools:
+        host_gbps = replica.host_gbps if tiers.host_gbps is None else tiers.host_gbps
+        gbps = host_gbps * replica.devices / ranks, tiers.ssd_gbps / ranks
+        own = shelves[first * OWN_TIERS : (first + count) * OWN_TIERS].reshape(count, OWN_TIERS)
+        own["token_us"] = replica.kv.bytes_per_token / (np.array(gbps) * 1e3)
+        first += count
+    replica, ranks, _ = pools[0]
+    shelves[-1]["first_us"] = tiers.remote_us
+    shelves[-1]["token_us"] = replica.kv.bytes_per_token / (tiers.remote_gbps / ranks * 1e3)
+
+
+def tier_blocks(request: ServingRequest, replica: ServedReplica, tokens: float) -> tuple[int, ...]:
+    """Blocks of host memory and drives of a rank, and of the shared store: none more than ``tokens`` could fill."""
+    tiers, kv = request.tiers, replica.kv
+    if not tiers.exist:
+        return ()
+    if kv.bytes_per_token == 0:
+        raise RequestError("tiers hold bytes: give kv.bytes_per_token, what a token takes")
+    if policy_of(request.scheduler.policy).loads != "async" and (tiers.load or "") == "async":
+        raise RequestError(
+            f"tiers.load=async does not go with scheduler.policy={request.scheduler.policy}: take layers or blocking"
+        )
+    sizes = tiers.host_gib / request.attention_dp, tiers.ssd_gib / request.attention_dp, tiers.remote_gib
+    most = int(tokens // kv.block_tokens) + 1
+    return tuple(min(int(gib * GIB / (kv.bytes_per_token * kv.block_tokens)), most) for gib in sizes)
 
 
 def looked_at(request: ServingRequest) -> bool:
@@ -133,7 +190,13 @@ def way_of(pool: DecodePool, decoder: ServedReplica) -> tuple[float, float]:
 
 
 def shape(
-    request: ServingRequest, setup_: ServingSetup, requests: int, longest: int, logged: int, bins: int
+    request: ServingRequest,
+    setup_: ServingSetup,
+    requests: int,
+    longest: int,
+    logged: int,
+    bins: int,
+    tiers: tuple[int, ...] = (),
 ) -> StateSizes:
     """How large the arrays of the state are."""
     most = max(setup_.rules.blocks, setup_.decode_rules.blocks)
@@ -152,6 +215,8 @@ def shape(
         bins=bins,
         decoders=setup_.replicas - setup_.first_decode,
         decode_ranks=setup_.decode_ranks,
+        classes=max(len(request.traffic.classes), 1),
+        tiers=tiers,
     )
 
 

@@ -34,7 +34,13 @@ SLOT = _kind(
     # waits with them. back: it waits without any, because it was preempted.
     # waits: a batch in flight gives it a token. stalled: its cache is in host memory. free: a stack of free slots.
     # limit: why it was rejected (:mod:`.limits`).
-    "waits preempted stalled rank first_rank to landing landed back seat next free limit",
+    "waits preempted stalled rank first_rank to landing landed back seat next free limit "
+    # kind: its class, and that one's priority. scheduled: its tokens in the last batch that it was put into.
+    # work: tokens to compute that it came to its first rank with.
+    "kind priority scheduled work "
+    # tiered: tokens that it finds below the GPU, below: those of them below host memory. loading: tokens that it will
+    # have once they are loaded. kept: full blocks that are written to tiers.
+    "tiered below loading kept",
     # prefilled_us: its prompt was computed; first_us: the client has its first token.
     "arrival_us admitted_us prefilled_us first_us last_us moved_us",
 )
@@ -49,32 +55,41 @@ RANK = _kind(
     # which refused stays first of those that wait; repeated: it came again so often, and may so many times (left) more.
     # full: SGLang tries no prompt until a request leaves; rows are then those that ran when it last looked.
     "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back "
-    "swapped_out swapped_in held apart gathered again refused repeated left full",
+    "swapped_out swapped_in held apart gathered again refused repeated left full "
+    # prompt_tokens: of requests routed here that have no first token yet.
+    "prompt_tokens",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
-    # sent_us: when its server will have sent all tokens so far to clients.
-    "ratio extra_us visible_us polled_us link_us in_us busy_us given_us sent_us",
+    # sent_us: when its server will have sent all tokens so far to clients
+    "ratio extra_us visible_us polled_us link_us in_us busy_us given_us sent_us "
+    # load_us: what its next iteration loads layer by layer. remote_us: when its way to the shared store is free.
+    "load_us remote_us",
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 # given_us: when clients have its tokens
 BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us")
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
+# first: of its blocks, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. loads,
+# tokens: read from it. link_us: when its link is free; a load takes first_us, and token_us for each token.
+SHELF = _kind("first blocks bucket buckets used evicted loads tokens", "link_us first_us token_us")
 SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
 SIZED = _kind("iterations", "busy_us tokens_us")  # iterations of like size: their time, and tokens times it
 ITERATION = _kind(
     "rank lane blocks waiting swapped_out swapped_in", "start_us end_us decodes prefill_tokens decode_context samples"
 )
 ENDED = _kind(
-    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens limit",
+    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens limit kind",
     "arrival_us admitted_us prefilled_us first_token_us finish_us moved_us",
 )
 TOTALS = _kind(
-    "free_slots left logged due arrived completed rejected over_context over_memory over_iteration iterations "
+    "free_slots left logged due arrived completed rejected iterations "
     "preemptions swaps input_tokens output_tokens "
-    "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens",
-    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us",
+    "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens "
+    # ordered: queues are in order of priority. bucket: requests that a gateway would let in at bucket_us.
+    "ordered",
+    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us",
 )
 
 
@@ -102,10 +117,16 @@ class LoopState(NamedTuple):
     log: Any  # ITERATION [rows], as far as they are kept
     left: Any  # ENDED [slots] requests that ended, until they are fetched
     due: Any  # DUE_LATER [2 * slots] a heap of what comes in later
+    shelves: Any  # SHELF [ranks * OWN_TIERS + 1]; empty without tiers
+    places: np.ndarray  # of blocks on shelves: content, place after, place before; then their tables (:mod:`.tiers`)
+    classes: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`), first the priority
 
 
-RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due")
+RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due", "shelves")
 SIZES = 24  # powers of two of tokens in a batch
+LIMITS = 8  # codes of :mod:`.limits`
+OWN_TIERS = 2  # of a rank, before the one that all share (:mod:`.tiers`)
+PLACE = 3  # numbers of a place on a shelf
 
 
 @dataclass(frozen=True)
@@ -126,6 +147,8 @@ class StateSizes:
     decoders: int = 0  # of the replicas those that only decode,
     decode_ranks: int = 1  # each with so many ranks
     block_tokens: int = 16
+    classes: int = 1
+    tiers: tuple[int, ...] = ()  # blocks of host memory, drives, and the shared store
 
     @property
     def rows(self) -> int:
@@ -184,6 +207,8 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         log=np.zeros(shape.logged, ITERATION),
         left=np.zeros(slots, ENDED),
         due=np.zeros(2 * slots, DUE_LATER),
+        classes=np.zeros((shape.classes, LIMITS), np.int64),
+        **_shelves(shape),
     )
 
 
@@ -195,6 +220,22 @@ def _ring(shape: StateSizes) -> np.ndarray:
     places = np.arange(shape.blocks + 1)
     ring["key"], ring["after"], ring["before"] = NONE, np.roll(places, -1), np.roll(places, 1)
     return ring.reshape(-1)
+
+
+def _shelves(shape: StateSizes) -> dict[str, np.ndarray]:
+    """Empty tiers: each ring holds its end alone, one place behind its blocks."""
+    if not any(shape.tiers):
+        return {"shelves": np.zeros(0, SHELF), "places": np.zeros(0, np.int64)}
+    shelves = np.zeros(shape.ranks * OWN_TIERS + 1, SHELF)
+    shelves["blocks"] = [*shape.tiers[:OWN_TIERS] * shape.ranks, shape.tiers[OWN_TIERS]]
+    shelves["buckets"] = [1 << (2 * int(blocks)).bit_length() for blocks in shelves["blocks"]]
+    sizes = PLACE * (shelves["blocks"] + 1)
+    shelves["first"] = np.cumsum(sizes) - sizes
+    shelves["bucket"] = sizes.sum() + np.cumsum(shelves["buckets"]) - shelves["buckets"]
+    places = np.zeros(int(sizes.sum() + shelves["buckets"].sum()), np.int64)
+    ends = shelves["first"] + sizes - PLACE
+    places[ends + 1], places[ends + 2] = ends, ends
+    return {"shelves": shelves, "places": places}
 
 
 def with_room(state: LoopState, slots: int) -> LoopState:

@@ -20,7 +20,7 @@ class RequestStream:
 
     ``longest`` are the most tokens of prompt and answer together that can come, ``outputs`` about how many tokens all
     answers have, ``prompt`` how many a prompt has on average. ``shares``: whether prompts may begin alike. ``notes``:
-    what a reader should know of their file.
+    what a reader should know of their file. ``classes_named``: its rows say the class of each.
     """
 
     chunks: Iterator[RequestChunk]
@@ -33,6 +33,7 @@ class RequestStream:
     keys: np.ndarray
     key_tokens: int = 1
     notes: tuple[str, ...] = ()
+    classes_named: bool = False
 
 
 def chunk(
@@ -55,5 +56,6 @@ def chunk(
         comes_after=more.get("comes_after", np.zeros(count, np.int8)),
         follower=more.get("follower", none),
         think_us=more.get("think_us", np.zeros(0)),
+        kind=more.get("kind", np.zeros(count, np.int64)),
         keys=more.get("keys", none),
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
+from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingTargets
 from .histogram import Histogram
 from .state import NONE
@@ -14,10 +18,20 @@ SCALE = 1e6  # a target met just so, in the bins of times
 
 class Tally:
     """Times of requests that ended, as distributions; and their records where they are kept. ``host_us`` is what the
-    host adds to a first token."""
+    host adds to a first token. Each of the ``classes`` has a tally of its own (``parts``), and its own targets."""
 
-    def __init__(self, host_us: float, targets: ServingTargets, keep: bool, warmup: int = 0) -> None:
-        self.host_us, self.targets, self.keep, self.warmup = host_us, targets, keep, warmup
+    def __init__(
+        self,
+        host_us: float,
+        targets: ServingTargets,
+        keep: bool,
+        warmup: int = 0,
+        classes: Sequence[RequestClass] = (),
+    ) -> None:
+        self.host_us, self.keep, self.warmup = host_us, keep, warmup
+        self.limits_us = {name: limits_us(name, targets, classes) for name in TARGETS}
+        self.parts = [Tally(host_us, targets_of(each, targets), False, warmup) for each in classes]
+        self.ended = 0
         self.times = {name: Histogram() for name in TIMES}
         self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
         self.good = 0
@@ -27,6 +41,9 @@ class Tally:
         """Count requests that ended; those rejected and those of the warm-up have no times."""
         if self.keep:
             self.rows.append(ended.copy())
+        for kind, part in enumerate(self.parts):
+            part.add(ended[ended["kind"] == kind])
+        self.ended += int(np.count_nonzero(ended["request"] >= self.warmup))
         done = ended[(ended["rank"] != NONE) & (ended["request"] >= self.warmup)]
         ttft = done["first_token_us"] - done["arrival_us"] + self.host_us
         decode = done["finish_us"] - done["first_token_us"]
@@ -44,14 +61,27 @@ class Tally:
         self.times["kv_transfer"].add(done["moved_us"][moved])
         self.times["prefill_e2e"].add(prefill[moved])
         self.times["decode_e2e"].add((done["finish_us"] - done["prefilled_us"] - done["moved_us"])[moved])
-        needed = self._needed(ttft, tpot, ttft + decode)
+        kinds = done["kind"] if self.parts else np.zeros(len(done), np.int64)
+        needed = self._needed((ttft, tpot, ttft + decode), kinds)
         self.good += int(np.count_nonzero(needed <= 1.0))
         self.needed.add(needed * SCALE)
 
-    def _needed(self, ttft: np.ndarray, tpot: np.ndarray, e2e: np.ndarray) -> np.ndarray:
+    def _needed(self, times_us: tuple[np.ndarray, ...], kinds: np.ndarray) -> np.ndarray:
         """Times over their targets, the largest of each request."""
-        needed, targets = np.zeros(len(ttft)), self.targets
-        for times_us, most_ms in ((ttft, targets.ttft_ms), (tpot, targets.tpot_ms), (e2e, targets.e2e_ms)):
-            if most_ms is not None:
-                needed = np.maximum(needed, times_us / max(1e3 * most_ms, 1e-9))
+        needed = np.zeros(len(kinds))
+        for taken_us, name in zip(times_us, TARGETS, strict=True):
+            if np.isfinite(self.limits_us[name]).any():
+                needed = np.maximum(needed, taken_us / self.limits_us[name][kinds])
         return needed
+
+
+def targets_of(kind: RequestClass, targets: ServingTargets) -> ServingTargets:
+    """What a class expects: its own targets, and those of all where it has none."""
+    own = {name: getattr(kind, name) for name in TARGETS if getattr(kind, name) is not None}
+    return replace(targets, **own)
+
+
+def limits_us(name: str, targets: ServingTargets, classes: Sequence[RequestClass]) -> np.ndarray:
+    """A target in microseconds, class by class; infinity where there is none."""
+    limits_ms = [getattr(targets_of(each, targets), name) for each in classes] or [getattr(targets, name)]
+    return np.array([np.inf if most is None else max(1e3 * most, 1e-9) for most in limits_ms])

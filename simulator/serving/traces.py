@@ -10,9 +10,10 @@ import numpy as np
 from ..question.traffic import RequestTraffic, check_own_arrivals
 from .arrivals import ArrivalClock, generators
 from .streams import SECOND_US, RequestStream, chunk
+from .trace_formats.drawn import drawn_requests, is_drawn
 from .trace_formats.flat_tables import block_contents
 from .trace_formats.reading import read_requests
-from .trace_formats.rows import RequestRows, arrivals, labels, tokens
+from .trace_formats.rows import RequestRows, arrivals, complain, labels, tokens
 
 MOONCAKE_BLOCK = 512  # tokens of one of its hashes
 
@@ -21,7 +22,10 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
     """All requests of a trace file. RequestTraceError names the first bad row, RequestError a setting that the trace
     says itself."""
     assert traffic.trace is not None
-    rows = read_requests(Path(traffic.trace).expanduser(), traffic.trace_format, traffic.tokenizer)
+    if is_drawn(traffic.trace):
+        rows = drawn_requests(traffic.trace)
+    else:
+        rows = read_requests(Path(traffic.trace).expanduser(), traffic.trace_format, traffic.tokenizer)
     if rows.arrival is None:
         rows = first_rows(rows, traffic.requests)
     table = rows.table
@@ -44,10 +48,13 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
             named = RequestRows(rows.path, columns, rows.arrival, rows.input, rows.output)
             shared = np.minimum(tokens(named, "prefix_tokens", 0), inputs)
         shared = np.where(prefix < 0, 0, shared)
+    if "class" in table.columns and traffic.classes:
+        more["kind"] = class_codes(rows, [each.name for each in traffic.classes])
     shares = shared is not None and bool((shared > 0).any())
     if not rows.ordered and rows.arrival is not None:
         order = np.argsort(times, kind="stable")
         times, inputs, outputs = times[order], inputs[order], outputs[order]
+        more = more | ({"kind": more["kind"][order]} if "kind" in more else {})
     requests = chunk(times, inputs, outputs, prefix, shared, **more)
     longest, answers, mean = int((inputs + outputs).max()), float(outputs.sum()), float(inputs.mean())
     return RequestStream(
@@ -61,7 +68,15 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
         keys,
         MOONCAKE_BLOCK,
         rows.notes,
+        "kind" in more,
     )
+
+
+def class_codes(rows: RequestRows, names: list[str]) -> np.ndarray:
+    """The class of each row by its name, int64 [n]. RequestTraceError for one that traffic.classes does not have."""
+    texts = labels(rows, "class").astype(str)
+    complain(rows, "class", ~texts.isin(names).to_numpy(bool), f"is none of traffic.classes: {', '.join(names)}")
+    return texts.map({name: code for code, name in enumerate(names)}).to_numpy(np.int64)
 
 
 def first_rows(rows: RequestRows, count: int) -> RequestRows:

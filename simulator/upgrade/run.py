@@ -18,15 +18,11 @@ from typing import Any, Protocol
 from ...datasets.ops import KINDS, Op
 from ..engines.chain import caller_of
 from ..question.requests import SimulateRequest
-from ..report.answer import StepReport
 from ..report.needs import Need, needs
+from ..report.worth import BEGIN_S, case_s, once_measured, times_of
 from .answer import UpgradeReport, UpgradeRow
 from .libraries import ReleaseMoves, library_of, moves_of, touched
 from .request import UpgradeRequest
-
-# of a GPU's case: repetitions (case_budget_s of conf/campaign/model.yaml), and allocation beside them
-CASE_S = 0.3 + 0.3
-BEGIN_S = 60.0  # of a campaign, before its first case: torch, a context, long products that tell the clock (judged)
 
 
 class Simulating(Protocol):
@@ -51,7 +47,7 @@ class KindGroup:
     @property
     def case_s(self) -> float:
         """Seconds of one op: cold and warm, of a collective once."""
-        return CASE_S * (1 if KINDS[self.kind].collective else 2)
+        return case_s(self.kind)
 
     def variance(self, measured: int | None = None) -> float:
         """Of the step's logarithm, because of these ops, once so many are measured."""
@@ -84,9 +80,9 @@ def plan_upgrade(request: UpgradeRequest, bench: Simulating) -> UpgradeReport:
         z * math.sqrt(sum(group.variance(0) for group in groups)),
         z * math.sqrt(sum(group.variance() for group in groups)),
     ]
-    (before_low, before_high), (after_low, after_high) = (
-        wider((middle_s, low_s, high_s), spread) for spread in spreads
-    )
+    before_low, before_high = wider((middle_s, low_s, high_s), spreads[0])
+    known_low, known_high, _ = once_measured(state, dict.fromkeys(chosen))
+    after_low, after_high = wider((middle_s, known_low, known_high), spreads[1])
     rows = sorted((row_of(group) for group in groups), key=lambda row: (-row.before_percent, -row.share))
     return UpgradeReport(
         model=report.model,
@@ -158,13 +154,6 @@ def row_of(group: KindGroup) -> UpgradeRow:
         measured=group.measured,
         seconds=group.measured * group.case_s,
     )
-
-
-def times_of(report: Any) -> tuple[float, float, float]:
-    """Seconds of a step or an inference, with its interval."""
-    if isinstance(report, StepReport):
-        return report.step_time_s, report.low_s, report.high_s
-    return report.e2e_ms / 1e3, report.low_ms / 1e3, report.high_ms / 1e3
 
 
 def wider(times: tuple[float, float, float], spread: float) -> tuple[float, float]:

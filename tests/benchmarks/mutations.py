@@ -90,8 +90,8 @@ MUTATIONS = (
     Mutation(
         "watts of a waiting device",
         "simulator/report/energy.py",
-        "max(step_s - drawn.busy_s, 0.0)",
-        "step_s",
+        "least_w(device) * step_s",
+        "device.tdp_w * step_s",
         "simulator/report/test_energy.py",
     ),
     Mutation(

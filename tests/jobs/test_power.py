@@ -25,11 +25,15 @@ def asked(capsys: pytest.CaptureFixture[str], tmp_path: Path, *more: str) -> dic
     return answer
 
 
-def test_power_is_null_where_nothing_is_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_power_is_an_estimate_where_nobody_measured_it_and_null_where_the_limit_is_not_known(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     found = asked(capsys, tmp_path, "device=l40s")
-    assert found["power_w"] is None
-    assert found["energy_mj"] is None
+    assert 200.0 < found["power_w"] <= 350.0
+    assert found["energy_mj"] == pytest.approx(found["power_w"] * found["latency_us"] * 1e-3)
     assert found["energy_in_envelope"] is False
+    unknown = asked(capsys, tmp_path, "device=l40s", "device.tdp_w=0")
+    assert (unknown["power_w"], unknown["energy_mj"]) == (None, None)
 
 
 def test_caps_and_clocks_slow_a_product_down(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

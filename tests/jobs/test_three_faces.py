@@ -214,6 +214,7 @@ VERBS = {
             "prices": ("prices", ({"dgx_h100": 2.0}, {"dgx_h100": 2.0, "dgx_h200": 3.0})),
             "price_per_kwh": ("price_per_kwh", (0.1,)),
             "pue": ("pue", (1.2,)),
+            "measure_minutes": ("measure_minutes", (0, 10.0)),
             "price_per_gpu_hour": STEP["price_per_gpu_hour"],
             "precision": STEP["precision"],
             "workload": ("workload", ("train", "decode", "generate")),

@@ -18,6 +18,7 @@ from ...question.serving import IterationLaw, Scheduler
 from ...serving.bench import ServingBench
 from ...serving.engines import ServingEngine, load_serving_engine
 from ...serving.host import host_name, host_time
+from ...serving.learned import with_known_steps
 from ...serving.replica import ServedReplica, by_hand, replica
 from ...serving.setup import rules
 from ...serving.steps import steps_of
@@ -74,7 +75,8 @@ def replica_of(
     path = None if callable(step.model) else path_of(step, bench, extent, points)
     known = load_or_make(path, lambda: Surrogate(tabulate(steps.simulate, steps.kernels, extent, points)))
     host = host_time(host_name(own.id, own.host), own.host)
-    return LayoutReplica(layout, own, step, replica(steps, own, host, known, kv, layout.dp))
+    served = with_known_steps(replica(steps, own, host, known, kv, layout.dp), step, steps.device.id, own.id)
+    return LayoutReplica(layout, own, step, served)
 
 
 def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: Sequence[int]) -> TablePoints:

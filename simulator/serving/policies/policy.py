@@ -40,6 +40,7 @@ class Policy:
     refuses: str = ""  # prompts longer than an iteration: "long" all of them, "uncut" where they are not cut
     holds_back: bool = False  # prompts may wait for each other
     counts_ends: bool = False  # it counts on where answers end, unless prefixes are cached
+    loads: str = "layers"  # how it loads caches from tiers below the GPU
     repeats: bool = True  # a batch that only decodes may be counted again without a look at its requests
 
     def __call__(self, state: Any, rules: Any, rank: int, batch: int, now_us: float) -> None:

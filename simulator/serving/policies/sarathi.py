@@ -17,4 +17,4 @@ def sarathi(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_
     start_prompts(state, rules, rank, batch, budget, limits, now_us)
 
 
-POLICY = Policy("sarathi", sarathi, chunk=512, watermark=0.01, spare=1)
+POLICY = Policy("sarathi", sarathi, chunk=512, watermark=0.01, spare=1, loads="async")

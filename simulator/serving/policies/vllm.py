@@ -5,6 +5,7 @@ For lack of blocks the newest goes back.
 
 from __future__ import annotations
 
+from ..priorities import continue_by_priority
 from ..queues import PromptLimits, make_room, put, start_prompts, tokens_to_compute
 from ..rules import SchedulerRules
 from ..state import NONE, LoopState
@@ -16,6 +17,8 @@ def vllm(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us:
     slots, ranks = state.slots, state.ranks
     budget, gone, position = rules.max_tokens, 0, 0
     longest = rules.long_prefill if ranks[rank].count + ranks[rank].waiting > 1 else 0
+    if state.totals[0].ordered:
+        budget, position = continue_by_priority(state, rules, rank, batch, longest), ranks[rank].count
     while position < ranks[rank].count and budget > 0:
         slot = state.running[rank, position]
         tokens = min(tokens_to_compute(state, slot), budget)
@@ -35,4 +38,4 @@ def vllm(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_us:
         start_prompts(state, rules, rank, batch, budget, limits, now_us)
 
 
-POLICY = Policy("vllm", vllm, engine="vllm", max_seqs=1024, lag=True, refuses="uncut")
+POLICY = Policy("vllm", vllm, engine="vllm", max_seqs=1024, lag=True, refuses="uncut", loads="async")

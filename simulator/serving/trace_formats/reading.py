@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import access_logs, benchmark_runs
 from .conversations import read_conversations
+from .drawn import drawn_names
 from .flat_tables import FLAT, read_flat
 from .rows import RequestRows, RequestTraceError
 
@@ -86,7 +87,8 @@ def load(path: Path) -> list[Any] | pd.DataFrame:
                 raise RequestTraceError(f"{path} has no requests")
             return table
     except FileNotFoundError:
-        raise RequestTraceError(f"traffic.trace={path} does not exist") from None
+        ships = ", ".join(drawn_names())
+        raise RequestTraceError(f"traffic.trace={path} does not exist; by name there are {ships}") from None
     except RequestTraceError:
         raise
     except (ValueError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import opcast
 from opcast.jobs.cli import main
 from opcast.simulator.chips.answer import ChipRow, ChipsReport
 from opcast.simulator.chips.run import on_front, widths
+from opcast.simulator.report.worth import worth_of
 
 TINY = "tiny_llama_100m"
 WORK: dict[str, Any] = {"cluster": "dgx_h100", "seq_len": 256, "micro_batch": 8, "global_batch": 64}
@@ -111,6 +113,39 @@ def test_the_command_prints_a_table_or_json(capsys: pytest.CaptureFixture[str]) 
 def _row(time_s: float, joules: float) -> ChipRow:
     """A row of one chip."""
     return ChipRow(
-        "c", "d", 8, None, time_s, time_s, time_s, 1.0, 1.0, 1.0, 1.0, 1.0, joules, None, None, None, None, None, 1.0,
+        "c", "d", 8, None, time_s, time_s, time_s, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, joules,
+        *[None] * 5, 1.0,
         fits=True, front=False,
     )  # fmt: skip
+
+
+def test_measuring_narrows_a_comparison_and_no_time_leaves_it_as_it_is(priced: ChipsReport) -> None:
+    hour = next(row for row in priced.rows if row.cluster == "dgx_h200")
+    assert hour.speed_low < hour.measured_speed_low < hour.speed < hour.measured_speed_high < hour.speed_high
+    none = opcast.compare_chips(TINY, others=["dgx_h200"], measure_minutes=0, **WORK).rows[1]
+    assert (none.measured_speed_low, none.measured_speed_high) == (none.speed_low, none.speed_high)
+    some = opcast.compare_chips(TINY, others=["dgx_h200"], measure_minutes=1.1, **WORK).rows[1]
+    assert hour.measured_speed_high <= some.measured_speed_high <= none.measured_speed_high
+
+
+def test_caps_of_one_chip_share_its_errors(priced: ChipsReport) -> None:
+    """What is left is the law of clocks, 4 % on a chip that somebody timed for long."""
+    capped = priced.rows[1]
+    assert (capped.cluster, capped.cap_w) == ("dgx_h100", 400.0)
+    off = 0.0 if capped.speed == 1.0 else 0.04
+    assert capped.speed_high / capped.speed == pytest.approx(math.exp(off), rel=0.02)
+    other = priced.rows[3]
+    assert other.speed_high / other.speed > 1.2
+
+
+def test_an_hour_leaves_what_a_step_adds_to_its_ops() -> None:
+    """Of ops that are all measured on the chip: 3 %, the law of clocks, and what is not known of the host."""
+    step = opcast.simulate("llama3_8b", "prefill", device="h100_sxm", stack="vllm", seq_len=2048)
+    worth = worth_of(step.state, 60)
+    assert worth.share == pytest.approx(1.0)
+    assert worth.seconds < 3600
+    assert 0.02 < math.log(worth.high_s / (step.e2e_ms / 1e3)) < 0.12
+    assert worth.high_s < step.high_ms / 1e3
+    begun = worth_of(step.state, 0.5)
+    assert (begun.share, begun.seconds) == (0.0, 0.0)
+    assert begun.high_s == pytest.approx(step.high_ms / 1e3)

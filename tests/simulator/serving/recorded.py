@@ -25,7 +25,8 @@ def recorded(engine: str) -> dict[str, Any]:
 
 def small(case: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A case with its first requests alone."""
-    return {**case, **changes, "requests": case["requests"][:REQUESTS]}
+    lists = {name: case[name][:REQUESTS] for name in ("requests", "priorities") if name in case}
+    return {**case, **changes, **lists}
 
 
 def record(engine: str, version: str, cases: list[dict[str, Any]], command: list[str], path: str = "") -> None:
@@ -41,7 +42,7 @@ if __name__ == "__main__":
     from tests.simulator.serving import test_sglang, test_vllm
 
     if test_vllm.FOLDER:
-        few = [small(test_vllm.random_case(seed)) for seed in range(4)]
+        few = [small(test_vllm.random_case(seed, seed >= 4)) for seed in range(6)]
         record("vllm", "0.33.0", few, [sys.executable, str(test_vllm.ORACLE)], test_vllm.FOLDER)
     if test_sglang.FOLDER:
         few = [small(test_sglang.random_case(seed), tokens=800, ignore_eos=seed == 2) for seed in range(4)]

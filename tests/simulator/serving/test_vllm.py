@@ -28,7 +28,7 @@ NEEDED = pytest.mark.skipif(
 )
 
 
-def random_case(seed: int) -> dict[str, Any]:
+def random_case(seed: int, priorities: bool = False) -> dict[str, Any]:
     """Requests that crowd a small KV memory; shared prefixes where blocks are cached."""
     random = np.random.default_rng(seed)
     caching = seed % 2 == 1
@@ -43,7 +43,8 @@ def random_case(seed: int) -> dict[str, Any]:
     if caching:  # a prefix has one length in opcast
         shared = {prefix: int(random.integers(16, 300)) for prefix in (1, 2, 3)}
         requests = [[*each[:4], min(shared.get(each[3], 0), each[1])] for each in requests]
-    return {
+    more = {"priorities": random.integers(0, 3, len(requests)).tolist()} if priorities else {}
+    return more | {
         "max_seqs": int(random.integers(2, 40)),
         "max_tokens": int(random.integers(64, 700)),
         "max_model_len": 4096,
@@ -64,6 +65,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
         blocks=case["blocks"] - 1,  # vLLM keeps one for padding
         watermark=int(case["watermark"] * case["blocks"]),
         whole_prompt=int(case["whole_prompt"]),
+        priorities=case.get("priorities"),
         **{name: case[name] for name in names},
     )
 
@@ -71,7 +73,7 @@ def ours(case: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def answers() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Cases, and what vLLM makes of them; one process for all."""
-    cases = [random_case(seed) for seed in range(24)]
+    cases = [random_case(seed, seed >= 24) for seed in range(36)]
     environment = {**os.environ, "PYTHONPATH": FOLDER, "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [sys.executable, str(ORACLE)], input=json.dumps(cases), env=environment, capture_output=True, text=True

@@ -39,6 +39,7 @@ def scheduler_of(case: dict[str, Any]) -> Any:
         watermark=case["watermark"],
         enable_chunked_prefill=True,
         async_scheduling=False,
+        policy="priority" if "priorities" in case else "fcfs",
     )
     cache = CacheConfig(block_size=16, enable_prefix_caching=case["caching"])
     cache.num_gpu_blocks = case["blocks"]
@@ -85,6 +86,8 @@ def requests_of(case: dict[str, Any]) -> list[Any]:
                 prompt_token_ids=common + own[len(common) :],
                 sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
                 pooling_params=None,
+                arrival_time=float(number),
+                priority=case["priorities"][number] if "priorities" in case else 0,
                 block_hasher=get_request_block_hasher(16, sha256),
             )
         )

@@ -1,0 +1,82 @@
+"""Classes of requests that share replicas: their shares, who goes first, what each expects; and who may come in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...datasets.loading import number, whole
+from .canonical import RequestError
+from .declaration import setting
+
+QUEUES = ("fcfs", "priority")
+MOST_CLASSES = 64
+TARGETS = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """A class of requests. ``share`` is its weight among all; a lower ``priority`` goes first, as in vLLM. Targets that
+    are null are those of ``slo``."""
+
+    name: str
+    share: float = 1.0
+    priority: int = 0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise RequestError("traffic.classes: every class needs a name, such as {name: chat, priority: 0}")
+        number(RequestError, f"traffic.classes {self.name}: share", self.share)
+        if not isinstance(self.priority, int) or isinstance(self.priority, bool):
+            raise RequestError(f"traffic.classes {self.name}: priority={self.priority!r} must be a whole number")
+        for name in TARGETS:
+            if getattr(self, name) is not None:
+                number(RequestError, f"traffic.classes {self.name}: {name}", getattr(self, name))
+
+    @property
+    def targets_named(self) -> bool:
+        """Whether it expects anything of its own."""
+        return any(getattr(self, name) is not None for name in TARGETS)
+
+
+def check_classes(classes: Sequence[RequestClass]) -> None:
+    """RequestError for classes that cannot be told apart, or of which none has a share."""
+    names = [each.name for each in classes]
+    if len(names) > MOST_CLASSES:
+        raise RequestError(f"traffic.classes has {len(names)} classes: at most {MOST_CLASSES} can be told apart")
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestError(f"traffic.classes has {name!r} twice: give each class a name of its own")
+    if classes and not any(each.share for each in classes):
+        raise RequestError("traffic.classes: every share is 0, so that nobody comes: give one of them a share")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Who may come in: what a server or a gateway rejects at once, so that others wait less. Null: no limit."""
+
+    max_requests: int | None = setting(
+        None, "of a replica, waiting or running; more are rejected (vllm: max-num-queued-reqs)"
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "of a replica's prompts not computed yet, at which nobody comes in (vllm: max-num-queued-tokens)"
+    )
+    max_queue: int | None = setting(
+        None,
+        "that wait on a rank (sglang: max-queued-requests); with scheduler.queue=priority the last of them makes room",
+    )
+    rate: float | None = setting(None, "requests a second that a gateway lets in, over all replicas")
+    burst: int = setting(1, "and so many at once after a pause")
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_prompt_tokens", "max_queue"):
+            if getattr(self, name) is not None:
+                whole(RequestError, f"admission.{name}", getattr(self, name))
+        whole(RequestError, "admission.burst", self.burst, 1)
+        if self.rate is not None and number(RequestError, "admission.rate", self.rate) == 0:
+            raise RequestError("admission.rate=0 lets nobody in: leave it out, or give requests a second")
+        if self.burst != 1 and self.rate is None:
+            raise RequestError(f"admission.burst={self.burst} is of a rate: give admission.rate, requests a second")
