@@ -30,12 +30,17 @@ SIZES = ("m", "tokens", "rows", "numel", "size_bytes", "outer", "batch")  # dims
 def run(config: dict[str, Any]) -> int:
     """Answer, and write the campaign where one is asked for; returns the exit code."""
     as_json = wants_json(config)
-    if config["plan_out"]:
-        check_place("plan_out", Path(str(config["plan_out"])))
+    for name in ("plan_out", "picture"):
+        if config[name]:
+            check_place(name, Path(str(config[name])))
     bench, request = resolve.bench(config), resolve.request_of("upgrade", config)
     report: UpgradeReport = bench.upgrade(request)
     if config["plan_out"]:
         write_campaign(config, report, request, bench.device(request.step.device, request.step.cluster))
+    if config["picture"]:
+        from ..simulator.upgrade.picture import draw_upgrade
+
+        say(f"picture: {write_text('picture', Path(str(config['picture'])), draw_upgrade(report))}")
     if as_json:
         print_json(report.to_dict())
         return 0

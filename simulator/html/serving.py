@@ -25,6 +25,9 @@ MORE_TIMES = {
     "decode_e2e_ms": ("decode", "from the arrival of the cache to the last token", ""),
 }
 PARTS = ("mean", "p50", "p90", "p99")
+CLASS_TIMES = tuple((time, part) for time in ("ttft", "tpot") for part in ("p50", "p99"))
+TIER_COUNTS = ("tokens_found", "loads", "tokens_kept", "tokens_evicted")
+TIERS = {"gpu": "GPU", "host": "host memory", "ssd": "drives", "remote": "shared store"}
 POOLS = {"all": "all replicas", "prefill": "prefill", "decode": "decode"}
 RateSweep = Sequence[tuple[str, float, ServingReport]]  # (name, rate, what came of it)
 
@@ -36,6 +39,8 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
         times_section(report),
         over_time_section(report),
         targets_section(report),
+        classes_section(report),
+        tiers_section(report),
         pools_section(report),
     ]
     notes = tuple(note for note in (report.overload, *report.notes) if note)
@@ -266,6 +271,56 @@ def targets_section(report: ServingReport) -> PageSection | None:
         f"Asked: {limits_text}, for {units.share(report.slo['share'])} of the requests. What other targets would give:"
     )
     return PageSection("targets", "Targets", text, tuple(parts))
+
+
+def classes_section(report: ServingReport) -> PageSection | None:
+    """What each class of requests saw, and which limits rejected them; None where nobody was told apart or rejected."""
+    parts: list[Part] = []
+    if report.classes:
+        rows = [
+            (Cell(name), Cell(str(seen["priority"])), Cell(units.count(seen["completed"])),
+             Cell(units.count(seen["requests"] - seen["completed"])),
+             *(Cell(units.duration(seen[f"{time}_ms"][part] * 1e3)) for time, part in CLASS_TIMES),
+             Cell(units.share(seen["slo_attainment"]), bar=seen["slo_attainment"]))
+            for name, seen in report.classes.items()
+        ]  # fmt: skip
+        numbers = ("priority", "served", "rejected", "TTFT p50", "p99", "TPOT p50", "p99", "had all targets")
+        parts.append(Table("Classes", (Column("class", words=True), *map(Column, numbers)), rows))
+    if report.rejections:
+        limits = [
+            (Cell(name.replace("_", " ")),
+             Cell(units.count(limit["requests"]), bar=limit["requests"] / report.requests),
+             Cell(f"{limit.get('most', limit.get('most_tokens', 0)):,g}"), Cell(limit["setting"]))
+            for name, limit in report.rejections.items()
+        ]  # fmt: skip
+        heads = Column("limit", words=True), Column("rejected"), Column("at most"), Column("setting", words=True)
+        parts.append(Table("Rejected requests", heads, limits))
+    if not parts:
+        return None
+    text = "Requests of a lower priority number go first. A rejected request has no times, and misses its targets."
+    return PageSection("classes", "Classes and rejections", text, tuple(parts))
+
+
+def tiers_section(report: ServingReport) -> PageSection | None:
+    """Where the prefix cache found tokens; None without tiers."""
+    tiers = {name: tier for name, tier in report.kv_tiers.items() if name != "loads"}
+    if not tiers:
+        return None
+    rows = [
+        (Cell(TIERS[name]), Cell(units.share(tier["share"]), bar=tier["share"]),
+         *(Cell(units.count(tier[each]) if each in tier else "") for each in TIER_COUNTS),
+         Cell(units.with_prefix(tier["bytes_read"], "B") if "bytes_read" in tier else ""))
+        for name, tier in tiers.items()
+    ]  # fmt: skip
+    numbers = ("of all tokens", "tokens found", "loads", "tokens kept", "tokens forgotten", "read")
+    loads = report.kv_tiers["loads"]
+    text = (
+        "Tokens of prompts that were found in place of computed. "
+        f"{units.count(loads['loads'])} loads from below the GPU took {units.duration(loads['mean_ms'] * 1e3)} each."
+    )
+    return PageSection(
+        "tiers", "Prefix cache", text, (Table("Tiers", (Column("tier", words=True), *map(Column, numbers)), rows),)
+    )
 
 
 def pools_section(report: ServingReport) -> PageSection | None:

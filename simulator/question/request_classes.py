@@ -1,4 +1,4 @@
-"""Classes of requests that share replicas: how many there are, who goes first, what each expects; and who may come in."""
+"""Classes of requests that share replicas: their shares, who goes first, what each expects; and who may come in."""
 
 from __future__ import annotations
 

@@ -57,9 +57,7 @@ class Scheduler:
         "vllm | vllm_v0 | sarathi | orca | faster_transformer | lightllm | sglang | trtllm | "
         "trtllm_max_utilization | splitwise | module:function",
     )
-    queue: str = setting(
-        "fcfs", "fcfs | priority: who waits first, by traffic.classes (vllm: scheduling-policy)"
-    )
+    queue: str = setting("fcfs", "fcfs | priority: who waits first, by traffic.classes (vllm: scheduling-policy)")
     max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it")
     max_seqs: int | None = setting(None, "that run at a time")
     chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)")
@@ -297,7 +295,8 @@ class ServingRequest(Request):
         default_factory=Admission, metadata={"help": "who is rejected at once: limits of a gateway and of servers"}
     )
     tiers: KvTiers = field(
-        default_factory=KvTiers, metadata={"help": "of the prefix cache below the GPU: host memory, drives, a shared store"}
+        default_factory=KvTiers,
+        metadata={"help": "of the prefix cache below the GPU: host memory, drives, a shared store"},
     )
     decode_pool: DecodePool = field(default_factory=DecodePool)
     speculation: Speculation = field(default_factory=Speculation)

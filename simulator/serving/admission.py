@@ -20,8 +20,6 @@ from .state import NONE, LoopState
 def lets_in(state: LoopState, setup: ServingSetup) -> bool:
     """Whether the gateway lets a request in now."""
     totals = state.totals[0]
-    if setup.bucket_rate == 0.0:
-        return True
     filled = totals.bucket + (totals.now_us - totals.bucket_us) * setup.bucket_rate
     totals.bucket, totals.bucket_us = min(filled, setup.bucket_size), totals.now_us
     if totals.bucket < 1.0:
@@ -32,8 +30,6 @@ def lets_in(state: LoopState, setup: ServingSetup) -> bool:
 
 def server_limit(state: LoopState, setup: ServingSetup, rank: int) -> int:
     """The limit that keeps a request out of the replica of a rank; :data:`~.limits.WITHIN` where none does."""
-    if not setup.limited:
-        return WITHIN
     replica = replica_of(setup, rank)
     first = first_rank(setup, replica)
     requests, tokens = 0, 0

@@ -122,7 +122,7 @@ def hit_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) ->
 
 
 def idle_hits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: int) -> int:
-    """Of the cached blocks of so many tokens those on the GPU that nobody uses, which count as free until they are hit."""
+    """Of the cached blocks of so many tokens those on the GPU that nobody uses, which are free until they are hit."""
     idle, base = 0, ring_of(state, rank)
     for index in range((tokens - state.slots[slot].tiered) // rules.block_tokens):
         if state.blocks[base + find(state, rank, content(state, rules, slot, index))].users == 0:

@@ -71,6 +71,9 @@ INLINE: tuple[Callable[..., Any], ...] = (
         queues.first_waiting,
         queues.make_room,
         blocks.grow,
+        blocks.content,
+        order.take_out,
+        tiers.has_tiers,
         blocks.missing_blocks,
     ),
 )

@@ -121,11 +121,11 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.landed, request.back = 0, 0
     request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
     request.kind = chunk.kind[row]
-    request.priority = setup.priorities[request.kind]
+    request.priority = state.classes[request.kind, 0]
     request.limit = limit_of(setup.rules, request.input, request.output)
     if request.limit == WITHIN:
         request.limit = limit_of(setup.decode_rules, request.input, request.output)
-    if request.limit == WITHIN and not lets_in(state, setup):
+    if request.limit == WITHIN and setup.bucket_rate > 0.0 and not lets_in(state, setup):
         request.limit = RATE
     if request.limit != WITHIN:
         reject(state, setup, chunk, slot)
@@ -137,7 +137,7 @@ def reject(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int
     """A request leaves because of its limit."""
     request = state.slots[slot]
     state.totals[0].rejected += 1
-    state.refusals[request.kind, request.limit] += 1
+    state.classes[request.kind, request.limit] += 1
     leave(state, setup, chunk, slot)
 
 
@@ -158,7 +158,8 @@ def send(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) 
     """A request goes to one of the ranks that take prompts and waits there, unless its server rejects it."""
     request, first, last = state.slots[slot], 0, first_decode_rank(setup)
     rank = route(state, setup, slot, first, last)
-    request.limit = server_limit(state, setup, rank)
+    if setup.limited:
+        request.limit = server_limit(state, setup, rank)
     if request.limit == QUEUE:
         other = makes_room(state, rank, slot)
         if other != NONE:

@@ -106,7 +106,7 @@ def fits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int
 
 
 def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, tokens: int, now_us: float) -> None:
-    """A request that waits, mostly the first, runs from now on, with ``hit`` cached tokens and blocks for ``tokens``."""
+    """A request that waits, mostly the first, runs from now on: ``hit`` cached tokens, blocks for ``tokens``."""
     slots, ranks = state.slots, state.ranks
     take_out(state, rank, slot)
     if caches_prefixes(state):

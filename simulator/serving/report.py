@@ -55,7 +55,7 @@ def report_of(
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
     names = [each.name for each in request.traffic.classes]
-    rejected = rejections(state.refusals.tolist(), names, setup.rules, setup.decode_rules, request.admission)
+    rejected = rejections(state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission)
     done, pool, times = totals["completed"], request.decode_pool, tally.times
     counted = max(totals["arrived"] - tally.warmup, 0)
     attained = tally.good / counted if counted else 0.0

@@ -47,8 +47,6 @@ class SchedulerRules(NamedTuple):
     asks: int  # 1: its policy says itself whether a batch may come again
     repeats: int  # 1: batches that only decode may be counted again (:mod:`.repeating`)
     loads: int  # how caches are loaded from tiers (:mod:`.tiers`)
-    tier_us: np.ndarray  # [tiers] until the first byte of a load comes,
-    tier_token_us: np.ndarray  # [tiers] and for each token
     layer_share: float  # of the model that one layer is
 
 
@@ -84,7 +82,6 @@ class ServingSetup(NamedTuple):
     move_us: float  # of every transfer of a cache
     move_token_us: float  # and of every token of it
     move_exposed: float  # the share of it that prefill does not hide
-    priorities: np.ndarray  # of classes; all 0 where queues are in order of arrival
     limited: int  # 1: the server of a replica rejects requests (:mod:`.admission`): limits less than 0 are none
     most_requests: int
     most_prompt_tokens: int

@@ -119,6 +119,11 @@ def serve_once(
     ledger = Tally(host_us, request.slo, keeping.requests, warmup, request.traffic.classes)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state.totals["ordered"] = request.scheduler.queue == "priority"
+    state.classes[:, 0] = [each.priority for each in request.traffic.classes] or [0]
+    if tiers:
+        first, count = first_decode_rank(setup), len(state.ranks)
+        pools = (replica, request.attention_dp, first), (decoder or replica, request.decode_dp, count - first)
+        setups.fill_shelves(state.shelves, request, pools)
     state, backlog = run_chunks(setup, state, source, ledger, runner(request, max(source.outputs, of_tokens)), progress)
     if unserved := int((state.totals["arrived"] - state.totals["completed"] - state.totals["rejected"])[0]):
         raise RequestError(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from ..memory.breakdown import GIB
@@ -24,7 +21,7 @@ from .policies import policy_of
 from .queues import nobody_new
 from .replica import ServedReplica
 from .rules import OWN, OWN_ROUTER, IterationTiming, SchedulerRules, ServingSetup
-from .state import StateSizes
+from .state import OWN_TIERS, StateSizes
 
 USUAL_LINK = 50.0, 20.0  # of a GPU with a NIC of 400 Gbit/s, where no cluster is named
 
@@ -36,7 +33,7 @@ def rules(
     drafts: int = 0,
     answers: bool = False,
     repeats: bool = False,
-    tiers: Mapping[str, Any] | None = None,
+    loads: int = 0,
 ) -> SchedulerRules:
     """The rules of an engine's scheduler on a replica, with the engine's own defaults for what is null."""
     policy, kv, usual = policy_of(scheduler.policy), replica.kv, replica.limits
@@ -79,7 +76,8 @@ def rules(
         lasting=int(not waits),
         asks=int(policy.again is not nobody_new),
         repeats=int(policy.repeats and repeats),
-        **(tiers or no_tiers()),
+        loads=loads,
+        layer_share=replica.layer_share,
     )
 
 
@@ -101,9 +99,10 @@ def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) 
 def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> ServingSetup:
     """All that stays as it is during a run. ``decoder`` is a replica of the pool that decodes, where there is one."""
     pool, scheduler, guessing = request.decode_pool, request.scheduler, request.speculation
-    other, gate, ordered = decoder or replica, request.admission, int(scheduler.queue == "priority")
+    other, gate = decoder or replica, request.admission
     replicas = request.replicas + pool.replicas
     way = way_of(pool, other)
+    loads = LOADS.index(request.tiers.load or policy_of(scheduler.policy).loads)
     again = replica.stages == other.stages == 1 and guessing.tokens == 0 and not looked_at(request)
     return ServingSetup(
         rules=rules(
@@ -111,7 +110,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             replica,
             drafts=guessing.tokens,
             repeats=again,
-            tiers=tier_rules(request, replica, request.attention_dp),
+            loads=loads,
         ),
         timing=timing(replica, scheduler, guessing),
         decode_rules=rules(
@@ -121,7 +120,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             guessing.tokens,
             pool.first_token == "decode",
             again,
-            tier_rules(request, other, request.decode_dp),
+            loads,
         ),
         decode_timing=timing(other, scheduler, guessing),
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
@@ -136,7 +135,6 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         move_us=way[1],
         move_token_us=1e6 * other.kv.bytes_per_token / (way[0] * 1e9),
         move_exposed=1.0 / pool.layers,
-        priorities=np.array([each.priority * ordered for each in request.traffic.classes] or [0], np.int64),
         limited=int(any(each is not None for each in (gate.max_requests, gate.max_prompt_tokens, gate.max_queue))),
         most_requests=-1 if gate.max_requests is None else gate.max_requests,
         most_prompt_tokens=-1 if gate.max_prompt_tokens is None else gate.max_prompt_tokens,
@@ -146,24 +144,20 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
     )
 
 
-def no_tiers() -> dict[str, Any]:
-    """What rules say where nothing is loaded."""
-    return {"loads": 0, "tier_us": np.zeros(0), "tier_token_us": np.zeros(0), "layer_share": 1.0}
-
-
-def tier_rules(request: ServingRequest, replica: ServedReplica, ranks: int) -> dict[str, Any]:
-    """How long loads from tiers take on a replica of so many ranks, and what runs meanwhile."""
-    tiers, policy = request.tiers, policy_of(request.scheduler.policy)
-    if not tiers.exist:
-        return no_tiers()
-    host_gbps = replica.host_gbps if tiers.host_gbps is None else tiers.host_gbps
-    gbps = np.array([host_gbps * replica.devices / ranks, tiers.ssd_gbps / ranks, tiers.remote_gbps / ranks])
-    return {
-        "loads": LOADS.index(tiers.load or policy.loads),
-        "tier_us": np.array([0.0, 0.0, tiers.remote_us]),
-        "tier_token_us": replica.kv.bytes_per_token / (gbps * 1e3),
-        "layer_share": replica.layer_share,
-    }
+def fill_shelves(
+    shelves: np.ndarray, request: ServingRequest, pools: tuple[tuple[ServedReplica, int, int], ...]
+) -> None:
+    """How long loads from tiers take: ``pools`` are replicas, their ranks, and how many ranks there are of them."""
+    tiers, first = request.tiers, 0
+    for replica, ranks, count in pools:
+        host_gbps = replica.host_gbps if tiers.host_gbps is None else tiers.host_gbps
+        gbps = host_gbps * replica.devices / ranks, tiers.ssd_gbps / ranks
+        own = shelves[first * OWN_TIERS : (first + count) * OWN_TIERS].reshape(count, OWN_TIERS)
+        own["token_us"] = replica.kv.bytes_per_token / (np.array(gbps) * 1e3)
+        first += count
+    replica, ranks, _ = pools[0]
+    shelves[-1]["first_us"] = tiers.remote_us
+    shelves[-1]["token_us"] = replica.kv.bytes_per_token / (tiers.remote_gbps / ranks * 1e3)
 
 
 def tier_blocks(request: ServingRequest, replica: ServedReplica, tokens: float) -> tuple[int, ...]:

@@ -72,8 +72,8 @@ BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefi
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
 # first: of its blocks, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. loads,
-# tokens: read from it. link_us: when its link is free.
-SHELF = _kind("first blocks bucket buckets used evicted loads tokens", "link_us")
+# tokens: read from it. link_us: when its link is free; a load takes first_us, and token_us for each token.
+SHELF = _kind("first blocks bucket buckets used evicted loads tokens", "link_us first_us token_us")
 SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
 SIZED = _kind("iterations", "busy_us tokens_us")  # iterations of like size: their time, and tokens times it
 ITERATION = _kind(
@@ -118,17 +118,15 @@ class LoopState(NamedTuple):
     left: Any  # ENDED [slots] requests that ended, until they are fetched
     due: Any  # DUE_LATER [2 * slots] a heap of what comes in later
     shelves: Any  # SHELF [ranks * OWN_TIERS + 1]; empty without tiers
-    tier_keys: np.ndarray  # contents of their blocks, one after the other,
-    tier_after: np.ndarray  # and the ring of each, in order of use; one place more for its end
-    tier_before: np.ndarray
-    tier_found: np.ndarray  # place on the shelf + 1 by the hash of its content; 0: none
-    refusals: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`)
+    places: np.ndarray  # of blocks on shelves: content, place after, place before; then their tables (:mod:`.tiers`)
+    classes: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`), first the priority
 
 
 RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due", "shelves")
 SIZES = 24  # powers of two of tokens in a batch
 LIMITS = 8  # codes of :mod:`.limits`
 OWN_TIERS = 2  # of a rank, before the one that all share (:mod:`.tiers`)
+PLACE = 3  # numbers of a place on a shelf
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         log=np.zeros(shape.logged, ITERATION),
         left=np.zeros(slots, ENDED),
         due=np.zeros(2 * slots, DUE_LATER),
-        refusals=np.zeros((shape.classes, LIMITS), np.int64),
+        classes=np.zeros((shape.classes, LIMITS), np.int64),
         **_shelves(shape),
     )
 
@@ -225,24 +223,19 @@ def _ring(shape: StateSizes) -> np.ndarray:
 
 
 def _shelves(shape: StateSizes) -> dict[str, np.ndarray]:
-    """Empty tiers."""
+    """Empty tiers: each ring holds its end alone, one place behind its blocks."""
     if not any(shape.tiers):
-        return {"shelves": np.zeros(0, SHELF)} | {
-            f"tier_{name}": np.zeros(0, np.int64) for name in ("keys", "after", "before", "found")
-        }
+        return {"shelves": np.zeros(0, SHELF), "places": np.zeros(0, np.int64)}
     shelves = np.zeros(shape.ranks * OWN_TIERS + 1, SHELF)
     shelves["blocks"] = [*shape.tiers[:OWN_TIERS] * shape.ranks, shape.tiers[OWN_TIERS]]
     shelves["buckets"] = [1 << (2 * int(blocks)).bit_length() for blocks in shelves["blocks"]]
-    shelves["first"] = np.cumsum(shelves["blocks"] + 1) - shelves["blocks"] - 1
-    shelves["bucket"] = np.cumsum(shelves["buckets"]) - shelves["buckets"]
-    places = np.arange(int((shelves["blocks"] + 1).sum()))
-    return {
-        "shelves": shelves,
-        "tier_keys": np.zeros(len(places), np.int64),
-        "tier_after": places.copy(),  # each ring holds its end alone
-        "tier_before": places.copy(),
-        "tier_found": np.zeros(int(shelves["buckets"].sum()), np.int64),
-    }
+    sizes = PLACE * (shelves["blocks"] + 1)
+    shelves["first"] = np.cumsum(sizes) - sizes
+    shelves["bucket"] = sizes.sum() + np.cumsum(shelves["buckets"]) - shelves["buckets"]
+    places = np.zeros(int(sizes.sum() + shelves["buckets"].sum()), np.int64)
+    ends = shelves["first"] + sizes - PLACE
+    places[ends + 1], places[ends + 2] = ends, ends
+    return {"shelves": shelves, "places": places}
 
 
 def with_room(state: LoopState, slots: int) -> LoopState:

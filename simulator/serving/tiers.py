@@ -11,10 +11,14 @@ Compiled with the loop (:mod:`.compiled`).
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from .blocks import caches_prefixes, content, home, remember
 from .due import push_due
 from .rules import SchedulerRules
-from .state import NONE, OWN_TIERS, LoopState
+from .state import NONE, OWN_TIERS, PLACE, LoopState
 
 ASYNC, LAYERS, BLOCKING = 0, 1, 2  # how caches are loaded: places in LOADS
 
@@ -41,7 +45,7 @@ def tier_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int, h
 def tier_of(state: LoopState, rank: int, key: int) -> int:
     """The highest tier that has a content; NONE where none has."""
     for tier in range(OWN_TIERS + 1):
-        if place_of(state, shelf_of(state, rank, tier), key) != NONE:
+        if place_of(state.shelves, state.places, shelf_of(state, rank, tier), key) != NONE:
             return tier
     return NONE
 
@@ -60,7 +64,7 @@ def load(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int
             continue
         shelf = state.shelves[shelf_of(state, rank, tier)]
         free_us = shelf.link_us if tier < OWN_TIERS else scheduler.remote_us
-        done_us = max(now_us, free_us) + rules.tier_us[tier] + tokens * rules.tier_token_us[tier]
+        done_us = max(now_us, free_us) + shelf.first_us + tokens * shelf.token_us
         if tier < OWN_TIERS:
             shelf.link_us = done_us
         else:
@@ -76,7 +80,7 @@ def load(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int
     state.totals[0].load_us += end_us - now_us
     state.totals[0].loads += 1
     for index in range(hit // size, (hit + request.tiered) // size):
-        put_on(state, shelf_of(state, rank, 0), content(state, rules, slot, index))
+        put_on(state.shelves, state.places, shelf_of(state, rank, 0), content(state, rules, slot, index))
     if rules.loads == ASYNC:
         request.loading, request.waits = hit + request.tiered, 1
         request.computed = request.input + request.made  # nothing to compute until they are there
@@ -104,73 +108,74 @@ def keep(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
     for index in range(request.kept, request.computed // rules.block_tokens):
         key = content(state, rules, slot, index)
         for tier in range(OWN_TIERS + 1):
-            put_on(state, shelf_of(state, rank, tier), key)
+            put_on(state.shelves, state.places, shelf_of(state, rank, tier), key)
     request.kept = max(request.kept, request.computed // rules.block_tokens)
 
 
-# --- a shelf --------------------------------------------------------------------------------------------------------
+# --- a shelf, as compiled code calls it: with the two arrays that it needs, not with all of the state ----------------
+# A place is three numbers: its content, and the places after and before it in order of use.
 
 
-def place_of(state: LoopState, shelf: int, key: int) -> int:
+def place_of(shelves: Any, places: np.ndarray, shelf: int, key: int) -> int:
     """Where a shelf has a content; NONE where it has not."""
-    own = state.shelves[shelf]
+    own = shelves[shelf]
     if own.used == 0:
         return NONE
     bucket = home(key, own.buckets)
-    while state.tier_found[own.bucket + bucket] > 0:
-        place = own.first + state.tier_found[own.bucket + bucket] - 1
-        if state.tier_keys[place] == key:
+    while places[own.bucket + bucket] > 0:
+        place = own.first + PLACE * (places[own.bucket + bucket] - 1)
+        if places[place] == key:
             return int(place)
         bucket = (bucket + 1) & (own.buckets - 1)
     return NONE
 
 
-def put_on(state: LoopState, shelf: int, key: int) -> None:
+def put_on(shelves: Any, places: np.ndarray, shelf: int, key: int) -> None:
     """A content is on a shelf, as the last that was used; where it is full the one used longest ago goes."""
-    own = state.shelves[shelf]
+    own = shelves[shelf]
     if own.blocks == 0:
         return
-    end = own.first + own.blocks
-    place = place_of(state, shelf, key)
+    end = own.first + PLACE * own.blocks
+    place = place_of(shelves, places, shelf, key)
     if place != NONE:
-        unchain(state, place)
+        unchain(places, place)
     else:
         if own.used < own.blocks:
-            place = own.first + own.used
+            place = own.first + PLACE * own.used
             own.used += 1
         else:
-            place = state.tier_after[end]
-            unchain(state, place)
-            forget_on(state, shelf, place)
+            place = places[end + 1]
+            unchain(places, place)
+            forget_on(shelves, places, shelf, place)
             own.evicted += 1
-        state.tier_keys[place] = key
+        places[place] = key
         bucket = home(key, own.buckets)
-        while state.tier_found[own.bucket + bucket] > 0:
+        while places[own.bucket + bucket] > 0:
             bucket = (bucket + 1) & (own.buckets - 1)
-        state.tier_found[own.bucket + bucket] = place - own.first + 1
-    last = state.tier_before[end]
-    state.tier_after[last], state.tier_before[place] = place, last
-    state.tier_after[place], state.tier_before[end] = end, place
+        places[own.bucket + bucket] = (place - own.first) // PLACE + 1
+    last = places[end + 2]
+    places[last + 1], places[place + 2] = place, last
+    places[place + 1], places[end + 2] = end, place
 
 
-def unchain(state: LoopState, place: int) -> None:
+def unchain(places: np.ndarray, place: int) -> None:
     """Take a place out of its ring."""
-    after, before = state.tier_after[place], state.tier_before[place]
-    state.tier_after[before], state.tier_before[after] = after, before
+    after, before = places[place + 1], places[place + 2]
+    places[before + 1], places[after + 2] = after, before
 
 
-def forget_on(state: LoopState, shelf: int, place: int) -> None:
+def forget_on(shelves: Any, places: np.ndarray, shelf: int, place: int) -> None:
     """The content of a place is no more to be found; what was pushed on by it in the table moves back."""
-    own = state.shelves[shelf]
-    mask, hole = own.buckets - 1, home(state.tier_keys[place], own.buckets)
-    while state.tier_found[own.bucket + hole] != place - own.first + 1:
+    own = shelves[shelf]
+    mask, hole = own.buckets - 1, home(places[place], own.buckets)
+    while places[own.bucket + hole] != (place - own.first) // PLACE + 1:
         hole = (hole + 1) & mask
     bucket = (hole + 1) & mask
-    while state.tier_found[own.bucket + bucket] > 0:
-        other = own.first + state.tier_found[own.bucket + bucket] - 1
-        ideal = home(state.tier_keys[other], own.buckets)
+    while places[own.bucket + bucket] > 0:
+        other = own.first + PLACE * (places[own.bucket + bucket] - 1)
+        ideal = home(places[other], own.buckets)
         if ((bucket - ideal) & mask) >= ((bucket - hole) & mask):
-            state.tier_found[own.bucket + hole] = state.tier_found[own.bucket + bucket]
+            places[own.bucket + hole] = places[own.bucket + bucket]
             hole = bucket
         bucket = (bucket + 1) & mask
-    state.tier_found[own.bucket + hole] = 0
+    places[own.bucket + hole] = 0

@@ -47,8 +47,6 @@ PLAIN = SchedulerRules(
     asks=1,
     repeats=1,
     loads=0,
-    tier_us=np.zeros(0),
-    tier_token_us=np.zeros(0),
     layer_share=1.0,
 )
 
@@ -65,13 +63,17 @@ def played(
     timing = IterationTiming(linear_tables(1.0), np.zeros(0, np.int64), 0.0, 0.0, 0.0, 0, 0.0)
     one = (0, 1, 1, 1, 1, 1, 1, 0, np.zeros(0), 0.0, 0.0, 1.0)
     levels = sorted(set(priorities or [0]))
-    made = ServingSetup(rules, timing, rules, timing, *one, np.array(levels), 0, -1, -1, -1, 0.0, 1.0)
+    made = ServingSetup(rules, timing, rules, timing, *one, 0, -1, -1, -1, 0.0, 1.0)
     shape = StateSizes(
-        1, 1, 1, rules.max_seqs, rules.blocks, caching, rules.blocks + 1, bins=BINS, block_tokens=rules.block_tokens
+        *(1, 1, 1, rules.max_seqs, rules.blocks, caching, rules.blocks + 1),
+        bins=BINS,
+        block_tokens=rules.block_tokens,
+        classes=len(levels),
     )
     state = as_objects(empty_state(shape, len(requests)))
     state.totals[0].ordered = int(priorities is not None)
     columns = np.array(requests)
+    state.classes[:, 0] = levels
     kind = np.searchsorted(levels, priorities or [0] * len(requests))
     arriving = stream(
         columns[:, 0].astype(float), columns[:, 1], columns[:, 2], columns[:, 3], columns[:, 4], kind=kind

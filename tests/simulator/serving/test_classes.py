@@ -50,9 +50,7 @@ def asked(**given: Any) -> ServingRequest:
 def test_the_lower_priority_number_starts_first() -> None:
     """One seat: the second runs before the first that waits, because its number is lower; of equal ones who came."""
     requests = [[0, 16, 5, 0, 0], [1, 16, 2, 0, 0], [2, 16, 2, 0, 0], [3, 16, 2, 0, 0]]
-    mine = schedule_of(
-        requests, False, "vllm", priorities=[0, 3, 1, 1], blocks=20, max_seqs=1, max_tokens=64
-    )
+    mine = schedule_of(requests, False, "vllm", priorities=[0, 3, 1, 1], blocks=20, max_seqs=1, max_tokens=64)
     order = list(dict.fromkeys(name for each in mine["schedule"] for name in each))
     assert order == ["0", "2", "3", "1"]
 
@@ -129,7 +127,8 @@ def test_each_limit_rejects_by_its_own_count(played: Play, admission: Admission,
 
 
 def test_a_gateway_lets_in_its_rate(played: Play) -> None:
-    traffic = RequestTraffic(arrival="constant", rate=100.0, requests=200, input=Lengths(mean=16), output=Lengths(mean=1))
+    one = {"input": Lengths(mean=16), "output": Lengths(mean=1)}
+    traffic = RequestTraffic(arrival="constant", rate=100.0, requests=200, **one)
     report = played(
         ServingRequest(law=LAW, kv=KvMemory(100, 16), traffic=traffic, admission=Admission(rate=25.0))
     ).report
@@ -165,7 +164,7 @@ def test_a_trace_names_classes(played: Play, tmp_path: Any) -> None:
     report = played(asked(traffic=traffic)).report
     assert {name: each["requests"] for name, each in report.classes.items()} == {"chat": 1, "batch": 2}
     path.write_text("\n".join([*rows, "1,16,2,bulk"]))
-    with pytest.raises(ValueError, match="row 4: class=bulk is none of traffic.classes: chat, batch"):
+    with pytest.raises(ValueError, match=r"row 4: class=bulk is none of traffic.classes: chat, batch"):
         played(asked(traffic=traffic))
 
 

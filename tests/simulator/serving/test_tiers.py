@@ -90,7 +90,8 @@ def test_a_shared_store_is_found_by_other_replicas(played: Play, tmp_path: Any) 
     base = asked(two_turns(tmp_path, 0), host_gib=100.0)
     own = played(replace(base, replicas=2)).report.kv_tiers
     assert own["host"]["tokens_found"] == 0
-    shared = replace(base, replicas=2, tiers=KvTiers(host_gib=100.0, host_gbps=100.0, remote_gib=100.0, remote_gbps=20.0))
+    tiers = KvTiers(host_gib=100.0, host_gbps=100.0, remote_gib=100.0, remote_gbps=20.0)
+    shared = replace(base, replicas=2, tiers=tiers)
     result = played(shared)
     assert result.report.kv_tiers["remote"]["tokens_found"] == 1600
     assert last_ttft_ms(result) == pytest.approx(80.0 + 0.02 + 1.1, abs=0.02)
@@ -101,9 +102,8 @@ def test_two_loads_wait_for_each_other_and_others_run_meanwhile(played: Play, tm
     rows = ["0,1601,2,a,1600", "10,1601,2,b,1600", "20,1601,2,c,1600", "30,1601,2,d,1600"]
     rows += ["40,1601,2,a,1600", "40,1601,2,b,1600", "40.01,17,2,,0"]
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens,prefix_id,prefix_tokens", *rows]))
-    request = replace(
-        asked(RequestTraffic(trace=str(path)), host_gib=100.0, host_gbps=10.0, load="async"), kv=KvMemory(204, 16, TOKEN)
-    )
+    usual = asked(RequestTraffic(trace=str(path)), host_gib=100.0, host_gbps=10.0, load="async")
+    request = replace(usual, kv=KvMemory(204, 16, TOKEN))
     times = [(row["first_token_us"] - row["arrival_us"]) / 1e3 for row in played(request).requests[-3:]]
     assert times[0] == pytest.approx(160 + 1.1, abs=0.1)
     assert times[1] == pytest.approx(320 + 1.1, abs=0.1)
@@ -152,9 +152,9 @@ def test_everybody_is_served_and_tokens_are_conserved(
     assert (shelves["used"] <= shelves["blocks"]).all()
     assert (result.state.ranks["free"] == blocks).all()
     for shelf in shelves:  # each content stands in the table once
-        found = result.state.tier_found[shelf["bucket"] : shelf["bucket"] + shelf["buckets"]]
+        found = result.state.places[shelf["bucket"] : shelf["bucket"] + shelf["buckets"]]
         assert sorted(found[found > 0]) == list(range(1, shelf["used"] + 1))
-        keys = result.state.tier_keys[shelf["first"] : shelf["first"] + shelf["used"]]
+        keys = result.state.places[shelf["first"] : shelf["first"] + 3 * shelf["used"] : 3]
         assert len(set(keys.tolist())) == len(keys)
 
 

@@ -80,3 +80,20 @@ def test_all_requests_end_when_vidur_says(
     compared(ours, theirs)
     if "tight" in name:
         assert ours.preemptions.sum() == 108
+
+
+@pytest.mark.parametrize(("padded", "finish_us"), [(False, 4700.0), (None, 5400.0)])
+def test_faster_transformer_counts_what_is_there_as_vidur_does(
+    played: Callable[..., Any], tmp_path: Path, padded: bool | None, finish_us: float
+) -> None:
+    """Prompts of 100 and 50 tokens, answers of 3 and 1: 1 ms an iteration, 10 us a prompt token, 100 us a decode;
+    padded to two prompts of 100 and to two decodes."""
+    path = tmp_path / "two.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,100,3\n0,50,1\n")
+    request = ServingRequest(
+        law=IterationLaw(base_us=1000.0, prefill_token_us=10.0, decode_us=100.0),
+        kv=KvMemory(100, 16),
+        scheduler=Scheduler("faster_transformer", padded=padded),
+        traffic=RequestTraffic(trace=str(path)),
+    )
+    assert played(request).requests["finish_us"].max() == pytest.approx(finish_us)
