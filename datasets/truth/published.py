@@ -17,7 +17,8 @@ nobody would know it before the run; a row that it refuses is answered, too, and
 
 A file with ``table`` is about tables that have these columns, and ``columns`` says which of theirs are ours:
 ``{ours: theirs}``, or ``{ours: {of: theirs, words: pattern}}`` for the part of a cell that a pattern's first group
-takes; those that only rules fill are ``null``.
+takes; those that only rules fill are ``null``, also where
+a column of theirs has that name and means something else.
 """
 
 from __future__ import annotations
@@ -181,6 +182,7 @@ def named(line: Mapping[str, str], columns: Mapping[str, Any]) -> dict[str, str]
     made = dict(line)
     for ours, theirs in columns.items():
         if theirs is None:
+            made.pop(ours, None)  # what they call so is something else
             continue
         if isinstance(theirs, str):
             made[ours] = line.get(theirs) or ""

@@ -162,9 +162,10 @@ def batches(cells: Cells, layout: PublishedLayout) -> tuple[int, int]:
 
 
 def recompute_of(text: str) -> str:
-    """The policy: none, full, selective, selective:MODULES, or ops."""
+    """The policy: none, full, full:N (also as Megatron-LM's ``full:block:N``), selective, selective:MODULES, or ops."""
     words = text.lower().split("(")[0].split("/")[0].replace("+sp", "").strip()
     policy, _, modules = words.partition(":")
+    modules = modules.removeprefix("block:")  # Megatron-LM's method: the first layers of each chunk
     if policy not in POLICIES or modules == "none":
         return "none"
     return f"{policy}:{modules.replace('+', ',')}" if modules else policy
