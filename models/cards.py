@@ -34,7 +34,9 @@ Those of PyTorch's own kernels are from NeuSight's tables and Vidur's (`opcast i
 `predictor.candidates=[calibrated,lightgbm]`: trees go on as they end where a device is asked about larger sizes.
 
 Those of aiter are of tuned kernels (ROCm/aiter's configurations: the best of all that were tried, arguments taking
-turns in memory, so that they stand for a warm and a cold cache; 304 units are MI300X or MI325X, 256 MI355X or MI350X),
+turns in memory, so that they stand for a warm and a cold cache; 304 units are MI300X or MI325X, 256 MI355X or MI350X)
+and of its attention kernels in assembly (op_tests/cpp/mha/README.md; backward passes with the atomics that training
+takes: in fp32 on MI300X, where those in 16 bits overflow, in 16 bits on MI355X),
 those of LLMServingSim of layers on RTX cards, those of InferSim of DeepGEMM, FlashInfer and FlashAttention 3 on H20 and
 H800. Tables of these with opcast's names for columns need no mapping (`opcast import source=csv path=…`).
 

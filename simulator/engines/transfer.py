@@ -85,10 +85,16 @@ class TransferEngine:
     def _candidates(self, kind: str, dtype: str) -> Iterator[Kin]:
         """Kin that have learned the kind, then whoever has learned one alike."""
         waits = KINDS[kind].family in MEMORY_BOUND_FAMILIES
-        intervals = errors().get(kind, {})
+        intervals, widths = errors().get(kind, {}), recast_widths(kind, group(kind))
+        if not intervals:  # no two kin have the kind: chips differ in a backward pass as in the forward one
+            intervals = {
+                tier: wider(each, widths[donor.kind])
+                for donor in donors(kind)
+                if donor.partly and donor.kind in widths
+                for tier, each in errors().get(donor.kind, {}).items()
+            }
         if intervals:
             yield from self._first(kind, (dtype, *(ANY_FORMAT if waits else RATE_OF.get(dtype, ()))), intervals)
-        widths = recast_widths(kind, group(kind))
         for donor in donors(kind) if self.backend is None else ():
             if donor.kind in widths:
                 recast = replace(donor, share=recast_share(kind, donor))
