@@ -17,8 +17,7 @@ nobody would know it before the run; a row that it refuses is answered, too, and
 
 A file with ``table`` is about tables that have these columns, and ``columns`` says which of theirs are ours:
 ``{ours: theirs}``, or ``{ours: {of: theirs, words: pattern}}`` for the part of a cell that a pattern's first group
-takes; those that only rules fill are ``null``, also where
-a column of theirs has that name and means something else.
+takes; those that only rules fill are ``null``, also where theirs of that name means something else.
 """
 
 from __future__ import annotations

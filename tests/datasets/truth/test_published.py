@@ -97,6 +97,7 @@ def test_a_rule_fills_replaces_and_refuses() -> None:
         ("training", "Megatron-Bridge docs", "megatron"),
         ("training", "NeMo AutoModel docs", "nemo_automodel"),
         ("training", "MLPerf Training v5.1, NeMo on Megatron-Core", "nemo"),
+        ("training", "AMD-AGI/Primus documents", "primus"),
         ("training", "SimuMax: Megatron-LM 0.14 with torch", "megatron_core"),
         ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | ZeRO3", "deepspeed_2021"),
         ("training", "Narayanan et al. SC21 Table 2 (PTD-P vs ZeRO-3) | PTD-P", "megatron2021"),
@@ -162,7 +163,7 @@ def test_columns_of_a_table_have_our_names_beside_their_own(tmp_path: Path) -> N
     )
     columns = columns_of(["millis", "size"], tmp_path)
     assert set(columns) == {"latency_ms", "M", "op"}
-    assert named({"millis": "1.5", "size": "64x2"}, columns) == {
+    assert named({"millis": "1.5", "size": "64x2", "op": "theirs, of another meaning"}, columns) == {
         "millis": "1.5",
         "size": "64x2",
         "latency_ms": "1.5",

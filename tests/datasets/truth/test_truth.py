@@ -147,6 +147,52 @@ def test_adapters_are_those_of_the_publication(tmp_path: Path, source: str, rank
     assert one(tmp_path, source=source).lora_rank == 0
 
 
+LOGGED = {
+    "source": "MLPerf Training v5.1, closed/open logs of AMD",
+    "kind": "train_lora",
+    "model": "llama2-70b (LoRA r16, attention)",
+    "chip": "mi300x",
+    "num_gpus": "8",
+    "gpus_per_node": "8.0",
+    "precision": "fp8",
+    "gbs_seqs": "8.0",
+    "mbs_seqs": "1.0",
+    "seq_len_tokens": "8192.0",
+    "tp": "1",
+    "pp": "1",
+    "sp": "false",
+    "recompute": "full:block:21",
+    "step_time_s": "4",
+    "system": "a server",
+    "config": "AMD/benchmarks/llama2_70b_lora/config_MI300X_1x8x1.sh",
+    "framework": "PyTorch 2.8, ROCm 7.0.0",
+}
+
+
+@pytest.mark.parametrize(
+    ("chip", "told"),
+    [("mi300x", {"fp8_params": True}), ("mi355x", {"fp8_params": True}), ("h200_sxm", {"attention_dtype": "fp8"})],
+)
+def test_a_table_of_logs_is_read_by_its_chips_and_the_first_layers_that_run_again(
+    tmp_path: Path, chip: str, told: dict[str, object]
+) -> None:
+    (row,) = read_table(written(tmp_path, LOGGED | {"chip": chip})).rows
+    assert isinstance(row, TrainingRow)
+    assert (row.hardware.device, row.model, row.framework) == (chip, "llama2-70b", "nemo")
+    assert (row.recompute, row.lora_rank, row.options) == ("full:21", 16, told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"kind": "relative_pipeline", "gbs_seqs": "", "seq_len_tokens": ""}, "only how schedules compare"),
+        ({"source": "AMD-AGI/Primus documents", "model": "gdn-300m (12 blocks)"}, "gdn-300m: the sizes of its gated"),
+    ],
+)
+def test_logged_rows_that_say_too_little_are_refused(tmp_path: Path, changes: dict[str, str], why: str) -> None:
+    assert why in refused(tmp_path, LOGGED | changes)
+
+
 @pytest.mark.parametrize(
     ("nodes", "gathers", "scatters", "framework"),
     [

@@ -76,3 +76,22 @@ def test_rtx_4090_is_not_slower_than_3090_and_faster_than_what_bandwidth_says_of
 def test_a_format_that_a_chip_never_timed_is_answered_by_kin_that_did(device: str, dtype: str, who: str) -> None:
     found: Any = answered(load_device(device), "gemm", [{"m": 512, "n": 4096, "k": 7168}], dtype, "warm")
     assert f"{found.engine[0]} {found.predictor[0]}".startswith(who)
+
+
+# Causal, 64 heads on 8, 8192 tokens: TFLOP/s of ROCm/aiter's assembly kernels (op_tests/cpp/mha/README.md).
+@pytest.mark.parametrize(
+    ("device", "kind", "tflops"),
+    [
+        ("mi300x", "attention_prefill", 518.3),
+        ("mi300x", "attention_backward", 433.3),  # sums in fp32
+        ("mi355x", "attention_prefill", 1300.1),
+        ("mi355x", "attention_backward", 1064.6),
+        ("mi325x", "attention_backward", 433.3),  # of the same die and clock: by kin of its own kind
+    ],
+)
+def test_attention_of_amds_chips_is_that_of_their_assembly_kernels(device: str, kind: str, tflops: float) -> None:
+    op = {"heads_q": 64, "heads_kv": 8, "head_dim": 128, "v_head_dim": 128, "seq_q": 8192, "seq_kv": 8192, "causal": 1}
+    found = answered(load_device(device), kind, [op], "bf16", "warm")
+    products = 2 if kind == "attention_prefill" else 5
+    assert products * 64 * 8192**2 * 128 / found.latency_us[0] / 1e6 == pytest.approx(tflops, rel=0.08)
+    assert found.predictor[0].startswith(f"{kind}@aiter:asm")
