@@ -42,7 +42,7 @@ def test_a_device_with_a_predictor_is_answered_by_it() -> None:
 
 
 HEADS = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "v_head_dim": 128}
-PROMPT = make_op("attention_prefill", **HEADS, seq_q=4096, seq_kv=4096, dtype="bf16")
+TOKEN = make_op("attention_decode", **HEADS, seq_q=1, seq_kv=4096, dtype="bf16")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ PROMPT = make_op("attention_prefill", **HEADS, seq_q=4096, seq_kv=4096, dtype="b
     [
         ("h800_sxm", make_op("embedding", tokens=2**12, vocab=2**15, hidden=2**12, dtype="bf16")),  # and nothing alike
         ("h800_sxm", make_op("copy", size_bytes=2**30, direction="h2d")),  # over a bus
-        ("mi300x", PROMPT),  # nobody of its vendor knows the kind
+        ("mi300x", TOKEN),  # nobody of its vendor knows the kind
         ("v100_sxm", make_op("all_reduce", size_bytes=2**26, ranks=8, ranks_per_node=8, dtype="fp16")),  # too far
     ],
 )
@@ -124,4 +124,4 @@ def test_backends_of_kin_may_be_asked_for() -> None:
     assert asked is not None
     assert "sglang-" in asked.name
     found = known_backends(load_device("mi300x"), [], [SHIPPED])
-    assert found == {"torch:aten", "torch:rocblas", "aiter:tuned", "aiter:preshuffled"}
+    assert found == {"torch:aten", "torch:rocblas", "aiter:tuned", "aiter:preshuffled", "aiter:asm"}
