@@ -101,7 +101,7 @@ STARTS: dict[str, list[list[str]]] = {
               *(["link", "path={files}/trace.json", "output={files}/linked"], ["analyse", "path={files}/trace.json"])],
     "calibrate": [["tables=[{files}/truth.csv]"]],
     "serving": [
-        ["law={base_us:5000,decode_us:20,prefill_token_us:60}", "traffic.requests=20"],
+        ["law={base_us:5000,decode_us:20,prefill_token_us:60}", "kv.blocks=1000", "traffic.requests=20"],
         ["model=tiny_llama_100m", "device=h100_sxm", "traffic.requests=20", "traffic.output.mean=4"],
         ["launch={files}/start.sh", "device=h100_sxm", "traffic.requests=20", "traffic.output.mean=4"],
     ],

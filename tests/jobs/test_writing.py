@@ -12,7 +12,7 @@ import pytest
 STEP = "model=tiny_llama_100m device=h100_sxm workload.seq_len=64"
 FAR = "model=tiny_llama_100m cluster=dgx_h100 workload.seq_len=64 workload.global_batch=64"
 SPACE = "space.tp=[1,2] space.pp=1 space.cp=1 space.micro_batch=1 space.recompute=none workers=1"
-LAW = "law={base_us:5000,decode_us:20,prefill_token_us:60} traffic.requests=200"
+LAW = "law={base_us:5000,decode_us:20,prefill_token_us:60} kv.blocks=1000 traffic.requests=200"
 SHAPES = "op=gemm shapes={files}/shapes.csv device=h100_sxm"
 CASES = {  # a verb's words, the last of which says where it writes
     "predict output": f"predict {SHAPES} output={{files}}/a.parquet",
