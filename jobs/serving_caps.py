@@ -130,5 +130,5 @@ def to_dict(row: ServedCap) -> dict[str, Any]:
     values = row.report.to_dict()
     for name in ("cdf", "over_time", "slo_curve"):
         values.pop(name, None)
-    told = {"cap_w": row.cap_w, "gpu_joules_per_token": row.gpu_joules, "joules_per_token": row.joules}
-    return told | {"front": row.front} | values
+    figures = {"cap_w": row.cap_w, "gpu_joules_per_token": row.gpu_joules, "joules_per_token": row.joules}
+    return figures | {"front": row.front} | values
