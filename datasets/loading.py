@@ -162,7 +162,7 @@ def _descend(kind: Any, value: Any, error: Error, name: str) -> None:
     inner, many = _dataclass_in(kind)
     if inner is not None and not many and isinstance(value, Mapping):
         _complain(inner, value, error, name)
-    elif isinstance(value, Mapping) and _container(kind):
+    elif isinstance(value, Mapping) and _container(kind) and issubclass(get_origin(kind) or kind, Mapping):
         for key, each in value.items():
             if not isinstance(key, str) and get_args(kind)[0] is str:
                 raise error(f"{name} has the name {key!r}, which must be a word")

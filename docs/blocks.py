@@ -34,6 +34,8 @@ HOW = {  # a verb -> the page on it, where that has another name
     "validate": "validation.md",
     "calibrate": "validation.md#calibration",
     "trace": "traces.md",
+    "posttrain": "post-training.md",
+    "upgrade": "upgrades.md",
     "new": "clusters.md#hardware-that-is-not-in-the-list",
     "list": "limits.md",
     "completion": "install.md",

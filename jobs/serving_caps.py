@@ -103,8 +103,10 @@ def front(rows: Sequence[ServedCap]) -> list[ServedCap]:
     """The rows, marked where no other is at least as good in both and better in one."""
     points = [(row.joules, row.worse) for row in rows]
     return [
-        replace(row, front=not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points))
-        for row, own in zip(rows, points, strict=True)
+        replace(
+            row, front=not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+        )
+        for row, point in zip(rows, points, strict=True)
     ]
 
 

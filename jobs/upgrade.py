@@ -85,14 +85,14 @@ def around(ops: Sequence[Op]) -> Iterator[Op]:
     by_kind: dict[str, list[Op]] = {}
     for op in ops:
         by_kind.setdefault(op.kind, []).append(op)
-    for kind, known in by_kind.items():
-        missing = FEWEST // (1 if KINDS[kind].collective else 2) - len(known)
+    for kind, ops_of_kind in by_kind.items():
+        missing = FEWEST // (1 if KINDS[kind].collective else 2) - len(ops_of_kind)
         names = [dim.name for dim in KINDS[kind].dims]
         name = next((name for name in SIZES if name in names), None)
         if name is None or missing <= 0:
             continue
-        found = dict.fromkeys(other for times in TIMES for op in known for other in resized(op, name, times))
-        yield from [other for other in found if other not in known][:missing]
+        sizes = dict.fromkeys(other for times in TIMES for op in ops_of_kind for other in resized(op, name, times))
+        yield from [other for other in sizes if other not in ops_of_kind][:missing]
 
 
 def resized(op: Op, name: str, times: float) -> Iterator[Op]:

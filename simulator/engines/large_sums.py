@@ -46,9 +46,9 @@ class OwnSumsEngine:
         at = np.flatnonzero(inside & (size <= OWN_SUM_BYTES))
         most = np.array([ONE_SHOT_KIB[int(count)] * 1024 for count in ranks[at]])
         one_shot = size[at] <= most
-        read = np.where(one_shot, size[at], 2.0 * size[at] / ranks[at])
+        read_bytes = np.where(one_shot, size[at], 2.0 * size[at] / ranks[at])
         rate = SUSTAINED_LINK * self.device.link_gbps / self.links * 1e3
-        latency = self.device.launch_us + np.where(one_shot, 2, 3) * BARRIER_US + read / rate
+        latency = self.device.launch_us + np.where(one_shot, 2, 3) * BARRIER_US + read_bytes / rate
         answers.latency_us[at] = latency
         answers.low_us[at], answers.high_us[at] = latency / OWN_SUM_SPREAD, latency * OWN_SUM_SPREAD
         answers.engine[at], answers.clause[at], answers.source[at] = self.name, OWN_SUM, OWN_SUM

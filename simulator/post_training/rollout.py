@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -92,8 +91,8 @@ class RolloutReplicas:
         count = len(prompt)
         shares = np.array_split(np.arange(count), self.replicas)
         order = np.full((max(map(len, shares)), self.replicas), NOBODY)
-        for replica, share in enumerate(shares):
-            order[: len(share), replica] = share
+        for column, share in enumerate(shares):
+            order[: len(share), column] = share
         order = order[order != NOBODY]  # requests go round the replicas
         rows = chunk(np.zeros(count), prompt[order], response[order], group[order], shared[order])
         longest, outputs = int((prompt + response).max()), float(response.sum())
@@ -184,11 +183,9 @@ def rollout_of(
     """
     assert groups.rollout is not None
     engine, step = request.rollout, request.step
-    precision: dict[str, Any] = {}
+    dtype, quantization = step.precision, "" if step.quantization in PACKED else step.quantization
     if engine.precision:
-        precision = dict(zip(("precision", "quantization"), precision_of(engine.precision), strict=True))
-    elif step.quantization in PACKED:
-        precision = {"quantization": ""}
+        dtype, quantization = precision_of(engine.precision)
     served = replace(
         step,
         work=Work(kind="decode", expert_load=step.work.expert_load),
@@ -201,7 +198,8 @@ def rollout_of(
         options={},
         stragglers=(),
         sources=replace(step.sources, calibration=NONE),
-        **precision,
+        precision=dtype,
+        quantization=quantization,
     )
     longest = step.work.seq_len
     together = round(request.sequences * (1.0 + request.partial))

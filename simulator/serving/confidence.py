@@ -84,9 +84,10 @@ def with_known_runs(report: ServingReport, request: ServingRequest, run: Mapping
             continue
         value = getattr(report, figure)
         value = getattr(value, attribute) if attribute else value
-        own = value * math.exp(-width), value * math.exp(width)
-        known = "engine" not in unknown and "system" not in unknown
-        intervals[name] = own if known else (min(low, own[0]), max(high, own[1]))
+        fast, slow = value * math.exp(-width), value * math.exp(width)
+        if {"engine", "system"} & set(unknown):
+            fast, slow = min(low, fast), max(high, slow)
+        intervals[name] = fast, slow
     notes = (*report.notes, unknown_text(run, unknown)) if unknown else report.notes
     return replace(report, intervals=intervals, notes=notes)
 

@@ -175,9 +175,10 @@ def test_a_trace_names_classes(played: Play, tmp_path: Any) -> None:
         ([{"name": "a", "share": 0}], "every share is 0"),
         ([{"name": ""}], "needs a name"),
         ([{"name": "a", "priority": 1.5}], "priority"),
+        ({"name": "a"}, "must be a list"),
     ],
 )
-def test_classes_that_cannot_be(classes: list[dict[str, Any]], words: str) -> None:
+def test_classes_that_cannot_be(classes: Any, words: str) -> None:
     values = asked().to_dict()
     with pytest.raises(RequestError, match=words):
         ServingRequest.from_dict({**values, "traffic": {"classes": classes}})
