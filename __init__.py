@@ -58,6 +58,7 @@ __all__ = [
     "serving_ways",
     "simulate",
     "simulate_file",
+    "step_latency",
     "upgrade",
     "validate",
 ]
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
         serving_ways,
         simulate,
         simulate_file,
+        step_latency,
         upgrade,
         validate,
     )
@@ -123,6 +125,7 @@ _HOMES = {
         "serving_ways",
         "simulate",
         "simulate_file",
+        "step_latency",
         "upgrade",
         "validate",
     ),

@@ -110,7 +110,7 @@ def step_moves(
     known: Store, fresh: Store, shifts: Sequence[Shift], shares: Mapping[Op, float], margin: float = MARGIN
 ) -> list[StepMove]:
     """What a step becomes whose ops have such ``shares`` of its time, on each device of ``shifts``."""
-    found = []
+    moves_of_steps = []
     for device_id in sorted({shift.device for shift in shifts}):
         moved = {shift.kind: shift for shift in shifts if shift.device == device_id and shift.verdict == "drifted"}
         paired = {kind: _by_op(known, fresh, kind, device_id) for kind in {s.kind for s in shifts}}
@@ -126,8 +126,8 @@ def step_moves(
                 factors = 1.0 + np.array([shift.percent, shift.low, shift.high]) / 100.0
             total += share * factors
         percent, low, high = (100.0 * (float(value) / (sum(shares.values()) or 1.0) - 1.0) for value in total)
-        found.append(StepMove(device_id, percent, low, high, own, by_kind))
-    return found
+        moves_of_steps.append(StepMove(device_id, percent, low, high, own, by_kind))
+    return moves_of_steps
 
 
 def _by_op(known: Store, fresh: Store, kind: str, device_id: str) -> dict[tuple[object, ...], list[float]]:

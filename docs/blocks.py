@@ -14,12 +14,32 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
+from opcast.jobs import cli
 from opcast.simulator.passes.zero import stages
 from opcast.simulator.question import options
 from opcast.simulator.serving import policies, routing
 from opcast.simulator.timing import modifiers
 
 DOCS = Path(__file__).resolve().parent
+HOW = {  # a verb -> the page on it, where that has another name
+    "quickstart": "first-run.md",
+    "profile": "measuring.md",
+    "import": "importing.md",
+    "data": "campaigns.md",
+    "train": "predictors.md",
+    "onboard": "campaigns.md#a-new-device-in-one-command",
+    "predict": "tutorial.md",
+    "simulate": "clusters.md",
+    "compare": "chips.md",
+    "validate": "validation.md",
+    "calibrate": "validation.md#calibration",
+    "trace": "traces.md",
+    "posttrain": "post-training.md",
+    "upgrade": "upgrades.md",
+    "new": "clusters.md#hardware-that-is-not-in-the-list",
+    "list": "limits.md",
+    "completion": "install.md",
+}
 
 
 def rows(heads: tuple[str, str], said: Mapping[str, str]) -> str:
@@ -43,12 +63,27 @@ def routers_table() -> str:
     return rows(("`router`", "the rank of a request"), docs)
 
 
+def verbs_table() -> str:
+    """What each verb does, as its help says, with the page on it."""
+    lines = ["| verb | what it does | page |", "| --- | --- | --- |"]
+    for verb, (_, what) in cli.VERBS.items():
+        page = HOW.get(verb, f"{verb}.md")
+        link = (
+            f"[{page.partition('#')[0].removesuffix('.md')}]({page})"
+            if (DOCS / page.partition("#")[0]).exists()
+            else ""
+        )
+        lines.append(f"| `opcast {verb}` | {what} | {link} |")
+    return "\n".join(lines)
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "options": options.table,
     "zero stages": stages.table,
     "modifiers": modifiers.table,
     "policies": policies_table,
     "routers": routers_table,
+    "verbs": verbs_table,
 }
 
 

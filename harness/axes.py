@@ -152,7 +152,7 @@ def _integers(text: str, values: Any, count: int) -> tuple[int, ...]:
 def _alignments(text: str, value: Any) -> tuple[tuple[int, float], ...]:
     if isinstance(value, int) and value >= 1:
         return ((value, 1.0),)
-    if value in ALIGNMENTS:
+    if isinstance(value, str) and value in ALIGNMENTS:
         return ALIGNMENTS[value]
     raise AxisError(f"{text}: align is a multiple or one of {', '.join(ALIGNMENTS)}")
 

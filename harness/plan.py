@@ -60,9 +60,9 @@ FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
 # Cases of each kind and backend that come before all others: enough to learn from, however early the end. Fused experts
-# are half of a decode step and hang on nine dims: the 40 or so of each kernel and format come first.
+# are half of a decode step and hang on nine dims: of them each format of a kernel counts for itself.
 FIRST_OF_KIND = 8
-FIRST_OF_EXPERTS, EXPERTS = 40, "fused_moe"
+FIRST_OF_EXPERTS, EXPERTS = 24, "fused_moe"
 ROUNDS = 8  # batches that the other cases of each kind are cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")

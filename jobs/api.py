@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..simulator.search.space import Space
     from ..simulator.serving.capacity import Capacity
     from ..simulator.serving.comparison import WayOfServing
+    from ..simulator.serving.step_latency import StepLatency
     from ..simulator.trace import Model
     from ..simulator.upgrade.answer import UpgradeReport
     from ..simulator.upgrade.request import UpgradeRequest
@@ -364,6 +365,26 @@ def _served_question(
 
     request: ServingRequest = _request("serving", model, {"device": device, **settings}, home, ServingRequest)
     return _bench(_folders(home) if request.step is None else request.step.sources), request
+
+
+def step_latency(
+    model: Model | ServingRequest | None = None,
+    device: str | Device | None = None,
+    *,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> StepLatency:
+    """How long single steps of a served model take, for simulators that ask step by step.
+
+    ``settings`` are those of :func:`serving`. The answer has ``seconds(requests)``, of requests as (new tokens, tokens
+    cached before), and ``predict_infer_time(batch)`` as the SGLang Simulator and HiSim call it. The errors of
+    :func:`serving`.
+    """
+    from ..simulator.serving.connect import replicas_of
+    from ..simulator.serving.step_latency import StepLatency
+
+    bench, request = _served_question(model, device, home, settings)
+    return StepLatency(replicas_of(request, bench)[0])
 
 
 def _request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:

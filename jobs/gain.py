@@ -133,7 +133,7 @@ def step_gains(config: Mapping[str, Any]) -> list[StepGain]:
     steps = planned_steps(config)
     with tempfile.TemporaryDirectory() as empty:
         nothing = {**config, "engine": ENGINES, "store": empty, "predictors": empty}
-        befores = []
+        befores: list[tuple[float, float, float] | None] = []
         for step in steps:
             try:
                 befores.append(_milliseconds(answer_step(resolve.bench(nothing), step, nothing).report))

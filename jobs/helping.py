@@ -24,10 +24,6 @@ WANTED = (
     ("how long does a step of this model take?", "opcast simulate workload=train model=llama3_8b device=h200"),
     ("which layout is the best one?", "opcast search model=llama3_8b cluster=dgx_h100 workload.global_batch=64"),
     ("how many days and how much money is the whole job?", "opcast plan model=llama3_8b cluster=dgx_h100 tokens=1e12"),
-    (
-        "how long does an iteration of GRPO take, and what waits?",
-        "opcast posttrain model=qwen3_8b cluster=dgx_h100 method=grpo prompts=128 responses=8",
-    ),
     ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -49,7 +45,7 @@ COMMENTS = 30  # the column that help begins at
 def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
     """The text of ``opcast`` alone. ``verbs``: name -> (module, what it does)."""
     width = max(map(len, verbs))
-    lines = [f"opcast {__version__}: how long will LLM training and inference take?", "", "What people come for:", ""]
+    lines = [f"opcast {__version__}: how long will LLM training and inference take?", "", "What people come for:"]
     for question, answer in WANTED:
         lines += [f"  {question}", f"      {answer}"]
     for heading, names in {**SECTIONS, "More": _unnamed(verbs)}.items():

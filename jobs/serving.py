@@ -48,9 +48,13 @@ ADDED = (
 KINDS = ("run", "capacity", "sweep", "compare", "caps", "calibrate")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 MOST_LOGGED, FEW_LOGGED = 1_000_000, 1_000  # iterations that traces are written of
-FILES = ("requests", "trace", "report")
+FILES = ("requests", "trace", "report", "picture")
 OF_LEARNING = ("log", "output")
-OF_ONE_RUN = {"capacity": ("requests", "trace", "chakra"), "sweep": ("requests", "trace", "chakra")}
+OF_ONE_RUN = {
+    "capacity": ("requests", "trace", "chakra"),
+    "sweep": ("requests", "trace", "chakra"),
+    "caps": ("requests", "trace", "report", "chakra"),
+}
 WORTH_S = 5.0  # of runs that are left, from which on processes for them pay
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import number
 from ..models.power import Limits
 from ..simulator.report.served import ServingReport
+from ..simulator.serving.caps_picture import CapPoint, draw_caps
 from .show import BadInputError, print_json, say, table
+from .writing import write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
@@ -21,9 +24,9 @@ if TYPE_CHECKING:
 class ServedCap:
     """A run under one cap (None: the GPUs' own limit).
 
-    ``gpu_joules`` are those of the GPUs for an output token, ``joules`` with hosts and the building. ``front`` says that
-    no other cap is at least as good in joules and in the share of requests that had what ``slo`` asks for (without one:
-    in the p90 of TPOT), and better in one.
+    ``gpu_joules`` are those of the GPUs for an output token, ``joules`` with hosts and the building. ``front`` says
+    that no other cap is at least as good in joules and in the share of requests that had what ``slo`` asks for
+    (without one: in the p90 of TPOT), and better in one.
     """
 
     cap_w: float | None
@@ -42,6 +45,14 @@ def run(config: Mapping[str, Any], request: ServingRequest, bench: Workbench, ap
     """Serve under each cap and print; returns the exit code."""
     caps, node_w, pue = asked(config, request)
     rows = front([served(request, cap, bench, apply, node_w, pue) for cap in (None, *caps)])
+    if config["picture"]:
+        model = "served traffic" if request.step is None else getattr(request.step.model, "name", request.step.model)
+        title = f"{model}: the same traffic under power caps"
+        points = [
+            CapPoint(f"{row.cap_w:g} W" if row.cap_w else "no cap", row.report.tpot_ms.p90, row.joules, row.front)
+            for row in rows
+        ]
+        say(f"picture: {write_text('picture', Path(str(config['picture'])), draw_caps(title, points))}")
     if as_json:
         print_json({"caps": [to_dict(row) for row in rows], "node_w": node_w, "pue": pue})
         return 0
@@ -92,8 +103,10 @@ def front(rows: Sequence[ServedCap]) -> list[ServedCap]:
     """The rows, marked where no other is at least as good in both and better in one."""
     points = [(row.joules, row.worse) for row in rows]
     return [
-        replace(row, front=not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points))
-        for row, own in zip(rows, points, strict=True)
+        replace(
+            row, front=not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+        )
+        for row, point in zip(rows, points, strict=True)
     ]
 
 

@@ -41,6 +41,8 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
         raise BadInputError(
             f"power_caps_w={config['power_caps_w']} are of `opcast serving caps`: take power_cap_w for one run"
         )
+    if config["picture"] and config["what"] != "caps":
+        raise BadInputError(f"picture={config['picture']} is of `opcast serving caps`: take report=FILE.html")
     pool = request.decode_pool
     if config["what"] == "compare" or pool.replicas:
         return

@@ -30,12 +30,17 @@ SIZES = ("m", "tokens", "rows", "numel", "size_bytes", "outer", "batch")  # dims
 def run(config: dict[str, Any]) -> int:
     """Answer, and write the campaign where one is asked for; returns the exit code."""
     as_json = wants_json(config)
-    if config["plan_out"]:
-        check_place("plan_out", Path(str(config["plan_out"])))
+    for name in ("plan_out", "picture"):
+        if config[name]:
+            check_place(name, Path(str(config[name])))
     bench, request = resolve.bench(config), resolve.request_of("upgrade", config)
     report: UpgradeReport = bench.upgrade(request)
     if config["plan_out"]:
         write_campaign(config, report, request, bench.device(request.step.device, request.step.cluster))
+    if config["picture"]:
+        from ..simulator.upgrade.picture import draw_upgrade
+
+        say(f"picture: {write_text('picture', Path(str(config['picture'])), draw_upgrade(report))}")
     if as_json:
         print_json(report.to_dict())
         return 0
@@ -80,14 +85,14 @@ def around(ops: Sequence[Op]) -> Iterator[Op]:
     by_kind: dict[str, list[Op]] = {}
     for op in ops:
         by_kind.setdefault(op.kind, []).append(op)
-    for kind, known in by_kind.items():
-        missing = FEWEST // (1 if KINDS[kind].collective else 2) - len(known)
+    for kind, ops_of_kind in by_kind.items():
+        missing = FEWEST // (1 if KINDS[kind].collective else 2) - len(ops_of_kind)
         names = [dim.name for dim in KINDS[kind].dims]
         name = next((name for name in SIZES if name in names), None)
         if name is None or missing <= 0:
             continue
-        found = dict.fromkeys(other for times in TIMES for op in known for other in resized(op, name, times))
-        yield from [other for other in found if other not in known][:missing]
+        sizes = dict.fromkeys(other for times in TIMES for op in ops_of_kind for other in resized(op, name, times))
+        yield from [other for other in sizes if other not in ops_of_kind][:missing]
 
 
 def resized(op: Op, name: str, times: float) -> Iterator[Op]:

@@ -39,6 +39,7 @@ MAT_VEC = "weights over the bandwidth that the engine's own kernel reaches"
 FEWER_BYTES = "a product of as many bytes in another format: a table takes so much longer that it timed something else"
 MORE_ROWS = "the same product of more rows: a table takes longer for fewer"
 SIXTEEN_BITS_FASTER = "16-bit experts of as many bytes: a table takes longer for fewer bits, so that it was not tuned"
+OWN_SUM = "the serving engine's own kernel, over the links of a mesh"
 LAW = "physics"
 """Clauses of the rule, as answers name them."""
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..installing import install_command
+from ...datasets.installing import install_command
 from ..show import BadInputError
 from .settings import ServiceSettings, settings_of
 
@@ -26,6 +26,7 @@ CALLS = {  # tool -> the call of the service that it is
     "simulate": "/v1/simulate",
     "compare_chips": "/v1/compare/chips",
     "plan": "/v1/plan",
+    "posttrain": "/v1/posttrain",
     "serving": "/v1/serving",
     "search": "/v1/search",
     "search_serving": "/v1/search/serving",

@@ -84,7 +84,7 @@ def row_of(
     speed = 1.0 if first is None else rate / first.tokens_per_s_per_gpu
     alone = first is None
     below, above = (0.0, 0.0) if alone else widths_of(report, reference, times, times_of(reference))
-    after = [measured_times(each, request.measure_minutes) for each in (report, reference)]
+    after = [measured_times(side, request.measure_minutes) for side in (report, reference)]
     measured_below, measured_above = (0.0, 0.0) if alone else widths_of(report, reference, *after)
     joules = None if report.power_w is None else report.power_w / rate
     gpu_hour = price_of(request, cluster)
@@ -143,10 +143,10 @@ def widths_of(
     assert reference.state is not None
     if report.state.device.id != reference.state.device.id:
         return widths(times, first)
-    known = anchor(reference.state.device, reference.precision) is not None
+    is_anchored = anchor(reference.state.device, reference.precision) is not None
     slower, faster = (math.log(one / other) for one, other in ((times[2], times[0]), (times[0], times[1])))
     slower_first, faster_first = (math.log(one / other) for one, other in ((first[2], first[0]), (first[0], first[1])))
-    law_slower, law_faster = KNOWN if known else UNKNOWN
+    law_slower, law_faster = KNOWN if is_anchored else UNKNOWN
     return math.hypot(slower - slower_first, law_slower), math.hypot(faster - faster_first, law_faster)
 
 

@@ -26,11 +26,12 @@ from ...datasets.launches import ANYONE, Caller
 from ..question.plan import Stack
 from .answers import Engine
 from .kernels import KernelsEngine
-from .large_sums import LargeSumsEngine, NormSumsEngine
+from .large_sums import LargeSumsEngine, NormSumsEngine, OwnSumsEngine
 from .learned import LearnedEngine
 from .library import LibraryEngine
 from .mat_vec import EIGHT_BITS, FewRowsEngine, MatVecEngine
 from .measured import MeasuredEngine
+from .network import NetworkEngine
 from .own_rows import OwnEngine
 from .transfer import TransferEngine
 
@@ -80,6 +81,8 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
             engine = replace(engine, caller=caller_of(stack, engine.device))
             chain += [*(replace(engine, backend=name) for name in framework_names(stack)), engine]
         else:
+            if isinstance(engine, NetworkEngine) and stack is not None and sums_itself(engine, stack):
+                chain.append(OwnSumsEngine(engine.device, engine.cluster.mesh_links))
             chain.append(engine)
     few_rows = few_row_engines(engines, chain, stack)
     chain = [*few_rows, *chain]
@@ -96,6 +99,11 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
     kernels = [MatVecEngine(device, stack.mat_vecs)] if stack is not None and stack.mat_vecs else []
     eight_bits = [name for name in EIGHT_BITS if device.supports(name)]
     return [*kernels, *([] if device.synchronous else [FewRowsEngine(chain, eight_bits)])]
+
+
+def sums_itself(network: NetworkEngine, stack: Stack) -> bool:
+    """Whether a stack has a kernel of its own for sums on a mesh: vLLM's ``CustomAllreduce``, of which SGLang's is."""
+    return bool(network.cluster.mesh_links) and stack.backend in ("vllm", "sglang") and not stack.collectives
 
 
 def norm_sums(engines: Sequence[Engine], stack: Stack | None) -> Iterator[MeasuredEngine | LearnedEngine]:

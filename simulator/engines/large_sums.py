@@ -1,4 +1,4 @@
-"""Sums of a serving engine that its own plain kernel does not make: large ones, and those with the norm in them."""
+"""Sums of a serving engine: by its own kernel where no table has it, by NCCL's where they are large, with the norm."""
 
 from __future__ import annotations
 
@@ -9,10 +9,51 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...models import analytical
+from ...models.analytical.network import SUSTAINED_LINK
+from ...models.choice import OWN_SUM
 from .answers import Answers, Columns, Engine, in_turn
 
 OWN_SUM_BYTES = 8 << 20
 """The largest sum of a kernel of an engine's own: CustomAllreduce's max_size of vLLM (0.33), of which SGLang's is."""
+
+OWN_SUM_RANKS = (2, 4, 6, 8)  # _SUPPORTED_WORLD_SIZES of the same class, of vLLM and SGLang, on CUDA and ROCm
+# KiB up to which each rank reads all that the others have, in one shot (csrc/custom_all_reduce.cuh)
+ONE_SHOT_KIB = {2: np.inf, 4: 512, 6: 256, 8: 256}
+# A barrier of all ranks, of which a shot has one at each end: on NVLink a one-shot sum of 8 KiB takes 2.4 to 3.1 us
+# more than a launch (aiconfigurator's tables of H100); a link of Infinity Fabric taken to be a third slower
+BARRIER_US = 2.0
+OWN_SUM_SPREAD = 1.5  # of the interval each way: judged, no table has such a sum on a mesh
+
+
+@dataclass(frozen=True)
+class OwnSumsEngine:
+    """Answers all-reduces of a serving engine inside a node of a mesh, by its own kernel; declines others.
+
+    Each rank reads its peers over as many links at once: all that they have in one shot, else a part of it, and then
+    the sums of the others' parts. ``links`` are those of a device, each to another peer.
+    """
+
+    device: Device
+    links: int
+    name: str = "network"
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        answers = Answers.declined(len(next(iter(columns.values()))))
+        if kind != "all_reduce":
+            return answers
+        ranks, size = columns["ranks"], columns["size_bytes"]
+        inside = np.isin(ranks, OWN_SUM_RANKS) & (ranks <= columns["ranks_per_node"]) & (ranks <= self.links + 1)
+        at = np.flatnonzero(inside & (size <= OWN_SUM_BYTES))
+        most = np.array([ONE_SHOT_KIB[int(count)] * 1024 for count in ranks[at]])
+        one_shot = size[at] <= most
+        read_bytes = np.where(one_shot, size[at], 2.0 * size[at] / ranks[at])
+        rate = SUSTAINED_LINK * self.device.link_gbps / self.links * 1e3
+        latency = self.device.launch_us + np.where(one_shot, 2, 3) * BARRIER_US + read_bytes / rate
+        answers.latency_us[at] = latency
+        answers.low_us[at], answers.high_us[at] = latency / OWN_SUM_SPREAD, latency * OWN_SUM_SPREAD
+        answers.engine[at], answers.clause[at], answers.source[at] = self.name, OWN_SUM, OWN_SUM
+        answers.in_envelope[at] = True
+        return answers
 
 
 @dataclass(frozen=True)

@@ -112,8 +112,8 @@ def few_row_products(columns: Columns, dtype: str, eight_bits: Sequence[str], as
     few_columns = {name: values[at] for name, values in columns.items()}
     table_answers = ask(few_columns, dtype)
     answers.put(at, table_answers)
-    told = is_told(table_answers)
-    if not told.any():
+    suspects = is_told(table_answers)
+    if not suspects.any():
         return answers
     alike: list[tuple[str, float, Answers]] = []
     fewer_rows = few_columns["m"] < MAT_VEC_ROWS
@@ -125,13 +125,13 @@ def few_row_products(columns: Columns, dtype: str, eight_bits: Sequence[str], as
         alike.append((FEWER_BYTES, CONTRADICTION, ask(columns_alike, SIXTEEN_BITS[0])))
     elif dtype in SIXTEEN_BITS and (table_answers.clause.astype(str) == KIN).any():
         of_eight = (ask(with_share(few_columns, "n", 2.0), name) for name in eight_bits)
-        known = [each for each in of_eight if (each.clause.astype(str) != KIN).all() and is_told(each).all()]
-        alike += [(FEWER_BYTES, CONTRADICTION, each) for each in known[:1]]
+        answered = filter(is_of_the_device, of_eight)
+        alike += [(FEWER_BYTES, CONTRADICTION, other) for other in [next(answered, None)] if other is not None]
     for clause, most, other in alike:
         with np.errstate(invalid="ignore"):
-            wrong = told & (table_answers.latency_us > most * other.latency_us)
+            wrong = suspects & (table_answers.latency_us > most * other.latency_us)
         put_wrong(answers, at, wrong, other, table_answers, clause)
-        told &= ~wrong
+        suspects &= ~wrong
     return answers
 
 
@@ -164,8 +164,13 @@ def put_wrong(
 
 def is_told(answers: Answers) -> np.ndarray:
     """Where a table or physics answers, and no row or correction of this machine."""
-    own = np.isin(answers.clause.astype(str), (OWN, BEYOND))
-    return (answers.engine != "measured") & ~own & ~np.isnan(answers.latency_us)
+    of_this_machine = np.isin(answers.clause.astype(str), (OWN, BEYOND))
+    return (answers.engine != "measured") & ~of_this_machine & ~np.isnan(answers.latency_us)
+
+
+def is_of_the_device(answers: Answers) -> bool:
+    """Whether tables of the device itself, and not of others, answer all."""
+    return bool((answers.clause.astype(str) != KIN).all() and is_told(answers).all())
 
 
 def with_share(columns: Columns, dim: str, share: float) -> Columns:

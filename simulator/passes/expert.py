@@ -15,7 +15,8 @@ are dense.
 - ``ep_mode``: ``normal`` kernels, which send a token once to each rank, ``low_latency`` ones for few tokens, or
   ``alltoall``: a plain all-to-all of one row for each choice, or ``replicated``: tensor ranks that hold the same tokens
   send none, each computes what its experts say of all, and one all-reduce sums that (engines that serve; between
-  ranks with tokens of their own it is ``normal``);
+  ranks with tokens of their own it is ``normal``), or ``gathered``: all ranks gather the tokens of all, and what their
+  experts say is reduce-scattered (vLLM's default; tensor ranks that hold the same tokens are ``replicated``);
 - ``dispatch_dtype``: what tokens are sent in (``fp8``); empty, as they are;
 - ``expert_load``: as of a workload; empty, what the trace says of the busiest expert.
 
@@ -52,7 +53,8 @@ from .sharding.expert_width import gather_rows, narrow, scatter_rows
 
 MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
 PRODUCTS = ("grouped_gemm", "fused_moe")
-REPLICATED = "replicated"
+REPLICATED, GATHERED = "replicated", "gathered"
+GATHERS = {"ep_dispatch": "all_gather", "ep_combine": "reduce_scatter"}
 HELD = tuple(ROLES.index(role) for role in ("weight", "frozen", "gradient"))
 STATE = ROLES.index("optimizer_state")
 
@@ -65,7 +67,9 @@ def is_expert(path: str) -> bool:
 def mode_of(plan: Plan) -> str:
     """How tokens are exchanged: as the plan says, else as the framework does."""
     mode = plan.settings.ep_mode or plan.stack.ep_mode or EP_MODES[0]
-    return EP_MODES[0] if mode == REPLICATED and not _alike(plan) else mode
+    if mode in (REPLICATED, GATHERED) and _alike(plan):
+        return REPLICATED
+    return EP_MODES[0] if mode == REPLICATED else mode
 
 
 def _alike(plan: Plan) -> bool:
@@ -341,9 +345,14 @@ def _exchange(
     stream = "comm:ep" if "ep" in plan.stack.overlap else "compute"
     mode = mode_of(plan)
     tokens = ceil(region.tokens * skew / copies)
+    about: Any
+    if mode == GATHERED:
+        size = tokens * group.ranks * region.hidden * itemsize(dtypes[0])
+        about = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
+        return collective(GATHERS[kind], size, group, reads, writes, **about)
     if mode == "alltoall":
         size = tokens * region.topk * region.hidden * itemsize(dtypes[0]) * (capacity_of(plan) or 1)
-        about: Any = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
+        about = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
         return collective("all_to_all", size, group, reads, writes, **about)
     op = make_op(
         kind,
@@ -363,6 +372,8 @@ def _exchange(
 
 def _receive(region: ExpertRegion, group: Group, plan: Plan) -> float:
     """Rows that a rank receives: one for each rank that a token reaches, or one for each of its experts."""
+    if mode_of(plan) == GATHERED:
+        return region.tokens * group.ranks
     if mode_of(plan) != "normal":
         return region.tokens * region.topk
     return region.tokens * group.ranks * _reach(1.0 / group.ranks, region.topk)
@@ -375,6 +386,8 @@ def _reach(share: float, topk: int) -> float:
 
 def _more_sent(region: ExpertRegion, plan: Plan, busiest: float) -> float:
     """What the busiest rank receives over the mean; a token comes once however many of its experts a rank has."""
+    if mode_of(plan) == GATHERED:
+        return 1.0
     if mode_of(plan) != "normal":
         return busiest
     ranks = plan.parallel.ep

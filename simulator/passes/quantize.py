@@ -254,11 +254,14 @@ class _Rounding:
                     rounded.pop(key)
                 items.append(item)
             section.items = items
-        if not self.training:
-            for tensor, (section, recipe) in weights.items():
-                if tensor not in others:
-                    self._store(section, tensor, recipe)
+        for tensor, (section, recipe) in weights.items():
+            if tensor not in others and self._is_stored(tensor):
+                self._store(section, tensor, recipe)
         free_after_last_use(self.draft, self.released)
+
+    def _is_stored(self, tensor: int) -> bool:
+        """Whether a weight lies in memory as products read it: all of inference, frozen ones where the plan says so."""
+        return not self.training or (self.plan.settings.fp8_params and self.draft.role(tensor) == "frozen")
 
     def _weight(self, tensor: int) -> bool:
         return self.draft.role(tensor) in ("weight", "frozen")

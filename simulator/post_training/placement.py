@@ -97,7 +97,8 @@ class PlacementTrial:
         self.request, self.bench = request, bench
         self.batches = [batch_of(request, index) for index in range(request.batches)]
         self._parts: dict[int, tuple[TrainingParts, MicroBatches]] = {}
-        self._rollouts: dict[tuple[int, float], tuple[RolloutReplicas, BatchRollout]] = {}
+        self._replicas: dict[float, RolloutReplicas] = {}
+        self._rollouts: dict[tuple[int, float], BatchRollout] = {}
 
     def place_on(self, groups: GpuGroups, asynchronous: bool) -> Placement:
         """Post-training on such groups. The errors of a step, KvError, RequestError for what does not divide."""
@@ -140,11 +141,13 @@ class PlacementTrial:
 
     def first_rollout(self, groups: GpuGroups, resident_share: float) -> tuple[RolloutReplicas, BatchRollout]:
         """The rollout of a first batch on so many GPUs."""
-        key = groups.rollout_gpus, round(resident_share, 3)
+        if resident_share not in self._replicas:
+            self._replicas[resident_share] = rollout_of(self.request, groups, self.bench, resident_share)
+        rollout = self._replicas[resident_share].with_gpus(groups.rollout_gpus)
+        key = rollout.replicas, resident_share
         if key not in self._rollouts:
-            rollout = rollout_of(self.request, groups, self.bench, resident_share)
-            self._rollouts[key] = rollout, roll_out(rollout, self.request, self.batches[:1])[0]
-        return self._rollouts[key]
+            self._rollouts[key] = roll_out(rollout, self.request, self.batches[:1])[0]
+        return rollout, self._rollouts[key]
 
 
 def engine_share(rollout: RolloutReplicas, device: Device) -> float:

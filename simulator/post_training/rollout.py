@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ...datasets.clusters import Cluster
 from ...datasets.precisions import precision_of
 from ..question.calibration import NONE
 from ..question.canonical import RequestError
@@ -23,6 +24,7 @@ from ..serving.bench import ServingBench
 from ..serving.confidence import at_deviation
 from ..serving.connect import replica_of, usual_serving_stack
 from ..serving.engines import load_serving_engine
+from ..serving.kv import KvBudget
 from ..serving.kv_memory import usual_fraction
 from ..serving.policies import policy_of
 from ..serving.replica import ServedReplica
@@ -34,6 +36,7 @@ from .lengths import LengthBatch, batch_of
 from .request import PostTrainRequest
 
 CHUNK, GRAPHS = 8192, 512  # tokens and largest graph that SGLang's own fraction of memory is reckoned with
+SPARE_BLOCKS = 64  # beside those of sequences, so that nothing depends on the last ones
 PACKED = ("nf4",)  # formats of weights in training that no engine rolls out in
 WARM_UP = 3  # batches until partial rollouts carry as much over as they bring
 
@@ -88,17 +91,19 @@ class RolloutReplicas:
         count = len(prompt)
         shares = np.array_split(np.arange(count), self.replicas)
         order = np.full((max(map(len, shares)), self.replicas), NOBODY)
-        for replica, share in enumerate(shares):
-            order[: len(share), replica] = share
+        for column, share in enumerate(shares):
+            order[: len(share), column] = share
         order = order[order != NOBODY]  # requests go round the replicas
         rows = chunk(np.zeros(count), prompt[order], response[order], group[order], shared[order])
         longest, outputs = int((prompt + response).max()), float(response.sum())
         no_keys = np.zeros(0, np.int64)
         stream = RequestStream(iter([rows]), count, 0, longest, outputs, float(prompt.mean()), True, no_keys)
+        blocks = enough_blocks(self.replica.kv, [(prompt + response)[share] for share in shares])
+        sized = replace(self.replica, kv=replace(self.replica.kv, blocks=blocks))
         at_once = replace(self.request.traffic, concurrency=count, requests=count)
         request = replace(self.request, replicas=self.replicas, traffic=at_once)
         keeping = Keeping(requests=True)
-        served = serve_once(request, stream, self.replica, None, keeping, None, None, max(self.of_tokens, outputs))
+        served = serve_once(request, stream, sized, None, keeping, None, None, max(self.of_tokens, outputs))
         requests = served.requests
         if (requests["rank"] == NOBODY).any() or len(requests) < count:
             raise RequestError(
@@ -107,12 +112,24 @@ class RolloutReplicas:
             )
         first, last = np.zeros(count), np.zeros(count)
         first[order], last[order] = requests["first_token_us"] / 1e6, requests["finish_us"] / 1e6
-        return first, last, served.report.preemptions, served.report.kv_peak
+        peak = served.report.kv_peak * blocks / self.replica.kv.blocks
+        return first, last, served.report.preemptions, peak
 
     def play(self, batch: LengthBatch) -> BatchRollout:
         """A batch of which every response is waited for."""
         _, ends, preemptions, peak = self.ends_s(batch.prompt, batch.response, batch.group, batch.prompt)
         return BatchRollout(float(ends.max()), np.sort(ends), batch, preemptions, peak)
+
+
+def replica_cluster(cluster: Cluster, gpus: int) -> Cluster:
+    """The nodes of one replica: its tables are the same, however many there are."""
+    return replace(cluster, nodes=-(-gpus // cluster.devices_per_node))
+
+
+def enough_blocks(kv: KvBudget, totals: Sequence[np.ndarray]) -> int:
+    """Blocks of a replica's KV memory that are simulated: no more than all its sequences could have twice over."""
+    most = max(int((-(-total // kv.block_tokens) + 1).sum()) for total in totals)
+    return min(kv.blocks, 2 * most + SPARE_BLOCKS)
 
 
 def roll_out(rollout: RolloutReplicas, request: PostTrainRequest, batches: Sequence[LengthBatch]) -> list[BatchRollout]:
@@ -166,15 +183,13 @@ def rollout_of(
     """
     assert groups.rollout is not None
     engine, step = request.rollout, request.step
-    precision: dict[str, str] = {}
+    dtype, quantization = step.precision, "" if step.quantization in PACKED else step.quantization
     if engine.precision:
-        precision = dict(zip(("precision", "quantization"), precision_of(engine.precision), strict=True))
-    elif step.quantization in PACKED:
-        precision = {"quantization": ""}
+        dtype, quantization = precision_of(engine.precision)
     served = replace(
         step,
         work=Work(kind="decode", expert_load=step.work.expert_load),
-        cluster=groups.rollout,
+        cluster=replica_cluster(groups.rollout, engine.replica_gpus),
         parallel=Parallel(tp=engine.tp, pp=engine.pp, ep=engine.ep),
         stack=usual_serving_stack(engine.engine),
         recompute="none",
@@ -183,16 +198,16 @@ def rollout_of(
         options={},
         stragglers=(),
         sources=replace(step.sources, calibration=NONE),
-        **precision,
+        precision=dtype,
+        quantization=quantization,
     )
-    replicas = groups.rollout_gpus // engine.replica_gpus
     longest = step.work.seq_len
     together = round(request.sequences * (1.0 + request.partial))
     question = ServingRequest(
         step=served,
         traffic=RequestTraffic(
             arrival="closed",
-            concurrency=max(-(-together // replicas), 1),
+            concurrency=together,
             requests=together,
             input=Lengths(mean=1),
             output=Lengths(mean=max(longest - 1, 1)),
@@ -213,4 +228,6 @@ def rollout_of(
         question = replace(question, kv=KvMemory(fraction=max(usual - resident_share, 0.01)))
     replica = replica_of(question, served, None, question.kv, bench, 1)
     outputs = sum(batch_of(request, index).response.sum() for index in range(request.batches))
-    return RolloutReplicas(question, replica, replicas, of_tokens=2.0 * float(outputs))
+    return RolloutReplicas(
+        question, replica, groups.rollout_gpus // engine.replica_gpus, of_tokens=2.0 * float(outputs)
+    )

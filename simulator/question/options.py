@@ -15,7 +15,7 @@ from ...datasets.dtypes import BITS
 from ...datasets.loading import no_pattern
 from ...datasets.near import meant
 
-EP_MODES = ("normal", "low_latency", "alltoall", "replicated")
+EP_MODES = ("normal", "low_latency", "alltoall", "replicated", "gathered")
 KV_FORMATS = ("fp8", "int8")
 ATTENTION_FORMATS = ("fp8",)
 ALLOCATORS = ("native", "expandable")
@@ -116,7 +116,8 @@ class PlanOptions:
         "",
         _one_of(*EP_MODES),
         "how experts' tokens are exchanged: `normal`, `low_latency`, `alltoall`, `replicated` (tensor ranks"
-        " hold the same tokens: no exchange, one all-reduce)",
+        " hold the same tokens: no exchange, one all-reduce), `gathered` (all ranks gather all tokens, and"
+        " reduce-scatter what experts say)",
     )
     ep_overlap: bool = option(
         False,
@@ -133,6 +134,13 @@ class PlanOptions:
         False,
         _flag,
         "training with ZeRO 3: FSDP1's flat parameters, used where they were gathered, without FSDP2's copies",
+        of="training",
+    )
+    fp8_params: bool = option(
+        False,
+        _flag,
+        "training: frozen weights lie in memory in the 8 bits that products read, not in 16 (Transformer Engine's "
+        "`fp8_model_init`, LoRA recipes' `fp8_params`)",
         of="training",
     )
     fp8_scaling: str = option(

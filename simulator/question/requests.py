@@ -103,6 +103,8 @@ class SimulateRequest(Request):
         object.__setattr__(self, "device", shipped(self.device))
         whole(RequestError, "micro_batches", self.micro_batches, 1)
         choice(RequestError, "kv_dtype", self.kv_dtype or "same", ("same", *KV_FORMATS))
+        if not isinstance(self.recompute, str):
+            raise RequestError(f"recompute={self.recompute!r} must be a word, such as none, full or selective")
         if self.price_per_gpu_hour is not None:
             number(RequestError, "price_per_gpu_hour", self.price_per_gpu_hour)
         Limits(self.power_cap_w)

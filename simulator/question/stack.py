@@ -131,7 +131,7 @@ class Stack:
         {}, "what each step of a ring between nodes takes longer than the law says, by group, all_reduce or *"
     )
     send_us: float = setting(0.0, "what the host adds to a send between pipeline stages, while both wait")
-    ep_mode: str = setting("", "how experts' tokens are exchanged: normal, low_latency, alltoall, replicated")
+    ep_mode: str = setting("", "how experts' tokens are exchanged: normal, low_latency, alltoall, replicated, gathered")
     backend: str = setting("", "whose predictors answer, of an inference engine; empty: any")
     collectives: str = setting("", "whose predictors answer for communication; empty: any")
     kernels: tuple[KernelChoice, ...] = setting((), "kernels that another engine's table timed, each with its source")

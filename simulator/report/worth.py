@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -50,19 +51,25 @@ def case_s(kind: str) -> float:
 
 def worth_of(state: State, minutes: float) -> MeasuringWorth:
     """What so many minutes of measuring make of the interval of a workload; it never becomes wider."""
+    ledger = ledger_of(list(state.executions()))
+    chosen, seconds = within(order_of([node.op for node in ledger.nodes], ledger), 60.0 * minutes - BEGIN_S)
+    return MeasuringWorth(*once_measured(state, chosen), seconds)
+
+
+def once_measured(state: State, chosen: Mapping[Op, Any]) -> tuple[float, float, float]:
+    """The interval of a workload in seconds once some ops are measured, and their share of the time of its kernels."""
     executions = list(state.executions())
     ledger = ledger_of(executions)
     ops = [node.op for node in ledger.nodes]
-    chosen, seconds = within(order_of(ops, ledger), 60.0 * minutes - BEGIN_S)
     reached = np.array([op in chosen for op in ops], dtype=bool)
     today = widen_for_host(interval(state, ledger), state, executions)
-    found = today
+    after = today
     if chosen:
         measured = replace(ledger, low=bounds(ops, reached, ledger.low, -1), high=bounds(ops, reached, ledger.high, 1))
-        found = widen_for_host(measured.interval(state.total_us, state.device.synchronous), state, executions)
-    low, high = max(found[0], today[0]), min(found[1], today[1])
+        after = widen_for_host(measured.interval(state.total_us, state.device.synchronous), state, executions)
+    low, high = max(after[0], today[0]), min(after[1], today[1])
     share = float(ledger.us[reached].sum() / max(ledger.us.sum(), 1e-9))
-    return MeasuringWorth(low * 1e-6, high * 1e-6, share, seconds)
+    return low * 1e-6, high * 1e-6, share
 
 
 def order_of(ops: Sequence[Op | None], ledger: Ledger) -> list[Op]:
@@ -89,5 +96,5 @@ def bounds(ops: Sequence[Op | None], reached: np.ndarray, factors: np.ndarray, s
     """Bounds [n] as factors: those of rows of the chip itself for ops that are reached, else as they are."""
     row = math.log(MIN_FACTOR)
     product = math.hypot(row, KNOWN[0])
-    own = np.array([product if op is not None and KINDS[op.kind].family in PRODUCTS else row for op in ops])
-    return np.where(reached, np.exp(sign * own), factors)
+    widths = np.array([product if op is not None and KINDS[op.kind].family in PRODUCTS else row for op in ops])
+    return np.where(reached, np.exp(sign * widths), factors)

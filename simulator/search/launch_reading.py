@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...datasets.clusters import ClusterError, load_cluster
+from ...datasets.reading import UNREADABLE, problem, read_yaml
 from ..trace.models import known_models, resolve
 from .launch import RECIPES
 from .launch_errors import LaunchError
@@ -120,9 +119,12 @@ def own_header(text: str) -> dict[str, Any]:
 def titan_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
     """What torchtitan's TOML says; None for what is none."""
     try:
-        given = flat(tomllib.loads(text))
-    except tomllib.TOMLDecodeError:
+        values = tomllib.loads(text)
+    except UNREADABLE:  # TOMLDecodeError is a ValueError
         return None
+    if why := problem(values):
+        raise LaunchError(f"launch={path} cannot be read: {why}")
+    given = flat(values)
     if not any(name.startswith(("parallelism.", "training.")) for name in given):
         return None
     if unknown := sorted(name for name in given if name not in TITAN_READ and not TITAN_WITHOUT_TIME.match(name)):
@@ -199,8 +201,8 @@ def bridge_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
     given: dict[str, Any] = dict(OVERRIDE.findall("\n".join(x for x in text.splitlines() if not x.startswith("#"))))
     if not given:
         try:
-            given = flat(yaml.safe_load(text))
-        except (yaml.YAMLError, TypeError):
+            given = flat(read_yaml(text, LaunchError))
+        except (LaunchError, TypeError):
             return None
     counts = {
         BRIDGE_COUNTS[name]: whole(path, name, value)

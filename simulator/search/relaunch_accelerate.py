@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ...datasets.reading import read_json, read_yaml
 from ..trace.models import known_models, shipped_source
 from .launch_errors import LaunchError
-from .relaunch_values import flag, whole
+from .relaunch_values import flag, mapping, whole
 
 WRITTEN = re.compile(r"^cat > (\S+) <<'?END'?\n(.*?)^END$", re.M | re.S)
 TRAINED = re.compile(r"^MICRO_BATCH, SEQ_LEN, ACCUMULATE, STEPS = (\d+), (\d+), (\d+),", re.M)
@@ -53,7 +51,9 @@ def accelerate_settings(path: Path, text: str, model: str) -> dict[str, Any] | N
     else:
         raise LaunchError(f"launch={path}: distributed_type={kind} is not simulated: FSDP, DEEPSPEED and MULTI_GPU are")
     accumulate = settings.pop("accumulate", 0)
-    ranks = int(config.get("num_processes", 0)) // (settings.get("parallel.tp", 1) * settings.get("parallel.cp", 1))
+    ranks = whole(path, "num_processes", config.get("num_processes", 0)) // (
+        settings.get("parallel.tp", 1) * settings.get("parallel.cp", 1)
+    )
     if accumulate and ranks and "workload.global_batch" not in settings:
         settings["workload.global_batch"] = settings["workload.micro_batch"] * accumulate * ranks
     return settings
@@ -61,10 +61,10 @@ def accelerate_settings(path: Path, text: str, model: str) -> dict[str, Any] | N
 
 def _mapping(text: str) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(text)  # which reads JSON, too
-    except yaml.YAMLError:
+        values = read_yaml(text, LaunchError)  # which reads JSON, too
+    except LaunchError:
         return {}
-    return values if isinstance(values, dict) else {}
+    return {str(name): value for name, value in values.items()} if isinstance(values, Mapping) else {}
 
 
 def _places(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _trained(script: str, model: str) -> dict[str, Any]:
 
 
 def _fsdp(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    fsdp, degrees = dict(config.get("fsdp_config") or {}), dict(config.get("parallelism_config") or {})
+    fsdp, degrees = (mapping(path, name, config.get(name)) for name in ("fsdp_config", "parallelism_config"))
     settings: dict[str, Any] = {}
     if str(fsdp.get("fsdp_version", 1)) == "2":
         kept = not flag(path, "fsdp_reshard_after_forward", fsdp.get("fsdp_reshard_after_forward", True))
@@ -120,7 +120,7 @@ def _fsdp(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _deepspeed_config(path: Path, config: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
     """DeepSpeed's own JSON, from the script, from beside the YAML, or what the YAML says in its place."""
-    own = dict(config.get("deepspeed_config") or {})
+    own = mapping(path, "deepspeed_config", config.get("deepspeed_config"))
     name = own.get("deepspeed_config_file")
     if not name:
         places = {place: own.get(f"offload_{place}_device", "none") for place in ("optimizer", "param")}
@@ -128,15 +128,12 @@ def _deepspeed_config(path: Path, config: Mapping[str, Any], files: Mapping[str,
             f"offload_{place}": {"device": device} for place, device in places.items()
         }
         return {"zero_optimization": zero}
-    try:
-        text = files[name] if name in files else (path.expanduser().parent / str(name)).read_text(encoding="utf-8")
-        return dict(json.loads(text))
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"launch={path}: {name} cannot be read: {error}") from None
+    source = files[name] if name in files else path.expanduser().parent / str(name)
+    return mapping(path, str(name), read_json(source, LaunchError, f"launch={path}: {name}"))
 
 
 def _deepspeed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    zero = dict(config.get("zero_optimization") or {})
+    zero = mapping(path, "zero_optimization", config.get("zero_optimization"))
     stage = whole(path, "zero_optimization.stage", zero.get("stage", 0))
     settings: dict[str, Any] = {"parallel.zero_stage": stage}
     overlapped = flag(path, "overlap_comm", zero.get("overlap_comm", stage == 3))
@@ -148,12 +145,12 @@ def _deepspeed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get(name, "auto") != "auto":
             settings[setting] = whole(path, name, config[name])
     for place in ("optimizer", "param"):
-        device = str(dict(zero.get(f"offload_{place}") or {}).get("device", "none"))
+        device = str(mapping(path, f"offload_{place}", zero.get(f"offload_{place}")).get("device", "none"))
         if device != "none" and (place == "param" or device != "cpu"):
             raise LaunchError(f"launch={path}: offload_{place} to {device} is not simulated: take it out")
         if device == "cpu":
             settings["offload"] = ["optimizer"]
     for name in ("bf16", "fp16"):
-        if str(dict(config.get(name) or {}).get("enabled", "")).lower() == "true":
+        if str(mapping(path, name, config.get(name)).get("enabled", "")).lower() == "true":
             settings["precision"] = name
     return settings

@@ -19,6 +19,15 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def mapping(path: Path, name: str, value: Any) -> dict[str, Any]:
+    """Names with values, none where nothing is said; LaunchError for anything else."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise LaunchError(f"launch={path}: {name} must have names with values")
+    return {str(key): inner for key, inner in value.items()}
+
+
 def whole(path: Path, name: str, value: Any) -> int:
     """A whole number; LaunchError for anything else."""
     try:

@@ -84,9 +84,10 @@ def with_known_runs(report: ServingReport, request: ServingRequest, run: Mapping
             continue
         value = getattr(report, figure)
         value = getattr(value, attribute) if attribute else value
-        own = value * math.exp(-width), value * math.exp(width)
-        known = "engine" not in unknown and "system" not in unknown
-        intervals[name] = own if known else (min(low, own[0]), max(high, own[1]))
+        fast, slow = value * math.exp(-width), value * math.exp(width)
+        if {"engine", "system"} & set(unknown):
+            fast, slow = min(low, fast), max(high, slow)
+        intervals[name] = fast, slow
     notes = (*report.notes, unknown_text(run, unknown)) if unknown else report.notes
     return replace(report, intervals=intervals, notes=notes)
 
@@ -104,8 +105,12 @@ def unknown_text(run: Mapping[str, str], unknown: Sequence[str]) -> str:
 
 
 def chance_of_p99(seeds: Sequence[ServingReport], fast: ServingReport, slow: ServingReport, most_ms: float) -> float:
-    """How likely the 99th percentile of TTFT is at most ``most_ms``: its logarithm is normal around the mean of runs
+    """How likely the 99th percentile of TTFT is at most ``most_ms``: its logarithm is normal around that of runs
     with other seeds, as wide as they lie apart and as steps at 90 % of their errors, ``fast`` and ``slow``, move it.
+
+    A handful of runs say roughly how far they lie apart: one more lies in Student's distribution around them, of as
+    many degrees of freedom as the sum of both variances has (B. L. Welch, "The generalization of Student's problem",
+    1947).
 
     A side counts by itself: where steps that are slower break a queue, the slow side is far wider than the fast one.
     """
@@ -113,8 +118,13 @@ def chance_of_p99(seeds: Sequence[ServingReport], fast: ServingReport, slow: Ser
     mean, least = fmean(logs), math.log(max(most_ms, LEAST_MS))
     beside = slow if least > mean else fast
     of_steps = abs(math.log(max(beside.ttft_ms.p99, LEAST_MS)) - logs[0]) / Z90
-    of_seeds = stdev(logs) if len(logs) > 1 else 0.0
-    return NormalDist().cdf((least - mean) / max(math.hypot(of_steps, of_seeds), LEAST_WIDTH))
+    of_seeds = stdev(logs) * math.sqrt(1 + 1 / len(logs)) if len(logs) > 1 else 0.0
+    width = max(math.hypot(of_steps, of_seeds), LEAST_WIDTH)
+    if of_seeds < LEAST_WIDTH:
+        return NormalDist().cdf((least - mean) / width)
+    from scipy.special import stdtr
+
+    return float(stdtr((len(logs) - 1) * (width / of_seeds) ** 4, (least - mean) / width))
 
 
 def with_seeds(report: ServingReport, seeds: Sequence[ServingReport], at: AtQuantile, most_ms: float) -> ServingReport:

@@ -137,7 +137,7 @@ def parts_of(tables: IterationTables, graphs: np.ndarray, log: StepLog) -> np.nd
         axis, parts = (tables.mixed_axis, mixed) if new else (tables.decode_axis, alone)
         attend = prompt = 0.0
         if decodes:
-            attend = at_points(tables.attend_rows, tables.attend_context, tables.attend_us, padded, context / decodes)
+            attend = at_points(tables.attend_rows, tables.attend_context, tables.attend_us, padded, context / padded)
         if new:
             prompt = at_points(tables.prompt_rows, tables.prompt_keys, tables.prompt_us, new, pairs / new)
             prompt += at_point(tables.cached_axis, tables.cached_us, cached)

@@ -66,7 +66,8 @@ class StepLog:
 
     def rows(self, chosen: np.ndarray) -> StepLog:
         """Some of the steps."""
-        return StepLog(*(getattr(self, name)[chosen] for name in list(vars(self))[:-1]), self.left_out)
+        columns: dict[str, Any] = {name: column[chosen] for name, column in vars(self).items() if name != "left_out"}
+        return StepLog(**columns, left_out=self.left_out)
 
 
 def read_steps(path: Path, usual_context: float) -> StepLog:
@@ -168,7 +169,8 @@ def forward_pass(record: Mapping[str, Any]) -> LoggedStep | str:
     batch = record["scheduled_requests"]
     names = ("num_decode_requests", "sum_decode_kv_tokens", "sum_prefill_tokens", "sum_prefill_kv_tokens",
              "num_prefill_requests")  # fmt: skip
-    return LoggedStep(*(float(batch.get(name, 0)) for name in names), 1e3 * float(record["wall_time"]))
+    counts = [float(batch.get(name, 0)) for name in names]
+    return LoggedStep._make([*counts, 1e3 * float(record["wall_time"])])
 
 
 def from_record(record: Mapping[str, Any]) -> LoggedStep:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...models.power import capped
 from ..question.requests import plan_of
 from ..simulate import simulated
 from ..step.build import engine_of
@@ -51,7 +52,7 @@ class ReplicaSteps:
 
 def steps_of(request: SimulateRequest, bench: ServingBench) -> ReplicaSteps:
     """The steps of a request's model, layout, framework and device. The errors of what it names."""
-    device = bench.device(request.device, request.cluster)
+    device = capped(bench.device(request.device, request.cluster), request.power_cap_w)
     plan = plan_of(request, device)
     engine = bench.engine_with_links(device, request.cluster, request.network, plan)
 

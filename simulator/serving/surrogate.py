@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..question.requests import SimulateRequest
     from .bench import ServingBench as Workbench
 
-FORMAT = 8
+FORMAT = 9
 CHECKED = 16  # random batches that tables are checked on
 
 

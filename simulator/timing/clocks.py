@@ -23,6 +23,7 @@ SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratio
 # that somebody timed for long (bf16 of H200 and B200 for a second over a burst of it: 0.96 to 1.03 times the law), and
 # where nobody did, who are taken to keep their clock (between 1.0 and 1.2 times the burst on both, docs/findings.md).
 KNOWN, UNKNOWN = (0.04, 0.04), (0.02, 0.15)
+MATRIX_UNITS = (*power.PRODUCTS, "attention")  # families that compute on them
 
 
 def limit_power(costs: Sequence[Costs], device: Device, busy_us: float) -> list[Costs]:
@@ -42,11 +43,18 @@ def limit_power(costs: Sequence[Costs], device: Device, busy_us: float) -> list[
 def unsure(costs: Costs, device: Device, settled: float) -> Costs:
     """The costs with bounds that hold what the law of clocks may be off by where the limiter has settled so far.
 
-    Memory keeps its clock: bounds of an op widen by the share of its time that computes.
+    Memory keeps its clock: bounds of an op widen by the share of its time that computes. Attention computes on the same
+    units, and nobody timed it for long: it is taken to keep its clock.
     """
-    ops = [node.op if node.op is not None and _draws(node.op.kind, False) else None for node in costs.nodes]
-    anchored = {dtype: anchor(device, dtype) is not None for dtype in {op.dtype for op in ops if op is not None}}
-    off = [(0.0, 0.0) if op is None else KNOWN if anchored[op.dtype] else UNKNOWN for op in ops]
+    ops = [
+        node.op if node.op is not None and KINDS[node.op.kind].family in MATRIX_UNITS else None for node in costs.nodes
+    ]
+    known = {
+        (op.kind, op.dtype)
+        for op in set(ops)
+        if op is not None and _draws(op.kind, False) and anchor(device, op.dtype) is not None
+    }
+    off = [(0.0, 0.0) if op is None else KNOWN if (op.kind, op.dtype) in known else UNKNOWN for op in ops]
     below, above = settled * _computing_share(ops, device) * np.array(off, dtype=float).reshape(-1, 2).T
     low = np.exp(-np.hypot(np.log(costs.low), below))
     return replace(costs, low=low, high=np.exp(np.hypot(np.log(costs.high), above)))

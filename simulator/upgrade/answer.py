@@ -35,7 +35,8 @@ class UpgradeRow:
 @dataclass(frozen=True)
 class UpgradeReport:
     """What may move in a step. ``low_s`` to ``high_s`` is today's interval, ``unmeasured_*`` after the upgrade,
-    ``measured_*`` once the ops of ``measure`` are measured with the new versions; all hold ``coverage``.
+    ``measured_*`` once the ops of ``measure`` are measured with the new versions, which also settles what was not known
+    of them before (:mod:`..report.worth`); all hold ``coverage``.
 
     ``measure`` are ops in the order of their worth. ``seconds`` is what they take.
     """

@@ -29,6 +29,9 @@ FAMILIES = {  # of ops that a package has kernels for; others have all that they
     "vllm": OF_ENGINES,
     "sglang": OF_ENGINES,
     "flash_attn": ("attention",),
+    "flash_mla": ("attention",),
+    "deep_gemm": ("gemm", "moe"),
+    "deep_ep": ("expert_parallel",),
     "flashinfer": ("gemm", "attention", "norm", "moe", "collective"),
 }
 # Transformer Engine's products are cuBLASLt's (common/gemm/cublaslt_gemm.cu), its attention cuDNN's (common/fused_attn)

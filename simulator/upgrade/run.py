@@ -19,7 +19,7 @@ from ...datasets.ops import KINDS, Op
 from ..engines.chain import caller_of
 from ..question.requests import SimulateRequest
 from ..report.needs import Need, needs
-from ..report.worth import BEGIN_S, case_s, times_of
+from ..report.worth import BEGIN_S, case_s, once_measured, times_of
 from .answer import UpgradeReport, UpgradeRow
 from .libraries import ReleaseMoves, library_of, moves_of, touched
 from .request import UpgradeRequest
@@ -80,9 +80,9 @@ def plan_upgrade(request: UpgradeRequest, bench: Simulating) -> UpgradeReport:
         z * math.sqrt(sum(group.variance(0) for group in groups)),
         z * math.sqrt(sum(group.variance() for group in groups)),
     ]
-    (before_low, before_high), (after_low, after_high) = (
-        wider((middle_s, low_s, high_s), spread) for spread in spreads
-    )
+    before_low, before_high = wider((middle_s, low_s, high_s), spreads[0])
+    known_low, known_high, _ = once_measured(state, dict.fromkeys(chosen))
+    after_low, after_high = wider((middle_s, known_low, known_high), spreads[1])
     rows = sorted((row_of(group) for group in groups), key=lambda row: (-row.before_percent, -row.share))
     return UpgradeReport(
         model=report.model,

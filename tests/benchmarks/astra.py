@@ -56,7 +56,7 @@ class Message(NamedTuple):
     sum_us: float = 0.0
 
 
-class SearchOutcome(NamedTuple):
+class ComparedTime(NamedTuple):
     """One run: its class, ASTRA-sim's time, opcast's, and that with the class's terms; seconds that both took."""
 
     group: str
@@ -333,7 +333,7 @@ def answered_us(run: Run) -> float:
     return sum(us for _, us in stages(run)) * run.chunks
 
 
-def compare(table: Path) -> Iterator[SearchOutcome]:
+def compare(table: Path) -> Iterator[ComparedTime]:
     """All runs of the table that ended."""
     import pandas as pd
 
@@ -347,16 +347,16 @@ def compare(table: Path) -> Iterator[SearchOutcome]:
         what = f"{row.backend} {row.pattern} {row.collective} {row.topology} {row.npus_per_dim} {row.algorithm_per_dim}"
         what += f" {row.size_bytes} {run.chunks}/{run.active}"
         explained = with_terms(run, opcast_us)
-        yield SearchOutcome(run.group, what, row.simulated_ns / 1e3, opcast_us, explained, row.wall_s, took)
+        yield ComparedTime(run.group, what, row.simulated_ns / 1e3, opcast_us, explained, row.wall_s, took)
 
 
 def off(mine: float, theirs: float) -> float:
     return abs(mine / theirs - 1.0)
 
 
-def summary(found: Sequence[SearchOutcome]) -> list[dict[str, Any]]:
+def summary(found: Sequence[ComparedTime]) -> list[dict[str, Any]]:
     """By backend and class: runs, and how far opcast and the explanation are off, median and maximum."""
-    groups: dict[tuple[str, str], list[SearchOutcome]] = {}
+    groups: dict[tuple[str, str], list[ComparedTime]] = {}
     for each in found:
         groups.setdefault((each.what.partition(" ")[0], each.group), []).append(each)
     rows = []
@@ -370,7 +370,7 @@ def summary(found: Sequence[SearchOutcome]) -> list[dict[str, Any]]:
     return rows
 
 
-def speed(found: Sequence[SearchOutcome]) -> dict[str, float]:
+def speed(found: Sequence[ComparedTime]) -> dict[str, float]:
     """How many times faster opcast is where ASTRA-sim's events took longer than its process needs to start."""
     long = [each for each in found if each.astra_s >= 2.5 * START_S and each.what.startswith("congestion_aware")]
     ratios = np.array([(each.astra_s - START_S) / each.opcast_s for each in long])

@@ -60,7 +60,7 @@ def load(rate: float, prompt: int, answer: int, requests: int = 300, seed: int =
 
 LOADS = {
     "same": load(4, 400, 150, seed=5),
-    "four times the sequences": load(16, 300, 300, 900),
+    "many more sequences": load(16, 300, 300, 900),
     "prompts ten times as long": load(1, 4000, 100),
     "prompts, hardly answers": load(6, 2000, 8),
     "one at a time": load(0.5, 100, 200),

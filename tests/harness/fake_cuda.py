@@ -356,7 +356,7 @@ def nvml_module(machine: FakeMachine) -> types.ModuleType:
 
     class NVMLError(Exception):
         def __init__(self, value: int) -> None:
-            super().__init__({3: "Not Supported", 6: "Not SearchOutcome", 13: "Function Not SearchOutcome", 15: "GPU is lost"}[value])
+            super().__init__({3: "Not Supported", 6: "Not Found", 13: "Function Not Found", 15: "GPU is lost"}[value])
             self.value = value
 
     def device(handle: Any) -> FakeGpu:

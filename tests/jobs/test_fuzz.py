@@ -28,6 +28,8 @@ from opcast.simulator.network.build import read_topology as read_topology
 from opcast.simulator.network.query import read_transfers as read_transfers
 from opcast.simulator.question.predictions import PredictRequest
 from opcast.simulator.question.requests import SimulateRequest, ValidateRequest
+from opcast.simulator.search.launch_reading import settings_of_launch
+from opcast.simulator.search.served.servers import settings_of_servers
 
 TRIALS = int(os.environ.get("OPCAST_FUZZ_TRIALS", "120"))
 SEED = int(os.environ.get("OPCAST_FUZZ_SEED", "20"))
@@ -72,6 +74,7 @@ GEMM = ["op=gemm", "op.m=64", "op.n=128", "op.k=256", "device=h100_sxm"]
 RING = ["op=all_reduce", "op.size_bytes=1MiB", "op.ranks=4", "device=h100_sxm", "cluster=dgx_h100"]
 STEP = ["model=tiny_llama_100m", "device=h100_sxm", "workload.seq_len=64"]
 FAR = ["model=tiny_llama_100m", "cluster=dgx_h100", "workload.seq_len=64"]
+TINY_SPACE = ["space.tp=[1,2]", "space.pp=1", "space.cp=1", "space.micro_batch=1", "space.recompute=none"]
 STARTS: dict[str, list[list[str]]] = {
     "predict": [
         *(GEMM, RING, [*RING, "network=flow"], ["op=gemm", "device=h100_sxm", "shapes={files}/shapes.csv"]),
@@ -83,6 +86,7 @@ STARTS: dict[str, list[list[str]]] = {
         *([*STEP, "workload=train"], [*STEP[:2], "workload=decode", "workload.input_len=64"]),
         ["model={files}/config.json", *STEP[1:]],
         ["workload=simai", "workload.file={files}/simai.txt", "workload.busbw={files}/busbw.txt", "cluster=dgx_h100"],
+        *([f"launch={{files}}/{name}", *FAR[:2]] for name in ("titan.toml", "accelerate.yaml", "megatron.sh")),
         *([*FAR, "workload=train"], [*FAR[:2], "workload=generate", "workload.input_len=64", "workload.output_len=4"]),
     ],
     "validate": [["truth={files}/truth.csv"], ["truth={files}/step.csv"]],
@@ -96,6 +100,14 @@ STARTS: dict[str, list[list[str]]] = {
     "trace": [["check", "path={files}/trace.json"], ["convert", "path={files}/trace.json", "output={files}/made.et"],
               *(["link", "path={files}/trace.json", "output={files}/linked"], ["analyse", "path={files}/trace.json"])],
     "calibrate": [["tables=[{files}/truth.csv]"]],
+    "serving": [
+        ["law={base_us:5000,decode_us:20,prefill_token_us:60}", "kv.blocks=1000", "traffic.requests=20"],
+        ["model=tiny_llama_100m", "device=h100_sxm", "traffic.requests=20", "traffic.output.mean=4"],
+        ["launch={files}/start.sh", "device=h100_sxm", "traffic.requests=20", "traffic.output.mean=4"],
+    ],
+    "search": [[*FAR, "workload.global_batch=64", "workers=1", *TINY_SPACE]],
+    "plan": [[*FAR, "workload.global_batch=64", "tokens=1e9", "lives=20"]],
+    "compare": [["chips", *FAR, "others=[dgx_h200]", "workload.global_batch=64"]],
     "list": [["devices"], ["models"], ["ops"], ["predictors"], ["clusters"]],
 }  # fmt: skip
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -136,6 +148,25 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("model",),
         *("campaign.settings.device", "campaign.canaries", "campaign.name", "workloads", "precision", "plan_out"),
     ),
+    "serving": (
+        *("law", "law.base_us", "traffic", "traffic.rate", "traffic.arrival", "traffic.requests", "traffic.input"),
+        *("traffic.input.mean", "traffic.output.kind", "traffic.prefixes", "traffic.turns", "traffic.trace", "slo"),
+        *("traffic.speed", "traffic.seed", "scheduler", "scheduler.policy", "scheduler.max_seqs", "scheduler.chunk"),
+        *("kv", "kv.blocks", "kv.fraction", "slo.ttft_ms", "slo.share", "replicas", "attention_dp", "router"),
+        *("decode_pool", "decode_pool.replicas", "speculation", "engine", "args", "calibrate", "what", "rates"),
+        *("requests", "report", "trace", "parallel.tp", "precision", "cluster", "price_per_gpu_hour", "launch"),
+    ),
+    "search": (
+        *("space", "space.tp", "space.pp", "space.zero_stage", "space.rules", "space.recompute", "space.overlap"),
+        *("objectives", "constraints", "points", "report", "launch", "framework", "workers", "top", "sampler"),
+        *("workload.global_batch", "cluster.nodes", "stack", "precision", "crew", "crew.engine", "model"),
+    ),
+    "plan": (
+        *("tokens", "lives", "layout", "failures", "failures.fleet", "checkpoint", "checkpoint.every_minutes"),
+        *("checkpoint.store_gbps", "restart.minutes", "spares", "energy.pue", "price_per_gpu_hour", "step_time_s"),
+        *("report", "picture", "cluster.nodes", "workload.global_batch", "parallel.tp", "seed"),
+    ),
+    "compare": ("others", "prices", "power_caps_w", "price_per_kwh", "pue", "cluster", "workload", "what", "model"),
     "list": ("what",),
 }  # fmt: skip
 FLAGS = ("--help", "--cfg", "job", "--info", "--foo", "-", "--version", "--resolve", "", "=", "-m")
@@ -172,6 +203,15 @@ CONTENTS = {
     "system.json": b'{"all-reduce-implementation": ["ring", "direct4"], "active-chunks-per-dimension": 4}',
     "simai.txt": b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 4 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 8 "
     b"checkpoints: 0 checkpoint_initiates: 0 pp_comm 1024\n1\nattention -1 5000 ALLGATHER 503 70 NONE 0 1 NONE 0 100\n",
+    "titan.toml": b"[training]\nseq_len = 64\nlocal_batch_size = 1\n[parallelism]\ntensor_parallel_degree = 2\n"
+    b"pipeline_parallel_degree = 2\npipeline_parallel_schedule = '1F1B'\n[activation_checkpoint]\nmode = 'full'\n",
+    "accelerate.yaml": b"distributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n"
+    b"fsdp_config: {fsdp_version: 2}\nparallelism_config: {parallelism_config_dp_shard_size: 8}\n",
+    "megatron.sh": b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --seq-length 64 --bf16\n",
+    "start.sh": b"#!/bin/sh\ncat > both.yaml <<'END'\nenable_attention_dp: false\nEND\n"
+    b"trtllm-serve tiny_llama_100m --tp_size 1 --max_batch_size 8 --extra_llm_api_options both.yaml --port 8000 &\n",
+    "start.yaml": b"kind: Deployment\nspec: {replicas: 2, template: {spec: {containers: [{command: [vllm, serve, "
+    b"tiny_llama_100m], args: [--max-num-seqs, '8']}]}}}\n",
     "busbw.txt": b"opcast\nTP:\n  allreduce,: 100.5\n  allgather,: null\nPP:\n  busbw: 40\n",
     "plan.json": build_plan(
         {"name": "few", "ops": [{"kind": "gemm", "m": 1, "n": 2, "k": 3}],
@@ -204,6 +244,11 @@ READERS: dict[str, Callable[[Path], object]] = {
     "simulate.json": lambda path: SimulateRequest.from_json(path.read_text()),
     "validate.json": lambda path: ValidateRequest.from_json(path.read_text()),
     "config.json": lambda path: read_json(path, FileError),
+    **{
+        name: lambda path: settings_of_launch(path, "tiny_llama_100m")
+        for name in ("titan.toml", "accelerate.yaml", "megatron.sh")
+    },
+    **dict.fromkeys(("start.sh", "start.yaml"), settings_of_servers),
 }
 
 
@@ -314,12 +359,26 @@ def wrong(arguments: list[str], nets: list[BaseException], capsys: pytest.Captur
     plain = not any(word.startswith("-") for word in arguments)
     if plain and [word for word in arguments if word.startswith("format=")][-1:] == ["format=json"]:
         try:
-            found = json.loads(out)
+            found = json.loads(out, parse_constant=no_constant)
         except ValueError:
             return f"format=json printed no object: {out[:100]!r}"
         if code == 2 and "error" not in found:
             return "exit code 2 without an error in its object"
     return ""
+
+
+def no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def strays(folder: Path, arguments: list[str]) -> str:
+    """What lies in a folder beside the files, the home and what words name; it is taken away."""
+    named = " ".join((*arguments, "multirun" if "-m" in arguments else ""))
+    extra = [path for path in sorted(folder.iterdir()) if path.name not in ("files", "home")]
+    for path in extra:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    unnamed = [path.name for path in extra if path.name not in named]
+    return f"wrote {', '.join(unnamed)}, which nothing named" if unnamed else ""
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
@@ -343,7 +402,7 @@ def test_no_words_and_no_files_surprise_the_command(
         for name, content in CONTENTS.items():
             (files / name).write_bytes(damaged(random, content) if random.random() < 0.5 else content)
         arguments = command(random, files)
-        if found := wrong(arguments, nets, capsys):
+        if found := wrong(arguments, nets, capsys) or strays(tmp_path, arguments):
             failed.append(f"opcast {' '.join(map(repr, arguments))}: {found}")
     assert not failed, "\n".join(failed)
 

@@ -44,7 +44,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["cluster=dgx_h100", "method=sft", "responses=4"], "responses=4 is not read with method=sft"),
         (["cluster=dgx_h100", "critic=llama3_8b"], "critic=llama3_8b is of ppo"),
         (["cluster=dgx_h100", "rollout.kv_fraction=2"], "rollout.kv_fraction=2 must be a share"),
-        (["cluster=dgx_h100", "response_len.mean=-1"], "response_len.mean=-1 must be"),
+        (["cluster=dgx_h100", "response_len.mean=-1"], "must be a number of at least 1"),
         (["cluster=dgx_h100", "lengths=/no/such.csv"], "lengths=/no/such.csv must be a CSV file"),
         (["cluster=dgx_h100", "prompts=1048576"], "more than the 1,048,576 simulated"),
         (["cluster=dgx_h100", "placement=apart", "parallel.tp=8"], "no split leaves whole replicas"),

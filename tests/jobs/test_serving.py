@@ -373,3 +373,45 @@ def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
         opcast.serving(engine="vllm", args="--kv-cache-dtype fp8", **law)
     with pytest.raises(RequestError, match="device, calibrate say what a model runs on"):
         opcast.serving(device="h100_sxm", calibrate=log, **law)
+
+
+CAPPED = [
+    "model=tiny_llama_100m",
+    "device=h100_sxm",
+    "traffic.requests=200",
+    "traffic.rate=100",
+    "traffic.input.mean=400",
+    "traffic.output.mean=50",
+]
+
+
+def test_a_power_cap_slows_prompts_and_saves_watts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving", "caps", *CAPPED, "power_caps_w=[180]", "node_w=500", "pue=1.5", "format=json"]) == 0
+    own, held = json.loads(capsys.readouterr().out)["caps"]
+    assert (own["cap_w"], held["cap_w"]) == (None, 180.0)
+    assert held["power_w"] <= 180.0 < own["power_w"]
+    assert held["ttft_ms"]["p50"] > own["ttft_ms"]["p50"]
+    assert own["joules_per_token"] == pytest.approx(
+        1.5 * (own["gpu_joules_per_token"] + 500 / own["output_tokens_per_s"])
+    )
+    assert own["gpu_joules_per_token"] == pytest.approx(own["kwh_per_million_tokens"] * 3.6, rel=0.05)
+    assert own["front"] or held["front"]
+    assert main(["serving", *CAPPED, "power_cap_w=180", "format=json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ttft_ms"]["p50"] == pytest.approx(held["ttft_ms"]["p50"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["caps", *CAPPED], "needs power_caps_w=[600,500,400]"),
+        (["caps", *CAPPED, "power_caps_w=[-1]"], "power_caps_w=-1 must be"),
+        (["caps", *CAPPED, "power_caps_w=[300]", "power_cap_w=200"], "both hold GPUs back"),
+        (["caps", *CAPPED, "power_caps_w=[300]", "pue=0.5"], "pue=0.5 must be"),
+        ([*CAPPED, "power_caps_w=[300]"], "are of `opcast serving caps`"),
+    ],
+)
+def test_caps_that_make_no_sense_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serving", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]

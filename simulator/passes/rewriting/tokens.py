@@ -1,6 +1,6 @@
 """Who works on tokens: one rank's share of everything in a graph that grows with the length of sequences.
 
-SearchOutcome by dataflow. What is made from token ids, or as long as a sequence out of nothing (positions), goes along tokens;
+Found by dataflow. What is made from token ids, or as long as a sequence out of nothing (positions), goes along tokens;
 so does what an op makes of it, unless the op sums over tokens (a weight's gradient). Weights, their gradients and the
 optimizer's state never do.
 """

@@ -6,7 +6,7 @@ ConfigMap holds, are read with them. Prefill and decode are told apart as the en
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ....datasets.reading import read_json, read_yaml
 from ...serving.engine_args import read_arguments
 from ...serving.engines import load_serving_engine
 from ...trace.models import known_models, shipped_source
@@ -92,7 +91,7 @@ def settings_of_servers(path: Path) -> dict[str, Any]:
 def known_name(model: str) -> str:
     """The shipped model of a hub id, or a folder or name that opcast takes; empty for any other hub id."""
     shipped = next((name for name in known_models() if model and shipped_source(name) == model), "")
-    return shipped or (model if model in known_models() or Path(model).expanduser().is_dir() else "")
+    return shipped or (model if model in known_models() or os.path.isdir(os.path.expanduser(model)) else "")
 
 
 def _decode_pool(decode: Server, prefill: Server) -> dict[str, Any]:
@@ -130,9 +129,10 @@ def servers_of(path: Path, text: str) -> Iterator[tuple[Server, int]]:
 
 def _of_yaml(path: Path, text: str) -> Iterator[tuple[Server, int]]:
     try:
-        parts = [part for part in yaml.safe_load_all(text) if isinstance(part, Mapping)]
-    except yaml.YAMLError:
+        documents = [read_yaml(document, LaunchError) for document in re.split(r"^---\s*$", text, flags=re.M)]
+    except LaunchError:
         return
+    parts = [part for part in documents if isinstance(part, Mapping)]
     maps = [part["data"] for part in parts if part.get("kind") == "ConfigMap" and isinstance(part.get("data"), Mapping)]
     files = {str(name): str(held) for each in maps for name, held in each.items()}
     for part in parts:
@@ -191,7 +191,7 @@ def _told(path: Path, engine: str, model: str, words: list[str], files: Mapping[
             role = {"prefill": PREFILL, "decode": DECODE}.get(Path(values[0]).stem, role)
             told += _flat(_file(path, values[0], files))
         elif name == "--override-engine-args" and values:
-            told += _flat(json.loads(values[0]))
+            told += _flat(read_json(values[0], LaunchError, f"launch={path}: {name}"))
         elif name not in OF_A_ROLE:
             told += [DYNAMO_TRTLLM.get(name, name) if dynamo and engine == "trtllm" else name, *values]
     return Server(engine, model, tuple(told), role)
@@ -200,16 +200,7 @@ def _told(path: Path, engine: str, model: str, words: list[str], files: Mapping[
 def _file(path: Path, name: str, files: Mapping[str, str]) -> Any:
     """A file of arguments: written by the same script, or beside it."""
     text = files.get(Path(name).name)
-    if text is None:
-        place = path.expanduser().parent / name
-        try:
-            text = place.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LaunchError(f"launch={path}: {name} cannot be read: {error}") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise LaunchError(f"launch={path}: {name} is no YAML: {error}") from None
+    return read_yaml(path.expanduser().parent / name if text is None else text, LaunchError, f"launch={path}: {name}")
 
 
 def _flat(values: Any, prefix: str = "--") -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import Op, make_op
 from opcast.datasets.schema import Measurement
@@ -98,3 +100,23 @@ def test_predictors_of_rows_with_the_norm_answer_sums_with_the_norm_alone(tmp_pa
     found = ask(engine, between)
     assert found.latency_us.tolist() == pytest.approx([32.0, 12.0], rel=0.1)
     assert [each.partition("/")[0] for each in found.predictor] == [f"all_reduce@{both}", f"all_reduce@{alone}"]
+
+
+@pytest.mark.parametrize("cluster", ["mi300x_8", "mi355x_8"])
+def test_an_engine_sums_a_few_kilobytes_on_a_mesh_faster_than_rccl(cluster: str) -> None:
+    """vLLM's and SGLang's own kernel runs on ROCm too; no table of a mesh has it."""
+    machine = load_cluster(cluster)
+    base = build_engine(load_device(machine.device), [], [], cluster=machine)
+    sizes = [2**power for power in range(13, 25)]
+
+    def times(stack: str, ranks: int) -> np.ndarray:
+        engine = replace(base, stack=load_stack(stack), answered={}, derived={})
+        sums = [make_op("all_reduce", size_bytes=size, ranks=ranks, ranks_per_node=ranks) for size in sizes]
+        return ask(engine, sums).latency_us
+
+    for ranks in (2, 4, 8):
+        own, nccl = times("vllm", ranks), times("tgi", ranks)
+        assert (own[1:] > 0.9 * own[:-1]).all()  # the kernel turns to two shots where one takes as long
+        assert (own[:11] < nccl[:11]).all()
+        assert own[-1] == nccl[-1]  # beyond what the kernel takes
+    assert 5.0 < times("sglang", 8)[1] < 10.0

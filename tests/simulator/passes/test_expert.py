@@ -231,6 +231,22 @@ def test_ranks_of_an_engine_that_hold_the_same_tokens_send_none_and_sum_what_exp
     assert [n.op for n, _ in apart.weighted()] == [n.op for n, _ in usual.weighted()]
 
 
+def test_ranks_that_gather_have_all_tokens_and_scatter_what_experts_say(
+    graphs: dict[tuple[str, bool], Graph], assert_sound: Callable[..., None]
+):
+    """vLLM's allgather_reducescatter; tensor ranks that hold the same tokens gather none."""
+    graph, engine = graphs["qwen3_moe", False], Stack(ep_mode="gathered")
+    shared = expert_parallel(graph, plan(4, engine))
+    assert_sound(shared)
+    exchanges = {(n.op.kind, n.op.size_bytes) for n, _ in shared.weighted() if n.op and n.group == "ep"}
+    assert exchanges == {(kind, 4 * TOKENS * HIDDEN * 2) for kind in ("all_gather", "reduce_scatter")}
+    assert flops(shared, "grouped_gemm") == flops(graph, "grouped_gemm")
+    alike, replicated = (
+        expert_parallel(graph, plan(4, Stack(ep_mode=mode), tp=4)) for mode in ("gathered", "replicated")
+    )
+    assert [n.op for n, _ in alike.weighted()] == [n.op for n, _ in replicated.weighted()]
+
+
 def test_nothing_to_do_returns_the_same_graph(graphs: dict[tuple[str, bool], Graph], small_model: Make):
     graph = graphs["mixtral", False]
     assert expert_parallel(graph, plan(1)) is graph

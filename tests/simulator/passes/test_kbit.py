@@ -52,6 +52,15 @@ def packed(traced: Graph) -> Graph:
     return apply_passes(traced, plan())
 
 
+def test_frozen_weights_lie_in_eight_bits_where_the_plan_says_so() -> None:
+    in_eight, graph = replace(plan("fp8"), cluster=one_device(load_device("h100_sxm"))), trace(MODEL, LORA)
+    usual, stored = (apply_passes(graph, replace(in_eight, options=each)) for each in ({}, {"fp8_params": True}))
+    assert held(usual, "frozen", "bf16") == 2 * (LINEAR + LEFT)
+    assert held(stored, "frozen", "fp8") == LINEAR
+    assert held(stored, "frozen", "bf16") == 2 * LEFT
+    assert held(stored, "weight", "bf16") == held(usual, "weight", "bf16") > 0  # adapters stay as they are
+
+
 def held(graph: Graph, role: str, dtype: str) -> int:
     return sum(t.size_bytes * t.count for t in graph.tensors if (t.role, t.dtype) == (role, dtype))
 

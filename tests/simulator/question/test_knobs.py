@@ -190,6 +190,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "expert_load": (MOE, "zipf:1"),
         "flat_parameters": (FSDP, True),
         "attention_dtype": (replace(TRAIN, family="wide"), "fp8"),
+        "fp8_params": (
+            replace(TRAIN, family="wide", work={"lora_rank": 8}, plan={"quantization": "fp8"}),
+            True,
+        ),
         "fp8_scaling": (replace(TRAIN, family="wide", plan={"quantization": "fp8"}), "current"),
         "gather_dtype": (FSDP, "fp32"),
         "kv_dtype": (DECODE, "fp8"),

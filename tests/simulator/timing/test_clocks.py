@@ -84,7 +84,9 @@ def test_bounds_hold_what_the_clock_of_a_long_step_may_be(costs) -> None:
     products = [BF16, FP8, FEW]
     assert burst.high == pytest.approx(costs[0].high)
     assert (long.high[products] > burst.high[products]).all()
-    assert long.high[[ATTENTION, COPY, RING]] == pytest.approx(burst.high[[ATTENTION, COPY, RING]])
+    assert long.high[[COPY, RING]] == pytest.approx(burst.high[[COPY, RING]])
+    assert long.high[ATTENTION] > burst.high[ATTENTION]  # nobody timed it for long
+    assert long.kernel_us[ATTENTION] == burst.kernel_us[ATTENTION]
     assert (unknown.high[products] > long.high[products]).all()
     assert (unknown.low[products] > long.low[products]).all()
     widened = np.log(long.high / burst.high)

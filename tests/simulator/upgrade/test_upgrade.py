@@ -20,6 +20,7 @@ from opcast.harness.plan import CampaignPlan
 from opcast.jobs.cli import main
 from opcast.simulator.upgrade.answer import UpgradeReport
 from opcast.simulator.upgrade.libraries import ReleaseMoves, library_of, moves_of, touched
+from opcast.simulator.upgrade.picture import MOST_ROWS, draw_upgrade
 from opcast.simulator.upgrade.run import KindGroup, choose, wider
 
 TINY = "tiny_llama_100m"
@@ -87,8 +88,8 @@ def test_the_report_ranks_what_may_move_and_says_what_is_left(report: UpgradeRep
     before = [row.before_percent for row in report.rows]
     assert before == sorted(before, reverse=True)
     assert all(row.touched and row.measured == row.ops for row in report.rows)
-    assert report.unmeasured_low_s < report.measured_low_s <= report.step_time_s
-    assert report.unmeasured_high_s > report.measured_high_s >= report.step_time_s
+    assert report.unmeasured_low_s < report.low_s < report.measured_low_s < report.step_time_s
+    assert report.unmeasured_high_s > report.high_s > report.measured_high_s > report.step_time_s
     assert len(report.measure) == sum(row.measured for row in report.rows)
     assert json.loads(json.dumps(report.to_dict(), allow_nan=False))["changes"] == ["engine"]
 
@@ -128,3 +129,11 @@ def test_what_cannot_be_is_refused_in_one_line(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_the_picture_has_a_pair_of_bars_for_each_kind(report: UpgradeReport, tmp_path: Path) -> None:
+    drawing = draw_upgrade(report)
+    assert drawing.count("<rect") == 2 * min(len(report.rows), MOST_ROWS)
+    path = tmp_path / "upgrade.svg"
+    assert main(["upgrade", *DECODE, f"picture={path}"]) == 0
+    assert path.read_text() == drawing
