@@ -158,20 +158,18 @@ def explain(config: dict[str, Any]) -> int:
     measured = run_at(path)
     sighted(measured, path)
     steps = whole(BadInputError, "steps", config["steps"], 1)
-    explanation_of_gap = explanation.explain(
+    gap_causes = explanation.explain(
         predicted, measured, steps=steps, paths=(str(config["predicted"]), str(config["measured"]))
     )
     if wants_json(config):
-        print_json(
-            {"gap_us": explanation_of_gap.measured_us - explanation_of_gap.predicted_us, **asdict(explanation_of_gap)}
-        )
+        print_json({"gap_us": gap_causes.measured_us - gap_causes.predicted_us, **asdict(gap_causes)})
         return 0
-    gap = explanation_of_gap.measured_us - explanation_of_gap.predicted_us
+    gap = gap_causes.measured_us - gap_causes.predicted_us
     rows = [(c.cause, c.what, microseconds(c.predicted_us), microseconds(c.measured_us), microseconds(c.difference_us))
-            for c in explanation_of_gap.causes[:SHOWN]]  # fmt: skip
-    title = f"predicted {microseconds(explanation_of_gap.predicted_us)}, measured {microseconds(explanation_of_gap.measured_us)}"
+            for c in gap_causes.causes[:SHOWN]]  # fmt: skip
+    title = f"predicted {microseconds(gap_causes.predicted_us)}, measured {microseconds(gap_causes.measured_us)}"
     table(f"{title}: {microseconds(gap)} more", ("cause", "what", "predicted", "measured", "difference"), rows)
-    for cause, advice in dict.fromkeys((c.cause, c.advice) for c in explanation_of_gap.causes[:SHOWN]):
+    for cause, advice in dict.fromkeys((c.cause, c.advice) for c in gap_causes.causes[:SHOWN]):
         say(f"{cause}: {advice}")
     return 0
 
