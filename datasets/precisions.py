@@ -26,9 +26,15 @@ def known_precisions() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PRECISION_DIRECTORY.glob("*.yaml")))
 
 
-@lru_cache
 def precision_of(name: str) -> tuple[str, str]:
     """The dtype and the format of linear layers (empty: the dtype) that a name stands for."""
+    if not isinstance(name, str):
+        raise PrecisionError(f"precision={name!r} must be a word, such as bf16 or fp8")
+    return _read(name)
+
+
+@lru_cache
+def _read(name: str) -> tuple[str, str]:
     known = known_precisions()
     if name not in known and name.startswith("w") and weight_bits(name):
         return "fp16", name

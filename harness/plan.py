@@ -477,8 +477,7 @@ def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
     """Shuffled within each kind: first a few of every kernel, then the rest, batches of each kind spread evenly.
 
     Drift then spreads over all shapes, and a campaign that ends early has something of every kernel of every kind (a
-    backend answers for itself alone), the more the later it ends. Takes sorted cases, so that the order depends on the
-    seed and the set of cases alone.
+    backend answers for itself alone). Takes sorted cases: the order depends on the seed and the set of cases alone.
     """
     placed = []
     for name, group in itertools.groupby(cases, key=lambda case: case.op.kind):
@@ -486,8 +485,7 @@ def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
         shuffled = list(group)
         random.shuffle(shuffled)
         nth: Counter[tuple[str, str]] = Counter()
-        first: list[Case] = []
-        others: list[Case] = []
+        first, others = list[Case](), list[Case]()
         for case in shuffled:
             of_experts = name == EXPERTS and not is_eager(name, case.backend)
             kernel = case.backend, case.op.dtype if of_experts else ""

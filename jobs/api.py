@@ -25,7 +25,6 @@ from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
-from ..simulator.search.spread import Crew
 from ..simulator.workbench import Workbench, workbench
 from .questions import request_of, sources_of, usual
 from .resolve import this_machine, this_node
@@ -39,18 +38,13 @@ if TYPE_CHECKING:
     from ..simulator.post_training.request import PostTrainRequest
     from ..simulator.question.plan import Stack
     from ..simulator.question.requests import SimulateRequest
-    from ..simulator.question.serving import ServingRequest
     from ..simulator.question.work import Work
     from ..simulator.report.answer import InferenceReport, StepReport
-    from ..simulator.report.served import ServingReport
     from ..simulator.report.workload_file import FileReport
     from ..simulator.search.request import SearchRequest
     from ..simulator.search.result import SearchReport
     from ..simulator.search.served.request import ServedSearchRequest, ServedSpace
     from ..simulator.search.space import Space
-    from ..simulator.serving.capacity import Capacity
-    from ..simulator.serving.comparison import WayOfServing
-    from ..simulator.serving.step_latency import StepLatency
     from ..simulator.trace import Model
     from ..simulator.upgrade.answer import UpgradeReport
     from ..simulator.upgrade.request import UpgradeRequest
@@ -91,14 +85,14 @@ def predict(
     the store.
     """
     if isinstance(op, PredictRequest):
-        return _bench(op.sources).predict(op)
+        return bench_of(op.sources).predict(op)
     known = usual("predict")
     dims = {name: value for name, value in options.items() if name not in known}
     said = {name: value for name, value in options.items() if name in known and value is not None}
-    sources = sources_of("predict", said, _folders(home), _home(home))
+    sources = sources_of("predict", said, folders_of(home), _home(home))
     place = _device(device or THIS_MACHINE), _cluster(said.get("cluster"))
     request = predict_request(op, *place, sources, {**known, **said}, dims)
-    found = _bench(request.sources).predict(request)
+    found = bench_of(request.sources).predict(request)
     return found[0] if isinstance(op, (str, Op)) or request.transfers else found
 
 
@@ -131,8 +125,8 @@ def simulate(
     from ..simulator.question.requests import SimulateRequest
 
     given = {"workload": workload, "device": device, **settings}
-    request = _request("simulate", model, given, home, SimulateRequest)
-    return _bench(request.sources).simulate(request)
+    request = verb_request("simulate", model, given, home, SimulateRequest)
+    return bench_of(request.sources).simulate(request)
 
 
 def search(
@@ -163,8 +157,8 @@ def search(
         space = replace(space, rules=(*space.rules, *rules))
     elif rules:
         space = {**(space or {}), "rules": rules}
-    request = _request("search", model, {"space": space, **settings}, home, SearchRequest)
-    return _bench(request.base.sources).search(request, workers, points)
+    request = verb_request("search", model, {"space": space, **settings}, home, SearchRequest)
+    return bench_of(request.base.sources).search(request, workers, points)
 
 
 def compare_chips(
@@ -184,8 +178,8 @@ def compare_chips(
     """
     from ..simulator.chips.request import CompareRequest
 
-    request = _request("compare", model, {"workload": workload, **settings}, home, CompareRequest)
-    return _bench(request.step.sources).compare_chips(request)
+    request = verb_request("compare", model, {"workload": workload, **settings}, home, CompareRequest)
+    return bench_of(request.step.sources).compare_chips(request)
 
 
 def upgrade(
@@ -204,8 +198,8 @@ def upgrade(
     """
     from ..simulator.upgrade.request import UpgradeRequest
 
-    request = _request("upgrade", model, {"workload": workload, **settings}, home, UpgradeRequest)
-    return _bench(request.step.sources).upgrade(request)
+    request = verb_request("upgrade", model, {"workload": workload, **settings}, home, UpgradeRequest)
+    return bench_of(request.step.sources).upgrade(request)
 
 
 def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settings: Any) -> PlanReport:
@@ -220,8 +214,8 @@ def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settin
     """
     from ..simulator.job.request import PlanRequest
 
-    request = _request("plan", model, settings, home, PlanRequest)
-    return _bench(request.step.sources).plan(request)
+    request = verb_request("plan", model, settings, home, PlanRequest)
+    return bench_of(request.step.sources).plan(request)
 
 
 def posttrain(model: Model | PostTrainRequest, *, home: str | Path | None = None, **settings: Any) -> PostTrainReport:
@@ -237,8 +231,8 @@ def posttrain(model: Model | PostTrainRequest, *, home: str | Path | None = None
     """
     from ..simulator.post_training.request import PostTrainRequest
 
-    request = _request("posttrain", model, settings, home, PostTrainRequest)
-    return _bench(request.step.sources).posttrain(request)
+    request = verb_request("posttrain", model, settings, home, PostTrainRequest)
+    return bench_of(request.step.sources).posttrain(request)
 
 
 def search_serving(
@@ -262,132 +256,11 @@ def search_serving(
     """
     from ..simulator.search.served.request import ServedSearchRequest
 
-    request = _request("search_serving", model, {"space": space, **settings}, home, ServedSearchRequest)
-    return _bench(request.step.sources).search_serving(request, workers)
+    request = verb_request("search_serving", model, {"space": space, **settings}, home, ServedSearchRequest)
+    return bench_of(request.step.sources).search_serving(request, workers)
 
 
-def serving(
-    model: Model | ServingRequest | None = None,
-    device: str | Device | None = None,
-    *,
-    requests: str | Path | None = None,
-    home: str | Path | None = None,
-    **settings: Any,
-) -> ServingReport:
-    """What comes of traffic on the replicas of a served model.
-
-    ``settings`` are those that ``opcast serving --help`` lists, with the same defaults: ``traffic``, ``scheduler``,
-    ``kv``, ``slo``, ``decode_pool`` and ``speculation`` are mappings, ``law`` gives iteration times by hand, in place
-    of a model; ``replicas``, ``router``, ``intervals``, …; ``engine`` is one as it is started, with its own ``args``,
-    and ``calibrate`` its start-up log. Beside them stand those of :func:`simulate` that say what a replica is:
-    ``cluster``, ``nodes``, ``tp``, ``pp``, ``stack``, ``precision``, … A :class:`ServingRequest` has all. ``requests``
-    is a file that every request is written to as a row of Parquet.
-
-    Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be read or
-    written, ServingEngineError for bad arguments, and the errors of :func:`simulate`.
-    """
-    bench, request = _served_question(model, device, home, settings)
-    if requests is None:
-        return bench.serving(request).report
-    from ..simulator.serving.serve import Keeping
-    from .serving import write_rows
-    from .writing import check_place
-
-    check_place("requests", Path(requests))
-    served = bench.serving(request, Keeping(requests=True))
-    write_rows(served, Path(requests))
-    return served.report
-
-
-def serving_capacity(
-    model: Model | ServingRequest | None = None,
-    device: str | Device | None = None,
-    *,
-    workers: int = 1,
-    home: str | Path | None = None,
-    **settings: Any,
-) -> Capacity:
-    """The largest rate of traffic that meets ``slo``, and how sure that is (`opcast serving capacity`).
-
-    ``workers`` are processes: the answer is the same for any number. The other arguments and errors are those of
-    :func:`serving`; RequestError for traffic without a rate.
-    """
-    from ..simulator.serving import studies
-
-    bench, request = _served_question(model, device, home, settings)
-    return studies.serving_capacity(request, bench, Crew(workers).apply)
-
-
-def serving_sweep(
-    model: Model | ServingRequest | None = None,
-    device: str | Device | None = None,
-    *,
-    rates: Sequence[float] = (),
-    workers: int = 1,
-    home: str | Path | None = None,
-    **settings: Any,
-) -> list[tuple[float, ServingReport]]:
-    """What comes of the same traffic at each of the ``rates`` (`opcast serving sweep`).
-
-    Requests a second; of a trace how many times faster than recorded. Without any: a tenth of the traffic's rate to
-    twice it. The other arguments and errors are those of :func:`serving_capacity`.
-    """
-    from ..simulator.serving import studies
-    from .serving import checked_rates
-
-    bench, request = _served_question(model, device, home, settings)
-    return studies.serving_sweep(request, checked_rates(list(rates)), bench, Crew(workers).apply)
-
-
-def serving_ways(
-    model: Model | ServingRequest | None = None,
-    device: str | Device | None = None,
-    *,
-    workers: int = 1,
-    home: str | Path | None = None,
-    **settings: Any,
-) -> list[WayOfServing]:
-    """Replicas that do both beside pools that prefill and decode, the best first (`opcast serving compare`).
-
-    The arguments and errors are those of :func:`serving_capacity`; RequestError for one replica, which no pools share.
-    """
-    from ..simulator.serving import studies
-
-    bench, request = _served_question(model, device, home, settings)
-    return studies.serving_ways(request, bench, Crew(workers).apply)
-
-
-def _served_question(
-    model: Any, device: Any, home: str | Path | None, settings: Mapping[str, Any]
-) -> tuple[Workbench, ServingRequest]:
-    """The request about traffic, and the workbench that answers it."""
-    from ..simulator.question.serving import ServingRequest
-
-    request: ServingRequest = _request("serving", model, {"device": device, **settings}, home, ServingRequest)
-    return _bench(_folders(home) if request.step is None else request.step.sources), request
-
-
-def step_latency(
-    model: Model | ServingRequest | None = None,
-    device: str | Device | None = None,
-    *,
-    home: str | Path | None = None,
-    **settings: Any,
-) -> StepLatency:
-    """How long single steps of a served model take, for simulators that ask step by step.
-
-    ``settings`` are those of :func:`serving`. The answer has ``seconds(requests)``, of requests as (new tokens, tokens
-    cached before), and ``predict_infer_time(batch)`` as the SGLang Simulator and HiSim call it. The errors of
-    :func:`serving`.
-    """
-    from ..simulator.serving.connect import replicas_of
-    from ..simulator.serving.step_latency import StepLatency
-
-    bench, request = _served_question(model, device, home, settings)
-    return StepLatency(replicas_of(request, bench)[0])
-
-
-def _request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:
+def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:
     """The request of a verb's keywords; one that was made before as it is."""
     said = {name: value for name, value in given.items() if value is not None}
     if isinstance(model, kind):
@@ -398,7 +271,7 @@ def _request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path |
     for name, figures in (("device", _device), ("cluster", _cluster)):
         if name in said:
             said[name] = figures(said[name])
-    return request_of(verb, said, sources_of(verb, said, _folders(home), _home(home)), _warn)
+    return request_of(verb, said, sources_of(verb, said, folders_of(home), _home(home)), _warn)
 
 
 def _warn(text: str) -> None:
@@ -446,7 +319,7 @@ def simulate_file(
         network=NetworkChoice.of(network, faults, fault_draw, faults_study),
         sources=_sources(home, engines, backend),
     )
-    report: Any = _bench(request.sources).simulate(request)
+    report: Any = bench_of(request.sources).simulate(request)
     made: FileReport = report
     return made
 
@@ -476,14 +349,14 @@ def validate(
     chosen = load_stack(stack) if isinstance(stack, str) else stack
     sources = _sources(home, engines, backend)
     request = ValidateRequest(str(truth), limit, rival, details, str(rules), half, stack=chosen, sources=sources)
-    return _bench(sources).validate(request)
+    return bench_of(sources).validate(request)
 
 
 def _home(home: str | Path | None) -> str:
     return str(home or os.environ.get("OPCAST_HOME") or HOME)
 
 
-def _folders(home: str | Path | None) -> Sources:
+def folders_of(home: str | Path | None) -> Sources:
     return Sources.at(_home(home))
 
 
@@ -491,5 +364,5 @@ def _sources(home: str | Path | None, engines: Sequence[str], backend: str | Non
     return Sources.at(_home(home), tuple(engines), backend)
 
 
-def _bench(sources: Sources) -> Workbench:
+def bench_of(sources: Sources) -> Workbench:
     return workbench(sources, this_machine, this_node)

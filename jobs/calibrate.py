@@ -37,22 +37,22 @@ def run(config: dict[str, Any]) -> int:
     outputs = {name: Path(str(config[name])).expanduser() for name in WRITTEN if config[name]}
     for name, path in outputs.items():
         check_place(name, path)
-    made = resolve.bench(config).calibrate(request, progress_bar)
-    scores = made.scores()
+    result = resolve.bench(config).calibrate(request, progress_bar)
+    scores = result.scores()
     if "output" in outputs:
-        write_text("output", outputs["output"], as_json(made.calibration))
+        write_text("output", outputs["output"], as_json(result.calibration))
     if "scores" in outputs:
         write_text("scores", outputs["scores"], json.dumps(scores, indent=1) + "\n")
     if "steps" in outputs:
-        write_steps(outputs["steps"], made)
+        write_steps(outputs["steps"], result)
     if "picture" in outputs:
-        write_text("picture", outputs["picture"], drawn(made))
+        write_text("picture", outputs["picture"], drawn(result))
     if wants_json(config):
-        found = {"effects": len(made.calibration.effects), "widths": made.calibration.widths}
-        print_json({"scores": scores, **found, "unanswered": made.unanswered})
+        summary = {"effects": len(result.calibration.effects), "widths": result.calibration.widths}
+        print_json({"scores": scores, **summary, "unanswered": result.unanswered})
     else:
         show(scores)
-        for name, count in made.unanswered.items():
+        for name, count in result.unanswered.items():
             if count:
                 say(f"{count} rows of {name} have no time or cannot be simulated: `opcast validate` says why")
         for name, path in outputs.items():
@@ -60,13 +60,13 @@ def run(config: dict[str, Any]) -> int:
     return 0
 
 
-def write_steps(path: Path, made: Calibrating) -> None:
+def write_steps(path: Path, result: Calibrating) -> None:
     """What was simulated, so that it can be fitted again."""
     import pyarrow.parquet as pq
 
     from ..simulator.validation.simulated import as_table
 
-    steps = as_table(made.observed, made.errors)
+    steps = as_table(result.observed, result.errors)
     write("steps", path, lambda temporary: pq.write_table(steps, temporary, compression="zstd"))
 
 
@@ -74,16 +74,16 @@ def _three(score: Mapping[str, float]) -> str:
     return f"{score['median']:.1f} / {score['mean']:.1f} / {score['p90']:.1f}"
 
 
-def drawn(made: Calibrating) -> str:
+def drawn(result: Calibrating) -> str:
     """Predicted over measured times of every run as SVG, each predicted without the runs of its framework."""
     import math
 
     from ..simulator.html.agreement import svg
 
-    errors = made.errors["framework"]
+    errors = result.errors["framework"]
     ratios: dict[str, list[float]] = {}
-    for each in made.observed:
-        ratios.setdefault(each.table, []).append(math.exp(-errors[each.id]))
+    for run in result.observed:
+        ratios.setdefault(run.table, []).append(math.exp(-errors[run.id]))
     return svg(ratios, f"Predicted over measured times of {len(errors)} runs, no run of their framework known")
 
 

@@ -64,8 +64,8 @@ def run(store: Store, config: dict[str, Any], as_json: bool) -> int:
 
         write(gain.page(str(store.path), kinds, steps), page)
     if as_json:
-        told = [{**asdict(kind), "verdict": kind.verdict} for kind in kinds]
-        print_json({"store": str(store.path), "kinds": told, "steps": [asdict(step) for step in steps]})
+        values = [{**asdict(kind), "verdict": kind.verdict} for kind in kinds]
+        print_json({"store": str(store.path), "kinds": values, "steps": [asdict(step) for step in steps]})
         return 0
     heads = ("op", "backend", "device", "rows", "before %", "inside", "after %", "inside", "")
     table(f"{store.path}: median error of one op", heads, [row_of(kind) for kind in kinds] or [("no rows",)])
@@ -80,7 +80,9 @@ def run(store: Store, config: dict[str, Any], as_json: bool) -> int:
 def row_of(gain: KindGain) -> tuple[str, ...]:
     """A row of the table of kinds."""
     errors = (gain.before_ape, gain.before_coverage, gain.after_ape, gain.after_coverage)
-    texts = ("" if each is None else f"{each:.1f}" if at % 2 == 0 else f"{each:.0%}" for at, each in enumerate(errors))
+    texts = (
+        "" if value is None else f"{value:.1f}" if at % 2 == 0 else f"{value:.0%}" for at, value in enumerate(errors)
+    )
     return gain.kind, gain.backend, gain.device, f"{gain.rows:,}", *texts, gain.verdict
 
 
@@ -101,12 +103,18 @@ def kind_gains(store: Store, predictors: Path) -> Iterator[KindGain]:
         for device_id in store.devices(kind):
             device = store.known_device(device_id)
             engine = build_engine(device, [SHIPPED_STORE], [SHIPPED_PREDICTORS], ENGINES["order"])
-            for each in tables(kind, store.read(kind, device_id), device):
-                predictor = trained.find(kind, device_id, each.backend)
+            for measured in tables(kind, store.read(kind, device_id), device):
+                predictor = trained.find(kind, device_id, measured.backend)
                 card: Mapping[str, Any] = predictor.card if predictor is not None else {}
-                before = errors_of(engine, each)
+                before = errors_of(engine, measured)
                 yield KindGain(
-                    kind, each.backend, device_id, len(each), *before, card.get("test_median_ape"), card.get("coverage")
+                    kind,
+                    measured.backend,
+                    device_id,
+                    len(measured),
+                    *before,
+                    card.get("test_median_ape"),
+                    card.get("coverage"),
                 )
 
 
@@ -122,8 +130,8 @@ def errors_of(engine: Any, measured: Any) -> tuple[float | None, float | None]:
         answers = engine.answer(part.kind, columns, *map(str, state))
         errors[rows] = np.abs(answers.latency_us / part.latency_us[rows] - 1.0)
         inside[rows] = (answers.low_us <= part.latency_us[rows]) & (part.latency_us[rows] <= answers.high_us)
-    known = np.isfinite(errors)
-    return (100.0 * float(np.median(errors[known])), float(inside[known].mean())) if known.any() else (None, None)
+    finite = np.isfinite(errors)
+    return (100.0 * float(np.median(errors[finite])), float(inside[finite].mean())) if finite.any() else (None, None)
 
 
 def step_gains(config: Mapping[str, Any]) -> list[StepGain]:
@@ -141,7 +149,7 @@ def step_gains(config: Mapping[str, Any]) -> list[StepGain]:
                 befores.append(None)
     bench = resolve.bench({**config, "engine": ENGINES})
     afters = (_milliseconds(answer_step(bench, step, config).report) for step in steps)
-    return [StepGain(*each) for each in zip(steps, befores, afters, strict=True)]
+    return [StepGain(*answers) for answers in zip(steps, befores, afters, strict=True)]
 
 
 def _milliseconds(report: Any) -> tuple[float, float, float]:

@@ -54,6 +54,9 @@ def options(config: dict[str, Any], store: Store) -> dict[str, Any]:
     """
     chosen = {name: value for name, value in config.items() if name not in SHARED}
     chosen |= {name: [chosen[name]] for name in LISTS if isinstance(chosen.get(name), str)}
+    for name in LISTS:
+        if not isinstance(chosen.get(name) or [], list):
+            raise RequestError(f"{name}={chosen[name]!r} must be a list of names, as {name}=[a,b]")
     if isinstance(given := chosen.get("device"), dict):
         device_id = str(given.get("id"))
         if set(given) == {"id"}:

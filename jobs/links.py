@@ -54,7 +54,7 @@ def with_ranks(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
     return {**values, "ranks": len(group)}
 
 
-def write(found: OpPrediction, config: Mapping[str, Any]) -> None:
+def write(prediction: OpPrediction, config: Mapping[str, Any]) -> None:
     """The page of ``report=`` and the picture of ``picture=``, where they were asked for."""
     for name in ("report", "picture"):
         if config.get(name) and not isinstance(config[name], str):
@@ -62,12 +62,12 @@ def write(found: OpPrediction, config: Mapping[str, Any]) -> None:
     if config.get("report"):
         from ..simulator.html import write_network_report
 
-        say(f"report: {write_network_report(found, Path(config['report']))}")
+        say(f"report: {write_network_report(prediction, Path(config['report']))}")
     if config.get("picture"):
         from ..simulator.html.page import write_text
         from ..simulator.network.picture import draw_svg
 
-        topology, load = found.placed
+        topology, load = prediction.placed
         path = write_text(draw_svg(topology, load, "share of each link that is in use"), Path(config["picture"]))
         say(f"picture: {path}")
 
@@ -75,17 +75,17 @@ def write(found: OpPrediction, config: Mapping[str, Any]) -> None:
 _SUFFIX = {"report": "html", "picture": "svg"}
 
 
-def rows(found: OpPrediction) -> list[tuple[str, str]]:
+def rows(prediction: OpPrediction) -> list[tuple[str, str]]:
     """Lines of a collective on a cluster: how it is done, its bandwidths, what the links make of it."""
-    network = found.network
+    network = prediction.network
     if not network or "algorithm" not in network:
         return []
-    made = [("algorithm", f"{network['algorithm']} ({network['fidelity']})")]
-    made += [("algbw, busbw", f"{network['algbw_gbps']:.4g} GB/s, {network['busbw_gbps']:.4g} GB/s")]
+    lines = [("algorithm", f"{network['algorithm']} ({network['fidelity']})")]
+    lines += [("algbw, busbw", f"{network['algbw_gbps']:.4g} GB/s, {network['busbw_gbps']:.4g} GB/s")]
     if "stretch" in network:
         groups = f", {network['groups']} groups at once" if network["groups"] > 1 else ""
-        made.append(("stretch", f"{network['stretch']:.3f} times as long as on a switch that never blocks{groups}"))
-    return made
+        lines.append(("stretch", f"{network['stretch']:.3f} times as long as on a switch that never blocks{groups}"))
+    return lines
 
 
 def show(network: Mapping[str, Any], many: bool) -> None:

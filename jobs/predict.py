@@ -22,13 +22,13 @@ def run(config: dict[str, Any]) -> int:
         raise BadInputError(f"cache={config['cache']!r} does not exist; choose warm or cold")
     links.check(config)
     many = config["shapes"] is not None
-    given = [name for name in ("op", "shapes", "transfers") if config.get(name)]
-    if not given:
+    subjects = [name for name in ("op", "shapes", "transfers") if config.get(name)]
+    if not subjects:
         raise BadInputError(
             "name an op: `opcast predict op=gemm op.m=4096 op.n=4096 op.k=4096`, or shapes=FILE for many"
         )
-    if "transfers" in given and len(given) > 1:
-        raise BadInputError(f"transfers={config['transfers']} says all that is asked: leave {given[0]}=… out")
+    if "transfers" in subjects and len(subjects) > 1:
+        raise BadInputError(f"transfers={config['transfers']} says all that is asked: leave {subjects[0]}=… out")
     if many:
         from . import predict_many
 
@@ -37,12 +37,12 @@ def run(config: dict[str, Any]) -> int:
         raise BadInputError(f"output={config['output']} is for shapes=FILE: one op is printed, format=json for scripts")
     ops = [] if config["transfers"] else [configured_op(links.with_ranks(config["op"], config))]
     target = resolve.device(config)
-    found = predicted(ops, target, config)
-    links.write(found[0], config)
+    predictions = predicted(ops, target, config)
+    links.write(predictions[0], config)
     if as_json:
-        print_json(found[0].to_dict())
+        print_json(predictions[0].to_dict())
     else:
-        show_one(found[0], target.name)
+        show_one(predictions[0], target.name)
     return 0
 
 
@@ -63,37 +63,41 @@ def configured_op(values: Mapping[str, Any]) -> Op:
     return make_op(name, **values)
 
 
-def clause_of(found: OpPrediction) -> str:
+def clause_of(prediction: OpPrediction) -> str:
     """By which clause of the rule an op was answered, and whose measurements that were."""
-    return found.clause if found.source in ("", found.clause) else f"{found.clause} ({found.source})"
+    return (
+        prediction.clause
+        if prediction.source in ("", prediction.clause)
+        else f"{prediction.clause} ({prediction.source})"
+    )
 
 
-def show_one(found: OpPrediction, device_name: str) -> None:
+def show_one(prediction: OpPrediction, device_name: str) -> None:
     """A few lines for a person."""
-    if found.op["kind"] == "transfers":
-        interval = f"{microseconds(found.low_us)} to {microseconds(found.high_us)}"
-        rows = [("all done after", microseconds(found.latency_us)), ("interval", interval)]
-        table(f"{found.op['count']} transfers on {found.network['topology']}", ("", ""), rows)
-        return links.show(found.network, many=True)
-    op = make_op(**{"kind_name": found.op["kind"], **{k: v for k, v in found.op.items() if k != "kind"}})
+    if prediction.op["kind"] == "transfers":
+        interval = f"{microseconds(prediction.low_us)} to {microseconds(prediction.high_us)}"
+        rows = [("all done after", microseconds(prediction.latency_us)), ("interval", interval)]
+        table(f"{prediction.op['count']} transfers on {prediction.network['topology']}", ("", ""), rows)
+        return links.show(prediction.network, many=True)
+    op = make_op(**{"kind_name": prediction.op["kind"], **{k: v for k, v in prediction.op.items() if k != "kind"}})
     cost = op.cost
-    seconds = found.latency_us * 1e-6
+    seconds = prediction.latency_us * 1e-6
     rows = [
-        ("latency", microseconds(found.latency_us)),
-        ("interval", f"{microseconds(found.low_us)} to {microseconds(found.high_us)}"),
-        ("answered by", found.engine + (f" ({found.predictor})" if found.predictor else "")),
-        *([("which is", clause_of(found))] if found.clause else []),
-        ("roofline", f"{microseconds(found.roofline_us)}, {found.bound} bound"),
+        ("latency", microseconds(prediction.latency_us)),
+        ("interval", f"{microseconds(prediction.low_us)} to {microseconds(prediction.high_us)}"),
+        ("answered by", prediction.engine + (f" ({prediction.predictor})" if prediction.predictor else "")),
+        *([("which is", clause_of(prediction))] if prediction.clause else []),
+        ("roofline", f"{microseconds(prediction.roofline_us)}, {prediction.bound} bound"),
     ]
-    if found.power_w is not None and found.energy_mj is not None:
-        rows.append(("draws", f"{found.power_w:.0f} W, {found.energy_mj:.4g} mJ each"))
-    if found.engine == "learned" and not found.in_envelope:
+    if prediction.power_w is not None and prediction.energy_mj is not None:
+        rows.append(("draws", f"{prediction.power_w:.0f} W, {prediction.energy_mj:.4g} mJ each"))
+    if prediction.engine == "learned" and not prediction.in_envelope:
         rows.append(("caution", "outside what was measured; the interval is widened"))
-    rows += links.rows(found)
-    if float(cost.flops) > 0 and not found.network:
+    rows += links.rows(prediction)
+    if float(cost.flops) > 0 and not prediction.network:
         rows.append(("achieves", f"{float(cost.flops) / seconds / 1e12:.4g} TFLOP/s"))
-    if float(cost.bytes) > 0 and not found.network:
+    if float(cost.bytes) > 0 and not prediction.network:
         rows.append(("moves", f"{float(cost.bytes) / seconds / 1e9:.4g} GB/s"))
     table(with_units(f"{op} on {device_name}"), ("", ""), rows)
-    if found.network:
-        links.show(found.network, many=len(found.network.get("transfers", ())) > 1)
+    if prediction.network:
+        links.show(prediction.network, many=len(prediction.network.get("transfers", ())) > 1)

@@ -28,12 +28,12 @@ WORDS = ("compare",)
 
 def words(arguments: Sequence[str]) -> list[str]:
     """``compare A B`` as the setting that it is. BadInputError where there are not two points after it."""
-    given = list(arguments)
-    if not given or given[0] != "compare":
-        return given
-    if len(given) < 3:
+    words_typed = list(arguments)
+    if not words_typed or words_typed[0] != "compare":
+        return words_typed
+    if len(words_typed) < 3:
         raise BadInputError("`opcast search compare` needs two points: ranks, or axes such as 'tp=8 pp=2'")
-    return [f"compare=[{quoted(given[1])},{quoted(given[2])}]", *given[3:]]
+    return [f"compare=[{quoted(words_typed[1])},{quoted(words_typed[2])}]", *words_typed[3:]]
 
 
 def run(config: dict[str, Any], verb: str = "search") -> int:
@@ -48,10 +48,10 @@ def run(config: dict[str, Any], verb: str = "search") -> int:
 def crew_of(config: Mapping[str, Any]) -> Crew:
     """Who simulates: so many workers, in processes, on a Ray or in Slurm."""
     count = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
-    given = config["crew"]
-    if not isinstance(given, Mapping) or not set(given) <= {"engine", "folder", "options"}:
-        raise BadInputError(f"crew={given} must be settings of their own, as crew.engine=ray")
-    return load(Crew, {**given, "count": count}, BadInputError, "crew")
+    settings = config["crew"]
+    if not isinstance(settings, Mapping) or not set(settings) <= {"engine", "folder", "options"}:
+        raise BadInputError(f"crew={settings} must be settings of their own, as crew.engine=ray")
+    return load(Crew, {**settings, "count": count}, BadInputError, "crew")
 
 
 def run_search(
@@ -64,25 +64,25 @@ def run_search(
             check_place(name, Path(str(config[name])))
     bench = resolve.bench(config)
     if isinstance(request, ServedSearchRequest):
-        found = bench.search_serving(request, crew, progress_bar)
-        if found.rows and points:
-            say(f"points: {write('points', Path(str(points)), partial(write_points, found))}")
+        report = bench.search_serving(request, crew, progress_bar)
+        if report.rows and points:
+            say(f"points: {write('points', Path(str(points)), partial(write_points, report))}")
     else:
-        found = bench.search(request, crew, points, progress_bar)
-    if found.best and config["report"]:
+        report = bench.search(request, crew, points, progress_bar)
+    if report.best and config["report"]:
         from ..simulator.search.view import write_page
 
-        say(f"report: {write_page(found, view_of(serving), Path(str(config['report'])))}")
-    if found.best and config["launch"]:
-        text = launch_text(config, request, found.best[0])
+        say(f"report: {write_page(report, view_of(serving), Path(str(config['report'])))}")
+    if report.best and config["launch"]:
+        text = launch_text(config, request, report.best[0])
         say(f"launch file: {write_text('launch', Path(str(config['launch'])), text)}")
     if as_json:
-        print_json(found.to_dict() | ({} if found.best else {"error": found.notes[0]}))
+        print_json(report.to_dict() | ({} if report.best else {"error": report.notes[0]}))
     else:
-        show_search(found, view_of(serving))
-    if not found.best:
-        say(f"opcast: {found.notes[0]}")
-    return 0 if found.best else 1
+        show_search(report, view_of(serving))
+    if not report.best:
+        say(f"opcast: {report.notes[0]}")
+    return 0 if report.best else 1
 
 
 def view_of(serving: bool) -> RowsView:
@@ -107,40 +107,40 @@ def launch_text(
     return bench.launch(request, best, str(framework or ("torchtitan" if titan else "megatron-lm")))
 
 
-def write_points(found: SearchReport, path: Path) -> None:
+def write_points(report: SearchReport, path: Path) -> None:
     """All points with their axes and figures, one row each."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.Table.from_pylist([dict(row) for row in found.rows]), path, compression="zstd")
+    pq.write_table(pa.Table.from_pylist([dict(row) for row in report.rows]), path, compression="zstd")
 
 
 def run_comparison(config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, as_json: bool) -> int:
     """Print how two points differ; returns the exit code."""
-    given, bench, serving = config["compare"], resolve.bench(config), isinstance(request, ServedSearchRequest)
-    if not isinstance(given, list) or len(given) != 2:
+    points, bench, serving = config["compare"], resolve.bench(config), isinstance(request, ServedSearchRequest)
+    if not isinstance(points, list) or len(points) != 2:
         example = "'tp=2 batch=64'" if serving else "'tp=8 pp=2'"
-        raise BadInputError(f"compare={given} must be two points: ranks, or settings such as {example}")
-    one, other = map(str, given)
-    found: ComparedPoints
+        raise BadInputError(f"compare={points} must be two points: ranks, or settings such as {example}")
+    one, other = map(str, points)
+    comparison: ComparedPoints
     if isinstance(request, ServedSearchRequest):
-        found = bench.compare_serving(request, one, other, config["points"])
+        comparison = bench.compare_serving(request, one, other, config["points"])
     else:
-        found = bench.compare(request, one, other, config["points"])
+        comparison = bench.compare(request, one, other, config["points"])
     if as_json:
-        print_json(found.to_dict())
+        print_json(comparison.to_dict())
         return 0
-    for each in found.tables(one, other):
-        show(each, empty=True)
+    for part_table in comparison.tables(one, other):
+        show(part_table, empty=True)
     return 0
 
 
-def show_search(found: SearchReport, view: RowsView) -> None:
+def show_search(report: SearchReport, view: RowsView) -> None:
     """Best points, the front, what one change costs and what was left out, as tables."""
-    say(headline(found, view))
-    for at, each in enumerate(tables(found, view)):
-        show(each, empty=not at)
-    if found.ties:
-        say(f"{found.ties} more are within the noise floor of the best: they cannot be told apart")
-    for op, seconds in measurements(found)[:3]:
+    say(headline(report, view))
+    for at, view_table in enumerate(tables(report, view)):
+        show(view_table, empty=not at)
+    if report.ties:
+        say(f"{report.ties} more are within the noise floor of the best: they cannot be told apart")
+    for op, seconds in measurements(report)[:3]:
         say(f"measuring this would help to: {op} (it differs by {microseconds(seconds * 1e6)}{view.measured})")

@@ -51,19 +51,25 @@ def check(config: dict[str, Any]) -> int:
     from ..datasets.traces.checks import find_problems
 
     path = given(config, "path", "the trace, or a folder of NAME.RANK.et")
-    found = find_problems(path)
+    problems_found = find_problems(path)
     if wants_json(config):
-        for line in found:
+        for line in problems_found:
             say(f"opcast: {line}")
-        print_json({"path": str(path), "problems": found, **({"error": found[0]} if found else {})})
-        return 2 if found else 0
-    for line in found:
+        print_json(
+            {"path": str(path), "problems": problems_found, **({"error": problems_found[0]} if problems_found else {})}
+        )
+        return 2 if problems_found else 0
+    for line in problems_found:
         print(line)
-    problems = f"{len(found):,} problem{'s' if found[1:] else ''}" if found else "nothing to complain about"
+    problems = (
+        f"{len(problems_found):,} problem{'s' if problems_found[1:] else ''}"
+        if problems_found
+        else "nothing to complain about"
+    )
     print(f"{path}: {problems}")
-    if found:  # for who reads the errors alone
+    if problems_found:  # for who reads the errors alone
         say(f"opcast: {path}: {problems}")
-    return 2 if found else 0
+    return 2 if problems_found else 0
 
 
 # --- profiles ------------------------------------------------------------------------------------------
@@ -152,18 +158,18 @@ def explain(config: dict[str, Any]) -> int:
     measured = run_at(path)
     sighted(measured, path)
     steps = whole(BadInputError, "steps", config["steps"], 1)
-    found = explanation.explain(
+    gap_causes = explanation.explain(
         predicted, measured, steps=steps, paths=(str(config["predicted"]), str(config["measured"]))
     )
     if wants_json(config):
-        print_json({"gap_us": found.measured_us - found.predicted_us, **asdict(found)})
+        print_json({"gap_us": gap_causes.measured_us - gap_causes.predicted_us, **asdict(gap_causes)})
         return 0
-    gap = found.measured_us - found.predicted_us
+    gap = gap_causes.measured_us - gap_causes.predicted_us
     rows = [(c.cause, c.what, microseconds(c.predicted_us), microseconds(c.measured_us), microseconds(c.difference_us))
-            for c in found.causes[:SHOWN]]  # fmt: skip
-    title = f"predicted {microseconds(found.predicted_us)}, measured {microseconds(found.measured_us)}"
+            for c in gap_causes.causes[:SHOWN]]  # fmt: skip
+    title = f"predicted {microseconds(gap_causes.predicted_us)}, measured {microseconds(gap_causes.measured_us)}"
     table(f"{title}: {microseconds(gap)} more", ("cause", "what", "predicted", "measured", "difference"), rows)
-    for cause, advice in dict.fromkeys((c.cause, c.advice) for c in found.causes[:SHOWN]):
+    for cause, advice in dict.fromkeys((c.cause, c.advice) for c in gap_causes.causes[:SHOWN]):
         say(f"{cause}: {advice}")
     return 0
 

@@ -15,21 +15,15 @@ from ...datasets.ops import KINDS
 from ...datasets.version import __version__
 from ...datasets.vocabulary import OpKind
 from ...models.power import Limits
-from ...simulator.chips.request import CompareRequest
-from ...simulator.job.request import PlanRequest
-from ...simulator.post_training.request import PostTrainRequest
 from ...simulator.question.predictions import PredictRequest
-from ...simulator.question.requests import SimulateRequest
-from ...simulator.question.serving import ServingRequest
-from ...simulator.question.sources import Sources
 from ...simulator.report.answer import OpPrediction
-from ...simulator.upgrade.request import UpgradeRequest
 from .. import listing
 from ..questions import usual
 from ..show import BadInputError, one_line
 from .answering import BusyError, DiedError, GoneError, Processes, SlowError, Together, predict_all
 from .bodies import (
     BatchBody,
+    CapsBody,
     CompareBody,
     PlanBody,
     PostTrainBody,
@@ -63,6 +57,22 @@ from .searching import events
 from .settings import ServiceSettings
 from .streaming import begun, taken
 from .tables import answer_table, read_stream
+from .work import (
+    Part,
+    compared,
+    pictured,
+    planned,
+    planned_page,
+    post_trained,
+    post_trained_page,
+    predicted,
+    reported,
+    served,
+    served_capped,
+    served_often,
+    simulated,
+    upgraded,
+)
 
 ARROW_BODY = {"requestBody": {"required": True, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
 EVENT_STREAM = "text/event-stream"
@@ -77,7 +87,6 @@ LISTS: dict[str, Callable[[Mapping[str, Any]], listing.Rows]] = {
     "stacks": listing.stacks,
     "precisions": listing.precisions,
 }
-Part = Literal["page", "body"]
 Listed = Literal["devices", "clusters", "models", "ops", "predictors", "stacks", "precisions"]
 KEPT_TO_OURSELVES = ("folder",)  # columns that tell how the server's disk looks
 STATUS: dict[type[Exception], tuple[int, str]] = {
@@ -285,6 +294,12 @@ def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) 
         question = serving_of(body, settings)
         return as_json(await processes.run(served_often, ("compare", question), request.is_disconnected, "search_s"))
 
+    @app.post("/v1/serving/caps", tags=["serving"])
+    async def serving_caps(request: Request, body: CapsBody) -> Response:
+        """The same traffic under power caps: joules of an output token against latency, which caps no other beats."""
+        question = (serving_of(body, settings), tuple(body.power_caps_w), body.node_w, body.pue)
+        return as_json(await processes.run(served_capped, question, request.is_disconnected, "search_s"))
+
     @app.post("/v1/predict/report", tags=["predict"])
     async def predict_report(request: Request, body: PredictBody, part: Part = "page") -> Response:
         """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when.
@@ -338,125 +353,6 @@ def op_kind(kind: OpKind) -> dict[str, Any]:
         for dim in kind.dims
     ]
     return {"kind": kind.name, "family": kind.family, "dims": dims, "is": kind.doc.splitlines()[0]}
-
-
-def predicted(request: PredictRequest) -> list[OpPrediction]:
-    """The answer to a request about ops. Runs in a process of its own."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.sources, this_machine).predict(request)
-
-
-def simulated(request: SimulateRequest) -> dict[str, Any]:
-    """The answer to a request about a step, as plain values. Runs in a process of its own."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.sources, this_machine).simulate(request).to_dict()
-
-
-def compared(request: CompareRequest) -> dict[str, Any]:
-    """The answer about several chips. Runs in a process of its own."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).compare_chips(request).to_dict()
-
-
-def upgraded(request: UpgradeRequest) -> dict[str, Any]:
-    """The answer about an upgrade. Runs in a process of its own."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).upgrade(request).to_dict()
-
-
-def planned(request: PlanRequest) -> dict[str, Any]:
-    """The answer about a job. Runs in a process of its own."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).plan(request).to_dict()
-
-
-def planned_page(request: PlanRequest, part: Part = "page") -> str:
-    """The HTML page of a job, or its body alone. Runs in a process of its own."""
-    from ...simulator.html.page import render, render_body
-    from ...simulator.job.page import page
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    write = render if part == "page" else render_body
-    return write(page(workbench(request.step.sources, this_machine).plan(request)))
-
-
-def post_trained(request: PostTrainRequest) -> dict[str, Any]:
-    """The answer about post-training. Runs in a process of its own."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).posttrain(request).to_dict()
-
-
-def post_trained_page(request: PostTrainRequest, part: Part = "page") -> str:
-    """The HTML page of post-training, or its body alone. Runs in a process of its own."""
-    from ...simulator.html.page import render, render_body
-    from ...simulator.post_training.page import page
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    write = render if part == "page" else render_body
-    return write(page(workbench(request.step.sources, this_machine).posttrain(request)))
-
-
-def served(request: ServingRequest) -> dict[str, Any]:
-    """The answer about a served model. Runs in a process of its own."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    sources = Sources() if request.step is None else request.step.sources
-    return workbench(sources, this_machine).serving(request).report.to_dict()
-
-
-def served_often(what: str, request: ServingRequest, rates: tuple[float, ...] = ()) -> dict[str, Any]:
-    """The answer to ``opcast serving capacity``, ``sweep`` or ``compare``. Runs in a process of its own."""
-    from ...simulator.search.spread import Crew
-    from ...simulator.serving import studies
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-    from ..serving import checked_rates
-
-    bench, apply = workbench(Sources() if request.step is None else request.step.sources, this_machine), Crew().apply
-    if what == "capacity":
-        return studies.serving_capacity(request, bench, apply).to_dict()
-    if what == "sweep":
-        return studies.sweep_values(studies.serving_sweep(request, checked_rates(list(rates)), bench, apply))
-    return studies.ways_values(studies.serving_ways(request, bench, apply))
-
-
-def pictured(request: PredictRequest, part: Part = "page") -> str:
-    """The HTML page of a collective on links, or its body alone. Runs in a process of its own."""
-    from ...simulator.html import network_body, network_page
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    write = network_page if part == "page" else network_body
-    return write(workbench(request.sources, this_machine).predict(request)[0])
-
-
-def reported(request: SimulateRequest, part: Part = "page") -> str:
-    """The HTML page of a step, or its body alone. Runs in a process of its own."""
-    from ...simulator.html import step_body, step_page
-    from ...simulator.report.workload_file import FileReport
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-    from ..simulate import shown_step
-
-    answered = workbench(request.sources, this_machine).answered(request)
-    assert not isinstance(answered.report, FileReport)
-    write = step_page if part == "page" else step_body
-    return write(*shown_step(answered.report, answered.device, answered.engine))
 
 
 def _explain_errors(app: FastAPI, refusals: Refusals) -> None:

@@ -35,6 +35,7 @@ from .settings import ServiceSettings
 LONGEST_NAME = 2000
 MOST_LISTED = 100_000
 MOST_RATES = 100
+OF_STUDIES = ("rates", "power_caps_w", "node_w", "pue")  # settings of questions that play traffic many times
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
 NOT_HERE = "is not taken over HTTP"
@@ -145,6 +146,14 @@ UpgradeBody = body_of("upgrade", "UpgradeBody", "What new releases may move, as 
 PlanBody = body_of("plan", "PlanBody", "A whole training job, as ``opcast.plan`` takes it.")
 PostTrainBody = body_of("posttrain", "PostTrainBody", "Post-training, as ``opcast.posttrain`` takes it.")
 ServingBody = body_of("serving", "ServingBody", "Traffic on a served model, as ``opcast.serving`` takes it.")
+CapsBody = body_of(
+    "serving",
+    "CapsBody",
+    "Traffic under power caps, as ``opcast.serving_caps`` takes it.",
+    power_caps_w=(list[float], Field(max_length=MOST_RATES, description="watts that each GPU is held to in turn")),
+    node_w=(float, Field(0.0, description="what a node draws beside its GPUs")),
+    pue=(float, Field(1.0, description="of the building: all power over that of the machines")),
+)
 SweepBody = body_of(
     "serving",
     "SweepBody",
@@ -155,7 +164,7 @@ SweepBody = body_of(
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
     """What a body says, by the names of settings. RequestError for what within it is not taken over HTTP."""
-    values = body.model_dump(exclude_none=True, exclude={"op", "ops", "rates"})
+    values = body.model_dump(exclude_none=True, exclude={"op", "ops", *OF_STUDIES})
     if isinstance(values.get("space"), dict):
         values["space"] = {name: value for name, value in values["space"].items() if value is not None}
     for setting in settings(verb):

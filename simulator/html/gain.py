@@ -13,11 +13,11 @@ TONES = {"better": "good", "new": "good", "no better": "poor"}
 
 def page(store: str, kinds: Sequence[Any], steps: Sequence[Any]) -> Page:
     """The page of some gains (``jobs.gain``)."""
-    better = sum(each.verdict in ("better", "new") for each in kinds)
+    better = sum(row.verdict in ("better", "new") for row in kinds)
     sections = [PageSection("kinds", "Kinds of op", KINDS, (kinds_table(kinds),))]
     if steps:
         sections.append(PageSection("steps", "Steps", STEPS, (steps_table(steps),)))
-    facts = (f"{sum(each.rows for each in kinds):,} rows", f"{better} of {len(kinds)} tables are better")
+    facts = (f"{sum(row.rows for row in kinds):,} rows", f"{better} of {len(kinds)} tables are better")
     return Page("What became better", store, facts, (), tuple(sections))
 
 
@@ -30,17 +30,17 @@ STEPS = "The same questions without these rows and with them. The interval is me
 
 def kinds_table(kinds: Sequence[Any]) -> Table:
     """A row for each kind, backend and device."""
-    most = max([each.before_ape or 0.0 for each in kinds] + [each.after_ape or 0.0 for each in kinds] + [1e-9])
+    most = max([row.before_ape or 0.0 for row in kinds] + [row.after_ape or 0.0 for row in kinds] + [1e-9])
     columns = (*(Column(name, words=True) for name in ("op", "backend", "device")), Column("rows"), Column("before"))
     columns = (*columns, Column("inside"), Column("after"), Column("inside"), Column("", words=True))
     rows = [
         (
-            *(Cell(text) for text in (each.kind, each.backend, each.device, f"{each.rows:,}")),
-            *_error(each.before_ape, each.before_coverage, most),
-            *_error(each.after_ape, each.after_coverage, most),
-            Cell(each.verdict, TONES.get(each.verdict, "fair")),
+            *(Cell(text) for text in (row.kind, row.backend, row.device, f"{row.rows:,}")),
+            *_error(row.before_ape, row.before_coverage, most),
+            *_error(row.after_ape, row.after_coverage, most),
+            Cell(row.verdict, TONES.get(row.verdict, "fair")),
         )
-        for each in kinds
+        for row in kinds
     ]
     return Table("", columns, rows)
 
@@ -48,7 +48,7 @@ def kinds_table(kinds: Sequence[Any]) -> Table:
 def steps_table(steps: Sequence[Any]) -> Table:
     """A row for each step."""
     columns = (Column("step", words=True), *(Column(name) for name in ("before", "interval", "after", "interval")))
-    return Table("", columns, [(Cell(each.step), *_time(each.before_ms), *_time(each.after_ms)) for each in steps])
+    return Table("", columns, [(Cell(row.step), *_time(row.before_ms), *_time(row.after_ms)) for row in steps])
 
 
 def _error(ape: float | None, coverage: float | None, most: float) -> tuple[Cell, Cell]:
@@ -60,5 +60,5 @@ def _error(ape: float | None, coverage: float | None, most: float) -> tuple[Cell
 def _time(answer: tuple[float, float, float] | None) -> tuple[Cell, Cell]:
     if answer is None:
         return Cell("no answer"), Cell("")
-    value, low, high = (1e3 * each for each in answer)
+    value, low, high = (1e3 * seconds for seconds in answer)
     return Cell(units.duration(value)), Cell(units.duration_range(low, high))

@@ -77,22 +77,22 @@ def task_kinds(costs: Costs, kind: int, weight_us: float) -> dict[str, float]:
     """Microseconds of a task by layer; a backward that is split leaves the products of weight gradients for later."""
     if kind == WEIGHT:
         return {PRODUCTS: weight_us}
-    found = phase_kinds(costs, "forward" if kind == FORWARD else "backward")
+    times_us = phase_kinds(costs, "forward" if kind == FORWARD else "backward")
     if kind == INPUT:
-        found[PRODUCTS] = max(found.get(PRODUCTS, 0.0) - weight_us, 0.0)
-    return found
+        times_us[PRODUCTS] = max(times_us.get(PRODUCTS, 0.0) - weight_us, 0.0)
+    return times_us
 
 
 def phase_kinds(costs: Costs, phase: str) -> dict[str, float]:
     """Microseconds of a phase's kernels by layer, each kernel in full."""
-    found: dict[str, float] = {}
+    times_us: dict[str, float] = {}
     for at in select_nodes(costs, phase).tolist():
         node = costs.nodes[at]
-        known = KINDS.get(node.op.kind) if node.op is not None else None
-        purpose = known.purpose if known is not None else ""
+        kind = KINDS.get(node.op.kind) if node.op is not None else None
+        purpose = kind.purpose if kind is not None else ""
         layer = PARALLEL[node.group][0] if node.group in PARALLEL else LAYER_OF_PURPOSE.get(purpose, OTHER)
-        found[layer] = found.get(layer, 0.0) + float(costs.kernel_us[at] * costs.repeats[at])
-    return found
+        times_us[layer] = times_us.get(layer, 0.0) + float(costs.kernel_us[at] * costs.repeats[at])
+    return times_us
 
 
 def drawn_layers(
@@ -166,8 +166,8 @@ def stretches(tasks: Sequence[Row], layers: Sequence[str], end_us: float, count:
         moments = np.array([moment for row in mine for moment in row[1:3]])
         spent = []
         for layer in layers:
-            each = [(row[2] - row[1]) * row[4].get(layer, 0.0) for row in mine]
-            total = np.repeat(np.concatenate([[0.0], np.cumsum(each)]), 2)[1:-1]
+            busy_us = [(row[2] - row[1]) * row[4].get(layer, 0.0) for row in mine]
+            total = np.repeat(np.concatenate([[0.0], np.cumsum(busy_us)]), 2)[1:-1]
             spent.append(np.diff(np.interp(edges, moments, total)) / (edges[1] - edges[0]))
         for at in range(count):
             shares = {layer: float(by[at]) for layer, by in zip(layers, spent, strict=True) if by[at] >= LEAST_SHARE}

@@ -308,7 +308,7 @@ def tiers_section(report: ServingReport) -> PageSection | None:
         return None
     rows = [
         (Cell(TIERS[name]), Cell(units.share(tier["share"]), bar=tier["share"]),
-         *(Cell(units.count(tier[each]) if each in tier else "") for each in TIER_COUNTS),
+         *(Cell(units.count(tier[name]) if name in tier else "") for name in TIER_COUNTS),
          Cell(units.with_prefix(tier["bytes_read"], "B") if "bytes_read" in tier else ""))
         for name, tier in tiers.items()
     ]  # fmt: skip

@@ -44,7 +44,7 @@ def view(report: StepReport | InferenceReport, engine: Engine | None = None) -> 
 
 def exchanges(step: Step) -> list[tuple[str, str, float, float]]:
     """What the busiest stage's device exchanges: (process group, slowest kind of link, operations, seconds)."""
-    found: dict[tuple[str, str], tuple[float, float]] = {}
+    sums: dict[tuple[str, str], tuple[float, float]] = {}
     for execution in step.executions(step.busiest):
         costs = execution.costs
         for at in select_nodes(costs, execution.phase).tolist():
@@ -53,9 +53,9 @@ def exchanges(step: Step) -> list[tuple[str, str, float, float]]:
                 continue
             key = costs.nodes[at].group, str(fields["link"])
             times = float(costs.repeats[at]) * execution.times
-            count, seconds = found.get(key, (0.0, 0.0))
-            found[key] = count + times, seconds + times * float(costs.kernel_us[at]) * 1e-6
-    return sorted(((*key, *value) for key, value in found.items()), key=lambda row: -row[3])
+            count, seconds = sums.get(key, (0.0, 0.0))
+            sums[key] = count + times, seconds + times * float(costs.kernel_us[at]) * 1e-6
+    return sorted(((*key, *value) for key, value in sums.items()), key=lambda row: -row[3])
 
 
 def links_picture(shared: SharedTimeline | None, engine: Engine | None) -> str:

@@ -44,13 +44,13 @@ class RequestClass:
 
 def check_classes(classes: Sequence[RequestClass]) -> None:
     """RequestError for classes that cannot be told apart, or of which none has a share."""
-    names = [each.name for each in classes]
+    names = [kind.name for kind in classes]
     if len(names) > MOST_CLASSES:
         raise RequestError(f"traffic.classes has {len(names)} classes: at most {MOST_CLASSES} can be told apart")
     for name in names:
         if names.count(name) > 1:
             raise RequestError(f"traffic.classes has {name!r} twice: give each class a name of its own")
-    if classes and not any(each.share for each in classes):
+    if classes and not any(kind.share for kind in classes):
         raise RequestError("traffic.classes: every share is 0, so that nobody comes: give one of them a share")
 
 

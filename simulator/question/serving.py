@@ -332,7 +332,7 @@ class ServingRequest(Request):
     @property
     def targets_named(self) -> bool:
         """Whether users expect anything, all of them or those of a class."""
-        return self.slo.named or any(each.targets_named for each in self.traffic.classes)
+        return self.slo.named or any(kind.targets_named for kind in self.traffic.classes)
 
     @property
     def ranks(self) -> int:

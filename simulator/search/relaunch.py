@@ -85,22 +85,22 @@ def megatron_settings(path: Path, text: str, model: str = "") -> dict[str, Any] 
     command = _command(text)
     if command is None:
         return None
-    start, given = command
-    model = model or _model(given)
+    start, flags = command
+    model = model or _model(flags)
     model_flags = megatron_model(dict(resolve(model).language))
-    if differ := _differences(given, model_flags):
+    if differ := _differences(flags, model_flags):
         raise LaunchError(f"launch={path} starts another model than {model}: they differ in {', '.join(differ)}")
     settings: dict[str, Any] = {"model": model}
-    settings |= {setting: int(_number(given, name)) for name, setting in COUNTS.items() if name in given}
+    settings |= {setting: int(_number(flags, name)) for name, setting in COUNTS.items() if name in flags}
     settings |= {f"cluster.{setting}": int(start[name]) for name, setting in PLACES.items() if name in start}
-    settings["parallel.sequence_parallel"] = "--sequence-parallel" in given
-    settings["parallel.zero_stage"] = _zero_stage(given)
-    settings["precision"] = _precision(given)
-    settings["workload.recompute"] = _recompute(given)
+    settings["parallel.sequence_parallel"] = "--sequence-parallel" in flags
+    settings["parallel.zero_stage"] = _zero_stage(flags)
+    settings["precision"] = _precision(flags)
+    settings["workload.recompute"] = _recompute(flags)
     if settings.get("parallel.vpp", 1) > 1:
         settings["parallel.schedule"] = "interleaved"
-    settings["stack.overlap"] = _overlap(given)
-    _check(given, model_flags, path)
+    settings["stack.overlap"] = _overlap(flags)
+    _check(flags, model_flags, path)
     return settings
 
 
@@ -143,11 +143,11 @@ def _pairs(words: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _number(given: Mapping[str, Any], name: str) -> float:
+def _number(flags: Mapping[str, Any], name: str) -> float:
     try:
-        return float(given[name])
+        return float(flags[name])
     except (TypeError, ValueError):
-        raise LaunchError(f"{name} {given[name]} must be a number") from None
+        raise LaunchError(f"{name} {flags[name]} must be a number") from None
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -157,14 +157,14 @@ def _same(one: Any, other: Any) -> bool:
         return str(one) == str(other)
 
 
-def _differences(given: Mapping[str, Any], model_flags: Mapping[str, Any]) -> list[str]:
+def _differences(flags: Mapping[str, Any], model_flags: Mapping[str, Any]) -> list[str]:
     """The arguments in which a command and a model differ."""
-    told = DEFAULTS | dict(given)
+    effective = DEFAULTS | dict(flags)
     compared = model_flags.keys() - set(OF_MODEL)
-    return sorted(name for name in compared if name not in told or not _same(told[name], model_flags[name]))
+    return sorted(name for name in compared if name not in effective or not _same(effective[name], model_flags[name]))
 
 
-def _model(given: Mapping[str, Any]) -> str:
+def _model(flags: Mapping[str, Any]) -> str:
     """The shipped model that the arguments describe; of several alike the one whose tokenizer is named."""
     closest: tuple[int, str, list[str]] = (1 << 30, "", [])
     matches: list[tuple[bool, bool, str]] = []
@@ -173,10 +173,10 @@ def _model(given: Mapping[str, Any]) -> str:
             model_flags = megatron_model(dict(resolve(name).language))
         except LaunchError:
             continue
-        differ = _differences(given, model_flags)
+        differ = _differences(flags, model_flags)
         if not differ:
             matches.append(
-                (shipped_source(name) != given.get("--tokenizer-model"), _vocabulary(given, model_flags), name)
+                (shipped_source(name) != flags.get("--tokenizer-model"), _vocabulary(flags, model_flags), name)
             )
         closest = min(closest, (len(differ), name, differ))
     if matches:
@@ -187,48 +187,48 @@ def _model(given: Mapping[str, Any]) -> str:
     )
 
 
-def _vocabulary(given: Mapping[str, Any], model_flags: Mapping[str, Any]) -> bool:
-    return any(name in given and not _same(given[name], model_flags.get(name)) for name in OF_MODEL)
+def _vocabulary(flags: Mapping[str, Any], model_flags: Mapping[str, Any]) -> bool:
+    return any(name in flags and not _same(flags[name], model_flags.get(name)) for name in OF_MODEL)
 
 
-def _zero_stage(given: Mapping[str, Any]) -> int:
-    if "--use-megatron-fsdp" in given:
+def _zero_stage(flags: Mapping[str, Any]) -> int:
+    if "--use-megatron-fsdp" in flags:
         return {"optim_grads": 2, "optim_grads_params": 3, "optim": 1}.get(
-            str(given.get("--data-parallel-sharding-strategy", "optim_grads_params")), 0
+            str(flags.get("--data-parallel-sharding-strategy", "optim_grads_params")), 0
         )
-    return int("--use-distributed-optimizer" in given)
+    return int("--use-distributed-optimizer" in flags)
 
 
-def _precision(given: Mapping[str, Any]) -> str:
-    if "--fp8-format" in given:
-        recipe = str(given.get("--fp8-recipe", "delayed"))
+def _precision(flags: Mapping[str, Any]) -> str:
+    if "--fp8-format" in flags:
+        recipe = str(flags.get("--fp8-recipe", "delayed"))
         formats = {value: name for name, value in FP8_RECIPES.items()} | {"delayed": "fp8"}
         if recipe not in formats:
             raise LaunchError(f"--fp8-recipe {recipe} is not simulated; {nearest(recipe, formats, 'choose from')}")
         return formats[recipe]
-    return "fp16" if "--fp16" in given else "bf16" if "--bf16" in given else "fp32"
+    return "fp16" if "--fp16" in flags else "bf16" if "--bf16" in flags else "fp32"
 
 
-def _recompute(given: Mapping[str, Any]) -> str:
-    if "--recompute-activations" in given:
+def _recompute(flags: Mapping[str, Any]) -> str:
+    if "--recompute-activations" in flags:
         return "selective"
-    return str(given.get("--recompute-granularity", "none"))
+    return str(flags.get("--recompute-granularity", "none"))
 
 
-def _overlap(given: Mapping[str, Any]) -> list[str]:
+def _overlap(flags: Mapping[str, Any]) -> list[str]:
     """What runs beside compute, of what arguments say; context parallelism and plain pipelines always do."""
     states = {
-        "dp": "--overlap-grad-reduce" in given,
-        "tp": "--tp-comm-overlap" in given or "--sequence-parallel" not in given,
+        "dp": "--overlap-grad-reduce" in flags,
+        "tp": "--tp-comm-overlap" in flags or "--sequence-parallel" not in flags,
         "cp": True,
-        "pp": "--no-overlap-p2p-communication" not in given,
+        "pp": "--no-overlap-p2p-communication" not in flags,
     }
     return [name for name, overlaps in states.items() if overlaps]
 
 
-def _check(given: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path) -> None:
+def _check(flags: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path) -> None:
     """LaunchError for what is neither of the model nor read nor without effect."""
-    if (layers := given.get("--transformer-impl", FUSED_LAYERS)) != FUSED_LAYERS:
+    if (layers := flags.get("--transformer-impl", FUSED_LAYERS)) != FUSED_LAYERS:
         raise LaunchError(
             f"launch={path}: --transformer-impl {layers} runs layers without Transformer Engine's kernels, attention "
             f"in parts, which is not simulated: take it out, or {FUSED_LAYERS}"
@@ -242,5 +242,5 @@ def _check(given: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path)
         "--fp16",
         "--recompute-activations",
     }
-    if unknown := sorted(name for name in given if name not in read):
+    if unknown := sorted(name for name in flags if name not in read):
         raise LaunchError(f"launch={path}: {', '.join(unknown)} may change the step and is not read: take it out")

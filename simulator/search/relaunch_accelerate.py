@@ -79,11 +79,11 @@ def _places(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trained(script: str, model: str) -> dict[str, Any]:
     """What opcast's own training script says of lengths, batch and model."""
-    said = TRAINED.search(script)
-    if said is None:
+    match = TRAINED.search(script)
+    if match is None:
         return {}
-    settings: dict[str, Any] = {"workload.micro_batch": int(said[1]), "workload.seq_len": int(said[2])}
-    settings["accumulate"] = int(said[3])
+    settings: dict[str, Any] = {"workload.micro_batch": int(match[1]), "workload.seq_len": int(match[2])}
+    settings["accumulate"] = int(match[3])
     settings["workload.recompute"] = "full" if "if True:" in script else "none"
     source = PRETRAINED.search(script)
     if source and not model:

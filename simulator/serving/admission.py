@@ -33,9 +33,9 @@ def server_limit(state: LoopState, setup: ServingSetup, rank: int) -> int:
     replica = replica_of(setup, rank)
     first = first_rank(setup, replica)
     requests, tokens = 0, 0
-    for each in range(first, first + ranks_of(setup, replica)):
-        requests += state.ranks[each].outstanding
-        tokens += state.ranks[each].prompt_tokens
+    for rank_at in range(first, first + ranks_of(setup, replica)):
+        requests += state.ranks[rank_at].outstanding
+        tokens += state.ranks[rank_at].prompt_tokens
     if 0 <= setup.most_requests <= requests:
         return REQUESTS
     if 0 <= setup.most_prompt_tokens <= tokens:

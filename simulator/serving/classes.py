@@ -22,7 +22,7 @@ def with_classes(source: RequestStream, traffic: RequestTraffic) -> RequestStrea
 def draw_classes(chunks: Iterator[RequestChunk], traffic: RequestTraffic) -> Iterator[RequestChunk]:
     """Chunks whose requests have classes: all turns of a session the same."""
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(traffic.seed).spawn(7)[6]))
-    ends = np.cumsum([each.share for each in traffic.classes])
+    ends = np.cumsum([kind.share for kind in traffic.classes])
     for part in chunks:
         sessions = part.prefix if traffic.turns > 1 else np.arange(len(part.input))
         drawn = random.random(int(sessions.max()) + 1 if len(sessions) else 0) * ends[-1]

@@ -19,6 +19,7 @@ from . import (
     admission,
     blocks,
     chain,
+    counting,
     due,
     histogram,
     iteration,
@@ -40,7 +41,7 @@ from . import (
 PARTS = (
     *(iteration, histogram, rules, lanes, due, blocks, limits, order, tiers, queues, priorities, admission),
     *policies.MODULES,
-    *(repeating, routing, moving, state),
+    *(repeating, routing, moving, state, counting),
 )
 CHAINS = (policies.FORMS, policies.AGAIN, routing.ROUTES)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "tokens_allowed", "rejections", "rejection_note"}
@@ -48,13 +49,13 @@ PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "tokens_allowed
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
 INLINE: tuple[Callable[..., Any], ...] = (
-    *(loop.next_arrival, loop.finish, loop.give_tokens, loop.note_gap, loop.kick, loop.form_batches, loop.form),
+    *(loop.next_arrival, loop.finish, loop.give_tokens, counting.note_gap, loop.kick, loop.form_batches, loop.form),
     *(
         loop.start,
         loop.batch_us,
         loop.send_tokens,
-        loop.count_size,
-        loop.note,
+        counting.count_size,
+        counting.note,
         histogram.bin_of,
         lanes.set_end,
         lanes.next_end,

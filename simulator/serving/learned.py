@@ -32,18 +32,18 @@ def with_known_steps(replica: ServedReplica, step: SimulateRequest, device: str,
     if not steps:
         return replica
     about = (resolve(step.model).name, device, engine)
-    known = next((each for each in steps if (each.model, each.device, each.engine) == about), None)
-    if known is not None:
-        return with_learned(replica, known)
-    others = ", ".join(dict.fromkeys(f"{each.model} on {each.device} under {each.engine}" for each in steps))
+    match = next((entry for entry in steps if (entry.model, entry.device, entry.engine) == about), None)
+    if match is not None:
+        return with_learned(replica, match)
+    others = ", ".join(dict.fromkeys(f"{entry.model} on {entry.device} under {entry.engine}" for entry in steps))
     note = f"the steps of calibration={step.sources.calibration} are of {others}: they say nothing of {about[0]} here"
     return replace(replica, notes=(*replica.notes, note))
 
 
 def with_learned(replica: ServedReplica, learned: LearnedSteps) -> ServedReplica:
     """The replica with its iteration times, its host and the intervals of its steps as learned."""
-    own = [learned.factors[name] for name in FACTORS]
-    token_wise_factors, (attention, prompts, sampling) = own[:3], own[3:]
+    factors = [learned.factors[name] for name in FACTORS]
+    token_wise_factors, (attention, prompts, sampling) = factors[:3], factors[3:]
     tables = replica.tables
     token_us = learned.host["token_us"]
     corrected = tables._replace(
@@ -89,10 +89,10 @@ def widths(
 def interval_width(tables: IterationTables, graphs: np.ndarray, learned: LearnedSteps, log: StepLog) -> np.ndarray:
     """ln of how far up and down 90 % of steps like those are [steps]."""
     grown = slopes(ln_values(learned), parts_of(tables, graphs, log))
-    known = np.einsum("ni,ij,nj->n", grown, np.array(learned.errors), grown)
+    variance = np.einsum("ni,ij,nj->n", grown, np.array(learned.errors), grown)
     far = doublings(learned, log)
     width = np.where(far > 0, np.hypot(learned.apart, BEYOND * far), learned.noise)
-    return np.asarray(Z90 * np.sqrt(known + width**2))
+    return np.asarray(Z90 * np.sqrt(variance + width**2))
 
 
 def doublings(learned: LearnedSteps, log: StepLog) -> np.ndarray:
@@ -125,7 +125,7 @@ def ln_values(learned: LearnedSteps) -> np.ndarray:
 
 def parts_of(tables: IterationTables, graphs: np.ndarray, log: StepLog) -> np.ndarray:
     """What the factors and the host's times of :data:`LEARNED` multiply, of each step [steps, LEARNED]."""
-    found = np.zeros((len(log), len(LEARNED)))
+    amounts = np.zeros((len(log), len(LEARNED)))
     alone = token_wise_parts(tables.decode_axis, tables.decode_us)
     mixed = token_wise_parts(tables.mixed_axis, tables.mixed_us)
     columns = (log.decodes, log.decode_context, log.prefill_tokens, log.prefill_pairs, log.prefill_context, log.samples)
@@ -143,9 +143,9 @@ def parts_of(tables: IterationTables, graphs: np.ndarray, log: StepLog) -> np.nd
             prompt += at_point(tables.cached_axis, tables.cached_us, cached)
         token_wise = (max(at_point(axis, part, padded + new), 0.0) for part in parts)
         sample = at_point(tables.sample_axis, tables.sample_us, max(samples, 1.0))
-        found[index, : len(FACTORS)] = (*token_wise, attend, prompt, sample)
-    found[:, len(FACTORS) :] = np.stack([np.ones(len(log)), log.samples, log.decodes + log.prefill_tokens], axis=1)
-    return found
+        amounts[index, : len(FACTORS)] = (*token_wise, attend, prompt, sample)
+    amounts[:, len(FACTORS) :] = np.stack([np.ones(len(log)), log.samples, log.decodes + log.prefill_tokens], axis=1)
+    return amounts
 
 
 def token_wise_parts(axis: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -73,7 +73,9 @@ def rejections(
         else:
             limits[name]["most"] = getattr(admission, name)
         if classes:
-            limits[name]["classes"] = {each: count for each, count in zip(classes, by_class, strict=True) if count}
+            limits[name]["classes"] = {
+                class_name: count for class_name, count in zip(classes, by_class, strict=True) if count
+            }
     return limits
 
 
@@ -90,7 +92,9 @@ def rejection_note(rejected: Mapping[str, Mapping[str, Any]], arrived: int) -> s
         else:
             part = f"{count} because there are at most {limit['most']:,} {names[name]} ({setting})"
         if "classes" in limit:
-            part += ", " + ", ".join(f"{of_class:,} of class {each}" for each, of_class in limit["classes"].items())
+            part += ", " + ", ".join(
+                f"{of_class:,} of class {class_name}" for class_name, of_class in limit["classes"].items()
+            )
         parts.append(part)
     total = sum(limit["requests"] for limit in rejected.values())
     return f"{total:,} of {arrived:,} requests were rejected: {'; '.join(parts)}"

@@ -54,12 +54,12 @@ def report_of(
     totals = {name: state.totals[name][0].item() for name in state.totals.dtype.names}
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
-    names = [each.name for each in request.traffic.classes]
+    names = [kind.name for kind in request.traffic.classes]
     rejected = rejections(state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission)
     done, pool, times = totals["completed"], request.decode_pool, tally.times
     counted = max(totals["arrived"] - tally.warmup, 0)
     attained = tally.good / counted if counted else 0.0
-    found = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
+    hit_tokens = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
     by_class = zip(request.traffic.classes, tally.parts, strict=True)
     counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
     devices = sum(counts)
@@ -90,7 +90,7 @@ def report_of(
         **kv_tokens(state.ranks[: first_decode_rank(setup)], setup.rules, request.attention_dp),
         preemptions=totals["preemptions"],
         swaps=totals["swaps"],
-        prefix_hit_share=found / max(1, found + totals["computed_tokens"]),
+        prefix_hit_share=hit_tokens / max(1, hit_tokens + totals["computed_tokens"]),
         kv_tiers=tier_figures(state, replicas[0], totals),
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
@@ -102,7 +102,7 @@ def report_of(
         over_time=over_time(state, setup),
         slo={name: value for name, value in asdict(request.slo).items() if value is not None and request.slo.named},
         slo_curve=slo_curve(tally, counted) if request.targets_named else (),
-        classes={each.name: class_figures(each, part, seconds) for each, part in by_class},
+        classes={kind.name: class_figures(kind, part, seconds) for kind, part in by_class},
         power_w=None if joules is None else joules / seconds / devices,
         kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
         cost_per_million_tokens=price / million if price else None,
@@ -127,8 +127,8 @@ def tier_figures(state: LoopState, replica: ServedReplica, totals: Mapping[str, 
     tiers: dict[str, Mapping[str, float]] = {
         "gpu": {"tokens_found": totals["hit_tokens"], "share": totals["hit_tokens"] / total}
     }
-    own, shared = state.shelves[:-1].reshape(-1, OWN_TIERS), state.shelves[-1:]
-    for name, shelves in (("host", own[:, 0]), ("ssd", own[:, 1]), ("remote", shared)):
+    private, shared = state.shelves[:-1].reshape(-1, OWN_TIERS), state.shelves[-1:]
+    for name, shelves in (("host", private[:, 0]), ("ssd", private[:, 1]), ("remote", shared)):
         if not shelves["blocks"].any():
             continue
         tokens = int(shelves["tokens"].sum())

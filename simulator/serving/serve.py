@@ -119,7 +119,7 @@ def serve_once(
     ledger = Tally(host_us, request.slo, keeping.requests, warmup, request.traffic.classes)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state.totals["ordered"] = request.scheduler.queue == "priority"
-    state.classes[:, 0] = [each.priority for each in request.traffic.classes] or [0]
+    state.classes[:, 0] = [kind.priority for kind in request.traffic.classes] or [0]
     if tiers:
         first, count = first_decode_rank(setup), len(state.ranks)
         pools = (replica, request.attention_dp, first), (decoder or replica, request.decode_dp, count - first)
@@ -158,7 +158,7 @@ def serve_with_intervals(
 
     report = confidence.with_known_runs(confidence.with_intervals(served.report, request, at), request, replica.run)
     if request.slo.ttft_ms is not None:
-        seeds = [serve(each, replica, decoder).report for each in other_seeds(request)]
+        seeds = [serve(seeded, replica, decoder).report for seeded in other_seeds(request)]
         report = confidence.with_seeds(report, seeds, at, request.slo.ttft_ms)
     wall_s = report.wall_time_s + time.perf_counter() - began
     return replace(served, report=replace(report, wall_time_s=wall_s))

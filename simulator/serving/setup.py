@@ -135,7 +135,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         move_us=way[1],
         move_token_us=1e6 * other.kv.bytes_per_token / (way[0] * 1e9),
         move_exposed=1.0 / pool.layers,
-        limited=int(any(each is not None for each in (gate.max_requests, gate.max_prompt_tokens, gate.max_queue))),
+        limited=int(any(limit is not None for limit in (gate.max_requests, gate.max_prompt_tokens, gate.max_queue))),
         most_requests=-1 if gate.max_requests is None else gate.max_requests,
         most_prompt_tokens=-1 if gate.max_prompt_tokens is None else gate.max_prompt_tokens,
         most_queue=-1 if gate.max_queue is None else gate.max_queue,
@@ -152,8 +152,8 @@ def fill_shelves(
     for replica, ranks, count in pools:
         host_gbps = replica.host_gbps if tiers.host_gbps is None else tiers.host_gbps
         gbps = host_gbps * replica.devices / ranks, tiers.ssd_gbps / ranks
-        own = shelves[first * OWN_TIERS : (first + count) * OWN_TIERS].reshape(count, OWN_TIERS)
-        own["token_us"] = replica.kv.bytes_per_token / (np.array(gbps) * 1e3)
+        rows = shelves[first * OWN_TIERS : (first + count) * OWN_TIERS].reshape(count, OWN_TIERS)
+        rows["token_us"] = replica.kv.bytes_per_token / (np.array(gbps) * 1e3)
         first += count
     replica, ranks, _ = pools[0]
     shelves[-1]["first_us"] = tiers.remote_us

@@ -36,7 +36,7 @@ class Prior:
     """Where factors and host times are expected, and how they vary together: all of them as ln."""
 
     def __init__(self, host: Sequence[float]) -> None:
-        usual = [max(own, USUAL_HOST[name]) for own, name in zip(host, HOST, strict=True)]
+        usual = [max(value, USUAL_HOST[name]) for value, name in zip(host, HOST, strict=True)]
         self.mean = np.concatenate([np.zeros(len(FACTORS)), np.log(usual)])
         spread = np.zeros((len(LEARNED), len(LEARNED)))
         spread[: len(FACTORS), : len(FACTORS)] = TOGETHER**2
@@ -63,10 +63,10 @@ def solve(parts: np.ndarray, like: np.ndarray, time_us: np.ndarray, prior: Prior
 
     noise, at = START_NOISE, np.zeros(len(LEARNED))
     for _ in range(ROUNDS):
-        each = np.sqrt(noise**2 + like * MISFIT**2)
+        width = np.sqrt(noise**2 + like * MISFIT**2)
 
-        def off(z: np.ndarray, each: np.ndarray = each) -> np.ndarray:
-            steps = np.log(predicted_us(prior.mean + prior.root @ z, parts) / time_us) / each
+        def off(z: np.ndarray, width: np.ndarray = width) -> np.ndarray:
+            steps = np.log(predicted_us(prior.mean + prior.root @ z, parts) / time_us) / width
             return np.concatenate([np.sign(steps) * np.sqrt(2 * (np.sqrt(1 + steps**2) - 1)), z])
 
         at = least_squares(off, at).x
@@ -84,8 +84,8 @@ def left_out_error(parts: np.ndarray, like: np.ndarray, time_us: np.ndarray, pri
     order = np.argsort(time_us, kind="stable")
     errors = []
     for group in np.array_split(order, PARTS):
-        kept = np.setdiff1d(order, group)
-        values, *_ = solve(parts[kept], like[kept], time_us[kept], prior)
+        rest_rows = np.setdiff1d(order, group)
+        values, *_ = solve(parts[rest_rows], like[rest_rows], time_us[rest_rows], prior)
         errors.append(np.median(np.abs(np.log(predicted_us(values, parts[group]) / time_us[group]))))
     return float(np.sqrt(np.mean(np.square(errors))))
 
@@ -100,12 +100,12 @@ def learn(log: StepLog, replica: ServedReplica, about: tuple[str, str, str]) -> 
     values, _, noise = solve(parts, like, log.time_us, prior)
     residual = np.log(log.time_us / predicted_us(values, parts))
     usual = np.abs(residual - np.median(residual)) <= max(LONG * float(noise), LEAST_LONG)
-    parts, like, kept = parts[usual], like[usual], log.rows(usual)
-    values, errors, noise = solve(parts, like, kept.time_us, prior)
-    off = np.log(kept.time_us / predicted_us(values, parts))
+    parts, like, steps = parts[usual], like[usual], log.rows(usual)
+    values, errors, noise = solve(parts, like, steps.time_us, prior)
+    off = np.log(steps.time_us / predicted_us(values, parts))
     spread = max(float(np.sqrt(np.mean(np.square(off)))), float(noise))
-    apart = math.hypot(max(left_out_error(parts, like, kept.time_us, prior), spread), MISFIT)
-    only, mixed = kept.prefill_tokens == 0, kept.prefill_tokens > 0
+    apart = math.hypot(max(left_out_error(parts, like, steps.time_us, prior), spread), MISFIT)
+    only, mixed = steps.prefill_tokens == 0, steps.prefill_tokens > 0
     learned = LearnedSteps(
         *about,
         factors=dict(zip(FACTORS, np.exp(values[: len(FACTORS)]).tolist(), strict=True)),
@@ -114,10 +114,10 @@ def learn(log: StepLog, replica: ServedReplica, about: tuple[str, str, str]) -> 
         noise=spread,
         apart=apart,
         rows=int(usual.sum()),
-        context=float(kept.decode_context.sum()) / max(float(kept.decodes.sum()), 1.0),
-        decodes=span(kept.decodes[only]),
-        prompts=span((kept.decodes + kept.prefill_tokens)[mixed]),
-        contexts=span((kept.decode_context / np.maximum(kept.decodes, 1.0))[kept.decodes > 0]),
+        context=float(steps.decode_context.sum()) / max(float(steps.decodes.sum()), 1.0),
+        decodes=span(steps.decodes[only]),
+        prompts=span((steps.decodes + steps.prefill_tokens)[mixed]),
+        contexts=span((steps.decode_context / np.maximum(steps.decodes, 1.0))[steps.decodes > 0]),
     )
     return learned, usual
 

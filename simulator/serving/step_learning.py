@@ -53,14 +53,14 @@ def errors_of(replica: ServedReplica, learned: LearnedSteps, log: StepLog) -> di
     graphs = np.array(sorted(replica.graphs))
     host = {"step_us": replica.host.step_us, "seq_us": replica.host.seq_us, "token_us": 0.0}
     before = replace(learned, factors=dict.fromkeys(FACTORS, 1.0), host={name: host[name] for name in HOST})
-    found = {}
+    errors = {}
     for name, chosen in (("decodes", log.prefill_tokens == 0), ("with prompts", log.prefill_tokens > 0)):
         if not chosen.any():
             continue
         rows = log.rows(chosen)
-        for said, steps in (("predicted", before), ("learned", learned)):
+        for label, steps in (("predicted", before), ("learned", learned)):
             off = 100 * (step_us(replica.tables, graphs, steps, rows) / rows.time_us - 1)
-            found[f"{name}, {said}"] = {
+            errors[f"{name}, {label}"] = {
                 "steps": float(len(rows)),
                 "median": float(np.median(np.abs(off))),
                 "p90": float(np.quantile(np.abs(off), 0.9)),
@@ -68,5 +68,5 @@ def errors_of(replica: ServedReplica, learned: LearnedSteps, log: StepLog) -> di
             }
         width = interval_width(replica.tables, graphs, learned, rows)
         inside = np.abs(np.log(step_us(replica.tables, graphs, learned, rows) / rows.time_us)) <= width
-        found[f"{name}, learned"]["inside"] = float(inside.mean())
-    return found
+        errors[f"{name}, learned"]["inside"] = float(inside.mean())
+    return errors

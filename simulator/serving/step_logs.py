@@ -85,10 +85,10 @@ def read_steps(path: Path, usual_context: float) -> StepLog:
 def as_log(steps: Iterable[LoggedStep], left_out: Mapping[str, int], usual_context: float) -> StepLog:
     """Steps as columns."""
     decodes, context, new, cached, prompts, time_ms = np.array(list(steps), dtype=float).T
-    told = np.where(np.isfinite(context), context, usual_context * decodes)
-    each = np.maximum(prompts, 1.0)
-    pairs = new * (cached / each + (new / each + 1) / 2)
-    return StepLog(decodes, told, new, pairs, cached, decodes + prompts, 1e3 * time_ms, left_out)
+    decode_context = np.where(np.isfinite(context), context, usual_context * decodes)
+    per_prompt = np.maximum(prompts, 1.0)
+    pairs = new * (cached / per_prompt + (new / per_prompt + 1) / 2)
+    return StepLog(decodes, decode_context, new, pairs, cached, decodes + prompts, 1e3 * time_ms, left_out)
 
 
 def gather(path: Path) -> tuple[list[LoggedStep], dict[str, int]]:
@@ -122,15 +122,15 @@ def gather(path: Path) -> tuple[list[LoggedStep], dict[str, int]]:
 
 def sifted(steps: Iterator[LoggedStep | str]) -> tuple[list[LoggedStep], dict[str, int]]:
     """The steps that can be used; the others are words that say why not."""
-    kept: list[LoggedStep] = []
+    steps_read: list[LoggedStep] = []
     left_out: dict[str, int] = {}
     for step in steps:
         why = step if isinstance(step, str) else unusable(step)
         if why:
             left_out[why] = left_out.get(why, 0) + 1
         elif not isinstance(step, str):
-            kept.append(step)
-    return kept, left_out
+            steps_read.append(step)
+    return steps_read, left_out
 
 
 def unusable(step: LoggedStep) -> str:
@@ -213,14 +213,14 @@ def from_vllm(lines: list[str]) -> Iterator[LoggedStep | str]:
     for line in lines:
         if size := VLLM_KV.search(line):
             kv_tokens = float(size[1].replace(",", ""))
-        if not (found := VLLM.search(line)):
+        if not (match := VLLM.search(line)):
             continue
-        prompts, new, decodes, given = (float(found[index]) for index in range(1, 5))
-        if decodes and given > decodes:
+        prompts, new, decodes, generated = (float(match[index]) for index in range(1, 5))
+        if decodes and generated > decodes:
             yield "guess tokens ahead, of which the line does not say how many"
             continue
-        context = kv_tokens * float(found[6]) / 100 - new if found[6] else math.nan
-        yield LoggedStep(decodes, max(context, 0.0) if decodes else 0.0, new, 0.0, prompts, float(found[5]))
+        context = kv_tokens * float(match[6]) / 100 - new if match[6] else math.nan
+        yield LoggedStep(decodes, max(context, 0.0) if decodes else 0.0, new, 0.0, prompts, float(match[5]))
 
 
 def from_sglang(lines: list[str]) -> Iterator[LoggedStep | str]:
@@ -230,8 +230,8 @@ def from_sglang(lines: list[str]) -> Iterator[LoggedStep | str]:
     for line in lines:
         if SGLANG_PROMPT.search(line):
             before = -1.0
-        elif found := SGLANG_DECODE.search(line):
-            running, tokens, rate = (float(found[index]) for index in (1, 2, 3))
+        elif match := SGLANG_DECODE.search(line):
+            running, tokens, rate = (float(match[index]) for index in (1, 2, 3))
             same, before = running == before, running
             if SPEAKS_OF_TOKENS_GUESSED in line:
                 yield "guess tokens ahead, of which the line does not say how many"

@@ -30,7 +30,7 @@ class Tally:
     ) -> None:
         self.host_us, self.keep, self.warmup = host_us, keep, warmup
         self.limits_us = {name: limits_us(name, targets, classes) for name in TARGETS}
-        self.parts = [Tally(host_us, targets_of(each, targets), False, warmup) for each in classes]
+        self.parts = [Tally(host_us, targets_of(kind, targets), False, warmup) for kind in classes]
         self.ended = 0
         self.times = {name: Histogram() for name in TIMES}
         self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
@@ -77,11 +77,11 @@ class Tally:
 
 def targets_of(kind: RequestClass, targets: ServingTargets) -> ServingTargets:
     """What a class expects: its own targets, and those of all where it has none."""
-    own = {name: getattr(kind, name) for name in TARGETS if getattr(kind, name) is not None}
-    return replace(targets, **own)
+    limits = {name: getattr(kind, name) for name in TARGETS if getattr(kind, name) is not None}
+    return replace(targets, **limits)
 
 
 def limits_us(name: str, targets: ServingTargets, classes: Sequence[RequestClass]) -> np.ndarray:
     """A target in microseconds, class by class; infinity where there is none."""
-    limits_ms = [getattr(targets_of(each, targets), name) for each in classes] or [getattr(targets, name)]
+    limits_ms = [getattr(targets_of(kind, targets), name) for kind in classes] or [getattr(targets, name)]
     return np.array([np.inf if most is None else max(1e3 * most, 1e-9) for most in limits_ms])

@@ -118,41 +118,41 @@ def keep(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
 
 def place_of(shelves: Any, places: np.ndarray, shelf: int, key: int) -> int:
     """Where a shelf has a content; NONE where it has not."""
-    own = shelves[shelf]
-    if own.used == 0:
+    row = shelves[shelf]
+    if row.used == 0:
         return NONE
-    bucket = home(key, own.buckets)
-    while places[own.bucket + bucket] > 0:
-        place = own.first + PLACE * (places[own.bucket + bucket] - 1)
+    bucket = home(key, row.buckets)
+    while places[row.bucket + bucket] > 0:
+        place = row.first + PLACE * (places[row.bucket + bucket] - 1)
         if places[place] == key:
             return int(place)
-        bucket = (bucket + 1) & (own.buckets - 1)
+        bucket = (bucket + 1) & (row.buckets - 1)
     return NONE
 
 
 def put_on(shelves: Any, places: np.ndarray, shelf: int, key: int) -> None:
     """A content is on a shelf, as the last that was used; where it is full the one used longest ago goes."""
-    own = shelves[shelf]
-    if own.blocks == 0:
+    row = shelves[shelf]
+    if row.blocks == 0:
         return
-    end = own.first + PLACE * own.blocks
+    end = row.first + PLACE * row.blocks
     place = place_of(shelves, places, shelf, key)
     if place != NONE:
         unchain(places, place)
     else:
-        if own.used < own.blocks:
-            place = own.first + PLACE * own.used
-            own.used += 1
+        if row.used < row.blocks:
+            place = row.first + PLACE * row.used
+            row.used += 1
         else:
             place = places[end + 1]
             unchain(places, place)
             forget_on(shelves, places, shelf, place)
-            own.evicted += 1
+            row.evicted += 1
         places[place] = key
-        bucket = home(key, own.buckets)
-        while places[own.bucket + bucket] > 0:
-            bucket = (bucket + 1) & (own.buckets - 1)
-        places[own.bucket + bucket] = (place - own.first) // PLACE + 1
+        bucket = home(key, row.buckets)
+        while places[row.bucket + bucket] > 0:
+            bucket = (bucket + 1) & (row.buckets - 1)
+        places[row.bucket + bucket] = (place - row.first) // PLACE + 1
     last = places[end + 2]
     places[last + 1], places[place + 2] = place, last
     places[place + 1], places[end + 2] = end, place
@@ -166,16 +166,16 @@ def unchain(places: np.ndarray, place: int) -> None:
 
 def forget_on(shelves: Any, places: np.ndarray, shelf: int, place: int) -> None:
     """The content of a place is no more to be found; what was pushed on by it in the table moves back."""
-    own = shelves[shelf]
-    mask, hole = own.buckets - 1, home(places[place], own.buckets)
-    while places[own.bucket + hole] != (place - own.first) // PLACE + 1:
+    row = shelves[shelf]
+    mask, hole = row.buckets - 1, home(places[place], row.buckets)
+    while places[row.bucket + hole] != (place - row.first) // PLACE + 1:
         hole = (hole + 1) & mask
     bucket = (hole + 1) & mask
-    while places[own.bucket + bucket] > 0:
-        other = own.first + PLACE * (places[own.bucket + bucket] - 1)
-        ideal = home(places[other], own.buckets)
+    while places[row.bucket + bucket] > 0:
+        other = row.first + PLACE * (places[row.bucket + bucket] - 1)
+        ideal = home(places[other], row.buckets)
         if ((bucket - ideal) & mask) >= ((bucket - hole) & mask):
-            places[own.bucket + hole] = places[own.bucket + bucket]
+            places[row.bucket + hole] = places[row.bucket + bucket]
             hole = bucket
         bucket = (bucket + 1) & mask
-    places[own.bucket + hole] = 0
+    places[row.bucket + hole] = 0

@@ -49,12 +49,12 @@ def unsure(costs: Costs, device: Device, settled: float) -> Costs:
     ops = [
         node.op if node.op is not None and KINDS[node.op.kind].family in MATRIX_UNITS else None for node in costs.nodes
     ]
-    known = {
+    timed = {
         (op.kind, op.dtype)
         for op in set(ops)
         if op is not None and _draws(op.kind, False) and anchor(device, op.dtype) is not None
     }
-    off = [(0.0, 0.0) if op is None else KNOWN if (op.kind, op.dtype) in known else UNKNOWN for op in ops]
+    off = [(0.0, 0.0) if op is None else KNOWN if (op.kind, op.dtype) in timed else UNKNOWN for op in ops]
     below, above = settled * _computing_share(ops, device) * np.array(off, dtype=float).reshape(-1, 2).T
     low = np.exp(-np.hypot(np.log(costs.low), below))
     return replace(costs, low=low, high=np.exp(np.hypot(np.log(costs.high), above)))

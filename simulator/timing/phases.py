@@ -128,8 +128,8 @@ def routing_waits(nodes: Sequence[Node], plan: Plan) -> np.ndarray | None:
     if not plan.stack.waits_for_routing or fixed:
         return None
     kinds = [node.op.kind if node.op is not None and node.phase != "backward" else "" for node in nodes]
-    asked = "ep_dispatch" if "ep_dispatch" in kinds else "moe_route"
-    return np.array([kind == asked for kind in kinds], dtype=bool) if asked in kinds else None
+    waiting_kind = "ep_dispatch" if "ep_dispatch" in kinds else "moe_route"
+    return np.array([kind == waiting_kind for kind in kinds], dtype=bool) if waiting_kind in kinds else None
 
 
 def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:

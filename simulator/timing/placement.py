@@ -60,7 +60,7 @@ def time_chunks(
     """
     graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
     variants = {which: _variants(graph, plan) for which, graph in graphs.items()}
-    distinct = {id(graph): graph for made in variants.values() for graph in made.values()}
+    distinct = {id(graph): graph for by_variant in variants.values() for graph in by_variant.values()}
     scales = {
         id(graph): plan.scales(device.id, regime)
         for chunks, regime in zip(pipelines, regimes, strict=True)
@@ -70,7 +70,7 @@ def time_chunks(
 
     def busy_us(now: Sequence[Costs]) -> float:
         by_graph = dict(zip(distinct, now, strict=True))
-        usual = {which: by_graph[id(next(iter(made.values())))] for which, made in variants.items()}
+        usual = {which: by_graph[id(next(iter(by_variant.values())))] for which, by_variant in variants.items()}
         return plan.micro_batches * _busiest_us(pipelines, runs, usual)
 
     stack, without = plan.stack, plan.settings.without

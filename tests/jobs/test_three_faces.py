@@ -447,6 +447,20 @@ def test_three_faces_agree_on_studies_of_traffic(
     assert figures(http.json()) == command
 
 
+def test_three_faces_agree_on_power_caps(
+    home: Path, client: TestClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPCAST_HOME", str(home))
+    given = {"model": TINY[1], "device": "h100_sxm", "kv": MEMORY[1], "traffic": {"requests": 20, "rate": 5.0}}
+    given |= {"power_caps_w": [400.0], "node_w": 2000.0, "pue": 1.2}
+    typed_words = [word for name, value in given.items() for word in typed("model" if name == "model" else name, value)]
+    main(["serving", "caps", *typed_words, "format=json", "workers=1"])
+    command = figures(json.loads(capsys.readouterr().out))
+    rows = opcast.serving_caps(home=home, **given)
+    assert figures(json.loads(json.dumps([row.to_dict() for row in rows]))) == command["caps"]
+    assert figures(client.post("/v1/serving/caps", json=given).json()) == command
+
+
 @pytest.mark.parametrize("name", VERBS)
 def test_three_faces_make_one_request(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same before anything is simulated: what costs minutes to answer is asked in milliseconds."""

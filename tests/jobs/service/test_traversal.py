@@ -28,6 +28,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/posttrain/report": {**SEARCHED, "method": "sft", "prompts": 8, "seq_len": 64, "lives": 10},
     "/v1/serving": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}},
     "/v1/serving/capacity": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}},
+    "/v1/serving/caps": {
+        "model": "tiny_llama_100m",
+        "device": "h100_sxm",
+        "traffic": {"requests": 2},
+        "power_caps_w": [400.0],
+    },
     "/v1/serving/sweep": {"model": "tiny_llama_100m", "device": "h100_sxm", "traffic": {"requests": 2}, "rates": [1.0]},
     "/v1/serving/compare": {
         "model": "tiny_llama_100m",

@@ -140,7 +140,6 @@ def test_an_argument_that_exists_and_changes_what_is_not_simulated_is_named():
         "--moe-backend",
         "-O3",
         "--no-enable-eplb",
-        "--scheduling-policy",
         "--attention-config.backend",
     )
     with pytest.raises(ServingEngineError, match="did you mean --max-running-requests"):

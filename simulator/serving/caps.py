@@ -1,0 +1,98 @@
+"""The same traffic under several power caps: joules of a token against what users wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ...datasets.loading import number
+from ...datasets.own_warnings import own_warnings
+from ...models.power import Limits
+from ..question.canonical import RequestError
+from ..question.serving import ServingRequest
+from ..report.served import ServingReport
+from .capacity import Apply, PlayedReplicas, sweep
+from .connect import replicas_of
+from .studies import without_curves
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
+
+
+@dataclass(frozen=True)
+class ServedCap:
+    """A run under one cap (None: the GPUs' own limit).
+
+    ``gpu_joules`` are those of the GPUs for an output token, ``joules`` with hosts and the building. ``front`` says
+    that no other cap is at least as good in joules and in the share of requests that had what ``slo`` asks for
+    (without one: in the p90 of TPOT), and better in one.
+    """
+
+    cap_w: float | None
+    report: ServingReport
+    gpu_joules: float
+    joules: float
+    front: bool = False
+
+    @property
+    def worse(self) -> float:
+        """What a cap makes worse: requests without their targets, else milliseconds of a token."""
+        return 1.0 - self.report.slo_attainment if self.report.slo else self.report.tpot_ms.p90
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as plain values."""
+        figures = {"cap_w": self.cap_w, "gpu_joules_per_token": self.gpu_joules, "joules_per_token": self.joules}
+        return figures | {"front": self.front} | without_curves(self.report)
+
+
+@own_warnings()
+def serving_caps(
+    request: ServingRequest, power_caps_w: Sequence[Any], node_w: Any, pue: Any, bench: Workbench, apply: Apply
+) -> list[ServedCap]:
+    """The traffic without a cap and under each: ``node_w`` are watts of a node beside its GPUs, ``pue`` the building's.
+
+    RequestError for caps that cannot be, and where nobody knows what the GPUs draw; the errors of `serving`.
+    """
+    caps = [number(RequestError, "power_caps_w", cap) for cap in power_caps_w]
+    node, building = number(RequestError, "node_w", node_w), number(RequestError, "pue", pue, 1)
+    if not caps:
+        raise RequestError("`opcast serving caps` needs power_caps_w=[600,500,400]")
+    if request.step is None:
+        raise RequestError("a law by hand has no watts: `opcast serving caps` needs a model")
+    if request.step.power_cap_w is not None:
+        raise RequestError("power_cap_w and power_caps_w both hold GPUs back: leave power_cap_w out")
+    for cap in caps:
+        Limits(cap)
+    return with_front([_served(request, cap, node, building, bench, apply) for cap in (None, *caps)])
+
+
+def _served(
+    request: ServingRequest, cap_w: float | None, node_w: float, pue: float, bench: Workbench, apply: Apply
+) -> ServedCap:
+    assert request.step is not None
+    capped = replace(request, step=replace(request.step, power_cap_w=cap_w))
+    ((_, report),) = sweep(capped, [capped.traffic.rate], PlayedReplicas(*replicas_of(capped, bench)), apply)
+    if report.power_w is None:
+        raise RequestError("nobody knows what these GPUs draw: give device.tdp_w")
+    cluster = request.step.cluster
+    node = node_w * report.devices / (cluster.devices_per_node if cluster else 1)
+    gpus = report.power_w * report.devices
+    rate = max(report.output_tokens_per_s, 1e-9)
+    return ServedCap(cap_w, report, gpus / rate, pue * (gpus + node) / rate)
+
+
+def with_front(rows: Sequence[ServedCap]) -> list[ServedCap]:
+    """The rows, marked where no other is at least as good in both and better in one."""
+    points = [(row.joules, row.worse) for row in rows]
+    return [
+        replace(
+            row, front=not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+        )
+        for row, point in zip(rows, points, strict=True)
+    ]
+
+
+def caps_values(rows: Sequence[ServedCap], node_w: Any, pue: Any) -> dict[str, Any]:
+    """Caps as plain values."""
+    return {"caps": [row.to_dict() for row in rows], "node_w": float(node_w), "pue": float(pue)}
