@@ -88,10 +88,10 @@ class TransferEngine:
         intervals, widths = errors().get(kind, {}), recast_widths(kind, group(kind))
         if not intervals:  # no two kin have the kind: chips differ in a backward pass as in the forward one
             intervals = {
-                tier: wider(each, widths[donor.kind])
+                tier: wider(interval, widths[donor.kind])
                 for donor in donors(kind)
                 if donor.partly and donor.kind in widths
-                for tier, each in errors().get(donor.kind, {}).items()
+                for tier, interval in errors().get(donor.kind, {}).items()
             }
         if intervals:
             yield from self._first(kind, (dtype, *(ANY_FORMAT if waits else RATE_OF.get(dtype, ()))), intervals)
