@@ -186,7 +186,7 @@ def test_a_table_of_logs_is_read_by_its_chips_and_the_first_layers_that_run_agai
     ("changes", "why"),
     [
         ({"kind": "relative_pipeline", "gbs_seqs": "", "seq_len_tokens": ""}, "only how schedules compare"),
-        ({"source": "AMD-AGI/Primus documents", "model": "gdn-300m (12 blocks)"}, "gdn-300m: the sizes of its gated"),
+        ({"source": "AMD-AGI/Primus documents", "model": "gdn-300m (12 blocks)"}, "gdn-300m: the table does not tell"),
     ],
 )
 def test_logged_rows_that_say_too_little_are_refused(tmp_path: Path, changes: dict[str, str], why: str) -> None:
