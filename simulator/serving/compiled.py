@@ -70,6 +70,8 @@ INLINE: tuple[Callable[..., Any], ...] = (
         queues.tokens_to_compute,
         queues.is_decoding,
         queues.first_waiting,
+        queues.cached_tokens,
+        queues.admit,
         queues.make_room,
         blocks.grow,
         blocks.content,

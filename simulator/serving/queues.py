@@ -138,7 +138,7 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
 
 def cached_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:
     """Tokens that a request which waits would find in the cache and below it; none where it brings its own."""
-    if state.slots[slot].computed > 0:
+    if state.slots[slot].computed > 0 or not caches_prefixes(state):
         return 0
     hit = hit_tokens(state, rules, rank, slot)
     if has_tiers(state):
