@@ -34,9 +34,8 @@ class RequestClass:
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
             raise RequestError(f"traffic.classes {self.name}: priority={self.priority!r} must be a whole number")
         if abs(self.priority) > MOST_PRIORITY:
-            raise RequestError(
-                f"traffic.classes {self.name}: priority={self.priority} must be from -{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"
-            )
+            least_most = f"-{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"
+            raise RequestError(f"traffic.classes {self.name}: priority={self.priority} must be from {least_most}")
         for name in TARGETS:
             if getattr(self, name) is not None:
                 number(RequestError, f"traffic.classes {self.name}: {name}", getattr(self, name))
