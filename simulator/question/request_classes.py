@@ -11,6 +11,7 @@ from .declaration import setting
 
 QUEUES = ("fcfs", "priority")
 MOST_CLASSES = 64
+MOST_PRIORITY = 1_000_000_000
 TARGETS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
@@ -32,6 +33,9 @@ class RequestClass:
         number(RequestError, f"traffic.classes {self.name}: share", self.share)
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
             raise RequestError(f"traffic.classes {self.name}: priority={self.priority!r} must be a whole number")
+        if abs(self.priority) > MOST_PRIORITY:
+            least_most = f"-{MOST_PRIORITY:,} to {MOST_PRIORITY:,}"
+            raise RequestError(f"traffic.classes {self.name}: priority={self.priority} must be from {least_most}")
         for name in TARGETS:
             if getattr(self, name) is not None:
                 number(RequestError, f"traffic.classes {self.name}: {name}", getattr(self, name))

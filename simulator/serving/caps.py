@@ -63,6 +63,8 @@ def serving_caps(
     if request.step.power_cap_w is not None:
         raise RequestError("power_cap_w and power_caps_w both hold GPUs back: leave power_cap_w out")
     for cap in caps:
+        if cap == 0:
+            raise RequestError("power_caps_w=0 lets a GPU draw nothing: give watts above 0")
         Limits(cap)
     return with_front([_served(request, cap, node, building, bench, apply) for cap in (None, *caps)])
 
@@ -78,7 +80,9 @@ def _served(
     cluster = request.step.cluster
     node = node_w * report.devices / (cluster.devices_per_node if cluster else 1)
     gpus = report.power_w * report.devices
-    rate = max(report.output_tokens_per_s, 1e-9)
+    rate = report.output_tokens_per_s
+    if rate == 0:
+        raise RequestError("nobody was served, so no token has joules: take a lower traffic.rate, or other admission.*")
     return ServedCap(cap_w, report, gpus / rate, pue * (gpus + node) / rate)
 
 

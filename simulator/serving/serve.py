@@ -73,7 +73,7 @@ def serve(
     ends: overload is reported, not waited for. Raises RequestError and RequestTraceError.
     """
     keeping, source = keeping or Keeping(), requests_of(request)
-    if request.scheduler.prefix_caching and not source.shares and alike_without(request):
+    if request.scheduler.prefix_caching and not source.shares and not request.tiers.exist and alike_without(request):
         bare = replace(request, scheduler=replace(request.scheduler, prefix_caching=False))
         served = serve_once(bare, source, replica, decoder, keeping, progress, clients, of_tokens)
         if not served.report.preemptions:

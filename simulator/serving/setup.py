@@ -172,8 +172,11 @@ def tier_blocks(request: ServingRequest, replica: ServedReplica, tokens: float) 
             f"tiers.load=async does not go with scheduler.policy={request.scheduler.policy}: take layers or blocking"
         )
     sizes = tiers.host_gib / request.attention_dp, tiers.ssd_gib / request.attention_dp, tiers.remote_gib
-    most = int(tokens // kv.block_tokens) + 1
-    return tuple(min(int(gib * GIB / (kv.bytes_per_token * kv.block_tokens)), most) for gib in sizes)
+    most, block_bytes = int(tokens // kv.block_tokens) + 1, kv.bytes_per_token * kv.block_tokens
+    for name, gib in zip(("host_gib", "ssd_gib", "remote_gib"), sizes, strict=True):
+        if 0 < gib * GIB < block_bytes:
+            raise RequestError(f"tiers.{name}={getattr(tiers, name):g} holds not one block of {block_bytes:,.0f} bytes")
+    return tuple(min(int(gib * GIB / block_bytes), most) for gib in sizes)
 
 
 def looked_at(request: ServingRequest) -> bool:

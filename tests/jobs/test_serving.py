@@ -405,6 +405,8 @@ def test_a_power_cap_slows_prompts_and_saves_watts(capsys: pytest.CaptureFixture
     [
         (["caps", *CAPPED], "needs power_caps_w=[600,500,400]"),
         (["caps", *CAPPED, "power_caps_w=[-1]"], "power_caps_w=-1 must be"),
+        (["caps", *CAPPED, "power_caps_w=[0]"], "power_caps_w=0 lets a GPU draw nothing"),
+        (["caps", *CAPPED, "power_caps_w=[300]", "admission.max_requests=0"], "nobody was served"),
         (["caps", *CAPPED, "power_caps_w=[300]", "power_cap_w=200"], "both hold GPUs back"),
         (["caps", *CAPPED, "power_caps_w=[300]", "pue=0.5"], "pue=0.5 must be"),
         ([*CAPPED, "power_caps_w=[300]"], "are of `opcast serving caps`"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.post_training.groups import ALL, ROLLOUT, TRAINING, apart, splits
-from opcast.simulator.post_training.lengths import LengthBatch, batch_of, micro_batches
+from opcast.simulator.post_training.lengths import LengthBatch, MicroBatches, batch_of, micro_batches
 from opcast.simulator.post_training.phases import ROLL, SYNC, TRAIN, Phase
 from opcast.simulator.post_training.request import (
     PostTrainRequest,
@@ -178,6 +178,12 @@ def test_micro_batches_have_all_tokens(seed: int, degrees: tuple[int, int]) -> N
     tokens = np.mean([batch.tokens for batch in batches])
     assert micro.count * micro.micro_batch * micro.seq_len * ranks == pytest.approx(tokens, rel=0.02)
     assert micro.micro_batch * micro.seq_len <= 2 * 2048 * 1.02
+
+
+def test_a_sequence_is_not_shared_over_data_ranks() -> None:
+    request = asked(prompts=1, responses=1)
+    lone = batch_of(request, 0)
+    assert micro_batches(request, [lone], 16) == MicroBatches(lone.tokens, 1, 1)
 
 
 def test_padded_sequences_are_as_long_as_the_longest() -> None:

@@ -175,6 +175,7 @@ def test_a_trace_names_classes(played: Play, tmp_path: Any) -> None:
         ([{"name": "a", "share": 0}], "every share is 0"),
         ([{"name": ""}], "needs a name"),
         ([{"name": "a", "priority": 1.5}], "priority"),
+        ([{"name": "a", "priority": 10**30}], "must be from -1,000,000,000 to 1,000,000,000"),
         ({"name": "a"}, "must be a list"),
     ],
 )

@@ -182,3 +182,13 @@ def test_tiers_need_a_prefix_cache_and_bytes(played: Play) -> None:
     asked_async = {"kv": KvMemory(10, 16, 1.0), "tiers": KvTiers(host_gib=1.0, load="async")}
     with pytest.raises(RequestError, match=r"tiers\.load=async"):
         played(ServingRequest(**values | asked_async, scheduler=wrong, traffic=RequestTraffic(turns=2)))
+
+
+def test_a_tier_smaller_than_a_block_is_one_line(played: Play) -> None:
+    with pytest.raises(RequestError, match=r"tiers\.host_gib=1e-06 holds not one block"):
+        played(asked(RequestTraffic(turns=2, requests=4), host_gib=1e-6))
+
+
+def test_prompts_that_share_nothing_have_tiers_too(played: Play) -> None:
+    tiers = played(asked(RequestTraffic(requests=4), host_gib=1.0)).report.kv_tiers
+    assert tiers["host"]["tokens_found"] == 0
