@@ -185,6 +185,11 @@ class PostTrainRequest(Request):
                 *(["placement"] if self.placement != "colocated" else []),
             ]
         )
+        parts = (("rollout", self.rollout, RolloutEngine()), ("reward", self.reward, RewardSource()))
+        if not self.rolls_out and (unread := next((name for name, part, unset in parts if part != unset), "")):
+            raise RequestError(
+                f"{unread}.* is of methods that roll out (ppo, grpo): leave it out of method={self.method}"
+            )
         if alone:
             raise RequestError(f"{alone[0]}={getattr(self, alone[0])} is of methods that roll out (ppo, grpo)")
         if self.method in ("sft", "dpo") and self.responses not in (None, RESPONSES[self.method]):

@@ -41,6 +41,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["cluster=dgx_h100", "rollout.tp=3", "placement=apart", "rollout.gpus=4"], "no multiple of a replica's 3"),
         (["cluster=dgx_h100", "rollout.tp=3"], "do not divide the 8 GPUs"),
         (["cluster=dgx_h100", "method=sft", "partial=0.5"], "partial=0.5 is of methods that roll out"),
+        (["cluster=dgx_h100", "method=dpo", "rollout.tp=4"], "rollout.* is of methods that roll out"),
+        (["cluster=dgx_h100", "method=sft", "reward.seconds=9"], "reward.* is of methods that roll out"),
         (["cluster=dgx_h100", "method=sft", "responses=4"], "responses=4 is not read with method=sft"),
         (["cluster=dgx_h100", "critic=llama3_8b"], "critic=llama3_8b is of ppo"),
         (["cluster=dgx_h100", "rollout.kv_fraction=2"], "rollout.kv_fraction=2 must be a share"),
