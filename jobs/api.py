@@ -249,8 +249,8 @@ def search_serving(
     natural ones. ``settings`` are those that ``opcast search serving --help`` lists, with the same defaults:
     ``input_len``, ``output_len``, ``slo`` (what users expect: ``ttft_ms``, ``tpot_ms``, ``e2e_ms``), ``objectives``, …;
     and those of :func:`simulate` that are not searched: ``cluster``, ``nodes``, ``stack``, ``precision``, … Of the best
-    so many as ``confirm`` says are played through the event loop of :func:`serving`. A :class:`ServedSearchRequest` has
-    all but ``workers``.
+    so many as ``confirm`` says are played through the event loop of :func:`.api_serving.serving`. A
+    :class:`ServedSearchRequest` has all but ``workers``.
 
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """

@@ -81,7 +81,7 @@ def case_of(op: Op, device: Device, caller: Caller) -> dict[str, Any] | None:
 
 
 def around(ops: Sequence[Op]) -> Iterator[Op]:
-    """Ops of other sizes, of kinds that have too few for a verdict on whether they have moved (:data:`.FEWEST`)."""
+    """Ops of other sizes, of kinds that have too few for a verdict (:data:`..datasets.drift.FEWEST`)."""
     by_kind: dict[str, list[Op]] = {}
     for op in ops:
         by_kind.setdefault(op.kind, []).append(op)

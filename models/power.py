@@ -91,7 +91,7 @@ def capped(device: Device, cap_w: float | None) -> Device:
     if device.tdp_w <= 0.0:
         raise PowerError(f"{device.name} has no tdp_w, so nothing is known of its power")
     Limits(cap_w)
-    return dataclasses.replace(device, tdp_w=min(device.tdp_w, cap_w))
+    return dataclasses.replace(device, tdp_w=min(device.tdp_w, float(cap_w)))
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,13 @@ PUBLIC = [
     "search",
     "search_serving",
     "serving",
+    "serving_capacity",
+    "serving_caps",
+    "serving_sweep",
+    "serving_ways",
     "simulate",
     "simulate_file",
+    "step_latency",
     "upgrade",
     "validate",
 ]

@@ -35,7 +35,6 @@ from .settings import ServiceSettings
 LONGEST_NAME = 2000
 MOST_LISTED = 100_000
 MOST_RATES = 100
-OF_STUDIES = ("rates", "power_caps_w", "node_w", "pue")  # settings of questions that play traffic many times
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
 NOT_HERE = "is not taken over HTTP"
@@ -164,7 +163,8 @@ SweepBody = body_of(
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
     """What a body says, by the names of settings. RequestError for what within it is not taken over HTTP."""
-    values = body.model_dump(exclude_none=True, exclude={"op", "ops", *OF_STUDIES})
+    declared = {setting.name for setting in settings(verb)}
+    values = {name: value for name, value in body.model_dump(exclude_none=True).items() if name in declared}
     if isinstance(values.get("space"), dict):
         values["space"] = {name: value for name, value in values["space"].items() if value is not None}
     for setting in settings(verb):

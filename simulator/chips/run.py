@@ -20,14 +20,14 @@ from .answer import ChipRow, ChipsReport
 from .request import CompareRequest
 
 
-class Simulating(Protocol):
+class ChipsBench(Protocol):
     """What is asked of a workbench."""
 
     def simulate(self, request: SimulateRequest) -> Any:
         """The report of a step."""
 
 
-def compare_chips(request: CompareRequest, bench: Simulating) -> ChipsReport:
+def compare_chips(request: CompareRequest, bench: ChipsBench) -> ChipsReport:
     """The report of all chips. RequestError for a cluster that cannot have as many GPUs, and the errors of a step."""
     started = time.perf_counter()
     reference = request.step.cluster

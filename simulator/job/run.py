@@ -38,7 +38,7 @@ MOST_SPARES = 20_000_000  # of all lives: their moments are kept in memory
 FORWARD_SHARE = 1.0 / 3.0
 
 
-class Answering(Protocol):
+class JobBench(Protocol):
     """What is asked of a workbench."""
 
     def device(self, name: Device | str, cluster: Cluster | None = None) -> Device:
@@ -63,7 +63,7 @@ class TimedPhases:
     gpu_j: float | None  # joules of one GPU in all steps
 
 
-def plan_job(request: PlanRequest, bench: Answering) -> PlanReport:
+def plan_job(request: PlanRequest, bench: JobBench) -> PlanReport:
     """The report of a job. RequestError for one that cannot be, and the errors of a step."""
     started = time.perf_counter()
     notes: list[str] = []
@@ -90,7 +90,7 @@ def plan_job(request: PlanRequest, bench: Answering) -> PlanReport:
     return replace(report, notes=(*notes, *report.notes), wall_time_s=wall_s)
 
 
-def best_layout(request: PlanRequest, bench: Answering, notes: list[str]) -> SimulateRequest:
+def best_layout(request: PlanRequest, bench: JobBench, notes: list[str]) -> SimulateRequest:
     """The step in the best layout of the space."""
     question = SearchRequest(base=request.step, space=request.space, objectives=("step_time",))
     searched = bench.search(question)
@@ -106,7 +106,7 @@ def best_layout(request: PlanRequest, bench: Answering, notes: list[str]) -> Sim
     return best
 
 
-def times_of(request: PlanRequest, bench: Answering, device: Device) -> TimedPhases:
+def times_of(request: PlanRequest, bench: JobBench, device: Device) -> TimedPhases:
     """The phases with the time of a step in each: simulated, or as it was measured."""
     work = request.step.work
     if request.step_time_s is not None or (request.phases and all(phase.step_time_s for phase in request.phases)):

@@ -108,7 +108,7 @@ def micro_batches(request: PostTrainRequest, batches: Sequence[LengthBatch], dev
         longest = int(max(batch.total.max() for batch in batches))
         count = max(math.ceil(sequences / ranks / work.micro_batch), 1)
         return MicroBatches(_up(longest, unit), work.micro_batch, _in_rounds(count, layout.pp, layout.vpp))
-    longest = np.mean([part.max() for batch in batches for part in np.array_split(batch.total, steps)])
+    longest = np.mean([share.max() for batch in batches for share in np.array_split(batch.total, steps)])
     tokens = max(total.mean() * sequences / ranks, longest)  # a step ends with the rank that has the longest sequence
     count = _in_rounds(max(math.ceil(tokens / (work.micro_batch * work.seq_len)), 1), layout.pp, layout.vpp)
     rank_tokens = tokens / count

@@ -43,7 +43,7 @@ from .sync import WeightSync, weight_sync
 CANNOT = (RequestError, PlanError, KvError)
 
 
-class Answering(ServingBench, Protocol):
+class PostTrainBench(ServingBench, Protocol):
     """What is asked of a workbench."""
 
     def simulate(self, request: SimulateRequest) -> Any:
@@ -54,7 +54,7 @@ class Answering(ServingBench, Protocol):
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedRun:
     """A way to place post-training, with its phases of a first batch."""
 
     groups: GpuGroups
@@ -93,14 +93,14 @@ class Placement:
 class PlacementTrial:
     """Places post-training in several ways: what two ways have in common is simulated once."""
 
-    def __init__(self, request: PostTrainRequest, bench: Answering) -> None:
+    def __init__(self, request: PostTrainRequest, bench: PostTrainBench) -> None:
         self.request, self.bench = request, bench
         self.batches = [batch_of(request, index) for index in range(request.batches)]
         self._parts: dict[int, tuple[TrainingParts, MicroBatches]] = {}
         self._replicas: dict[float, RolloutReplicas] = {}
         self._rollouts: dict[tuple[int, float], BatchRollout] = {}
 
-    def place_on(self, groups: GpuGroups, asynchronous: bool) -> Placement:
+    def place_on(self, groups: GpuGroups, asynchronous: bool) -> PlacedRun:
         """Post-training on such groups. The errors of a step, KvError, RequestError for what does not divide."""
         request = self.request
         device = self.bench.device(request.step.device, groups.training)
@@ -108,7 +108,7 @@ class PlacementTrial:
         if not request.rolls_out:
             memory = memory_of(request, parts, groups, device, 0.0)
             phases = phases_of(request, parts, groups, device, 0.0, None)
-            return Placement(groups, False, parts, micro, None, None, None, phases, memory)
+            return PlacedRun(groups, False, parts, micro, None, None, None, phases, memory)
         resident = 0.0
         if groups.colocated and not offloads(request, groups):
             resident = (state_gib(parts) + frozen_gib(request, parts)) / device.memory_gib
@@ -116,7 +116,7 @@ class PlacementTrial:
         sync = weight_sync(request, parts.actor, groups, self.bench)
         phases = phases_of(request, parts, groups, device, first.seconds, sync)
         memory = memory_of(request, parts, groups, device, engine_share(rollout, device))
-        return Placement(groups, asynchronous, parts, micro, rollout, first, sync, phases, memory)
+        return PlacedRun(groups, asynchronous, parts, micro, rollout, first, sync, phases, memory)
 
     def parts(self, cluster: Cluster) -> tuple[TrainingParts, MicroBatches]:
         """Optimizer steps on so many GPUs, and their micro-batches."""
@@ -159,14 +159,14 @@ def engine_share(rollout: RolloutReplicas, device: Device) -> float:
     return fraction or usual_fraction(device.memory_gib, CHUNK, GRAPHS, rollout.replica.devices)
 
 
-def best_way(trial: PlacementTrial) -> tuple[Placement, tuple[PostTrainWay, ...]]:
+def best_way(trial: PlacementTrial) -> tuple[PlacedRun, tuple[PostTrainWay, ...]]:
     """The way that is asked for, or the quickest that fits of those searched, and all that were tried."""
     request = trial.request
     if request.placement == "colocated":
         return trial.place_on(colocated(request), False), ()
-    runs: dict[tuple[int, bool], Placement | PostTrainWay] = {}
+    runs: dict[tuple[int, bool], PlacedRun | PostTrainWay] = {}
 
-    def try_split(gpus: int) -> Placement | None:
+    def try_split(gpus: int) -> PlacedRun | None:
         """The better of the ways with so many GPUs for rollout; 0: colocated."""
         modes = [False] if not gpus else [True] if request.asynchronous else [False]
         if gpus and request.placement == "search":
@@ -199,13 +199,13 @@ def best_way(trial: PlacementTrial) -> tuple[Placement, tuple[PostTrainWay, ...]
     return chosen, ways
 
 
-def _best(runs: Iterator[Placement | PostTrainWay] | Sequence[Placement | PostTrainWay] | Any) -> Placement | None:
+def _best(runs: Iterator[PlacedRun | PostTrainWay] | Sequence[PlacedRun | PostTrainWay] | Any) -> PlacedRun | None:
     """The quickest of those that fit, else of all that run."""
-    possible = [run for run in runs if isinstance(run, Placement)]
+    possible = [run for run in runs if isinstance(run, PlacedRun)]
     return min(possible, key=lambda run: (not run.fits, run.iteration_s), default=None)
 
 
-def _way(run: Placement) -> PostTrainWay:
+def _way(run: PlacedRun) -> PostTrainWay:
     groups = run.groups
     return PostTrainWay(
         "colocated" if groups.colocated else "apart",

@@ -16,7 +16,7 @@ from .answer import PostTrainReport, PostTrainWay, RolloutFigures
 from .groups import cluster_of
 from .lengths import LengthBatch, batch_of
 from .phases import ROLL, SYNC
-from .placement import Answering, Placement, PlacementTrial, best_way
+from .placement import PlacedRun, PlacementTrial, PostTrainBench, best_way
 from .request import PostTrainRequest
 from .rollout import BatchRollout, RolloutReplicas, roll_out
 from .schedule import idle_shares, iteration_times, timeline
@@ -25,7 +25,7 @@ LIVED = 64  # iterations of a life that are drawn; all of a run are as these are
 POINTS = 60  # of the curve of responses that run
 
 
-def post_train(request: PostTrainRequest, bench: Answering) -> PostTrainReport:
+def post_train(request: PostTrainRequest, bench: PostTrainBench) -> PostTrainReport:
     """The report of post-training. RequestError for what cannot be, KvError, and the errors of a step."""
     started = time.perf_counter()
     trial = PlacementTrial(request, bench)
@@ -44,7 +44,7 @@ class RunLives:
 
 
 def live_through(
-    request: PostTrainRequest, run: Placement, rollouts: Sequence[BatchRollout], batches: Sequence[LengthBatch]
+    request: PostTrainRequest, run: PlacedRun, rollouts: Sequence[BatchRollout], batches: Sequence[LengthBatch]
 ) -> RunLives:
     """Lives of a run. In each, steps and the engine's iterations are slower or faster than expected by
     a factor of their own, and batches come by chance."""
@@ -82,7 +82,7 @@ def engine_factors(
     return factors(z, usual.seconds, min(fast, usual.seconds), max(slow, usual.seconds), COVERAGE)
 
 
-def report_of(trial: PlacementTrial, run: Placement, ways: tuple[PostTrainWay, ...]) -> PostTrainReport:
+def report_of(trial: PlacementTrial, run: PlacedRun, ways: tuple[PostTrainWay, ...]) -> PostTrainReport:
     """What all lives of a way say."""
     request, groups = trial.request, run.groups
     rollouts: list[BatchRollout] = []
@@ -169,7 +169,7 @@ def running(rollout: BatchRollout) -> tuple[tuple[float, float], ...]:
     return tuple(zip(at.tolist(), share.tolist(), strict=True))
 
 
-def notes_of(request: PostTrainRequest, run: Placement) -> list[str]:
+def notes_of(request: PostTrainRequest, run: PlacedRun) -> list[str]:
     """What the answer leaves out, and what does not fit."""
     notes = [
         f"{memory.name} DOES NOT FIT: it needs {memory.needed_gib:.1f} of {memory.total_gib:.1f} GiB of a GPU"

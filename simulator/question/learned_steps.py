@@ -16,7 +16,7 @@ VERSION = 1
 FACTORS = ("weights", "narrow", "products", "attention", "prompts", "sampling")
 HOST = ("step_us", "seq_us", "token_us")
 LEARNED = (*FACTORS, *HOST)
-MOST_FACTOR = 20.0
+MOST_FACTOR = 20.0  # either way: a file with more was not learned from steps. A judgement
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def layouts(setup: SearchSetup, crew: Workers) -> Search:
 
 
 def space_of(setup: SearchSetup) -> tuple[Points, dict[str, int]]:
-    """Points that fit together, and what left out how many combinations (:func:`.found.fitting_together`)."""
+    """Points that fit together, and what left out how many combinations (:func:`.outcome.fitting_together`)."""
     points = derived(combinations(setup.axes), setup.clusters, setup.facts)
     inside, left_out = fitting_together(fitting(points, setup.facts), len(points), "combinations")
     return points.only(inside), left_out

@@ -26,9 +26,9 @@ NARROW = 0.5  # judged: what few tokens add hangs on tiles and splits that hardl
 USUAL_HOST, HOST_SPREAD = {"step_us": 300.0, "seq_us": 4.0, "token_us": 0.1}, 1.2
 # Judged: ln of how far kernels of one size are off any law, whichever steps of that size are looked at
 MISFIT = 0.02
-START_NOISE, LEAST_NOISE = 0.03, 0.003
+START_NOISE, LEAST_NOISE = 0.03, 0.003  # of steps of a log, in ln units: judgements
 ROUNDS, PARTS = 3, 4
-LEAST_LONG = 0.05
+LEAST_LONG = 0.05  # from which a step may count as of another kind, in ln units: a judgement
 LONG = 4.0  # times the noise: a step that took so much longer is one of another kind (a pause, a compilation)
 
 

@@ -25,7 +25,7 @@ from .libraries import ReleaseMoves, library_of, moves_of, touched
 from .request import UpgradeRequest
 
 
-class Simulating(Protocol):
+class UpgradeBench(Protocol):
     """What is asked of a workbench."""
 
     def simulate(self, request: SimulateRequest) -> Any:
@@ -66,7 +66,7 @@ class KindGroup:
         return (self.variance() - self.variance(self.measured + 1)) / self.case_s
 
 
-def plan_upgrade(request: UpgradeRequest, bench: Simulating) -> UpgradeReport:
+def plan_upgrade(request: UpgradeRequest, bench: UpgradeBench) -> UpgradeReport:
     """The report of an upgrade. The errors of a step."""
     started = time.perf_counter()
     report = bench.simulate(request.step)
