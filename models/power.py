@@ -201,8 +201,7 @@ def drawn(
     """Watts and slowdown of n ops that take ``latency_us`` at full clock; by :func:`estimated_w` without a ``model``.
 
     A device whose ``tdp_w`` lies below its data sheet's is under that cap. Without a model watts are outside any
-    envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with
-    nothing to do.
+    envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
     """
     limits, usual = limits.of(device), dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
     if limits.cap_w is not None and limits.cap_w <= clocks.idle_w(usual):

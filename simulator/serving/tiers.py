@@ -87,6 +87,7 @@ def load(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int
         push_due(state, end_us, slot)
         return
     remember(state, rules, rank, slot, hit, hit + request.tiered)
+    request.tiered = 0
     if rules.loads == LAYERS:
         scheduler.load_us = max(scheduler.load_us, end_us - now_us)
     else:
@@ -98,6 +99,7 @@ def end_load(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> N
     request = state.slots[slot]
     request.computed, request.loading, request.waits = request.loading, 0, 0
     remember(state, rules, rank, slot, request.computed - request.tiered, request.computed)
+    request.tiered = 0
 
 
 def keep(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:

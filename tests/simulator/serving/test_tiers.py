@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.kv_tiers import LOADS, KvTiers
-from opcast.simulator.question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 
 LAW = IterationLaw(base_us=1000.0, prefill_token_us=100.0)
@@ -84,6 +84,15 @@ def test_host_memory_forgets_what_was_used_longest_ago(played: Play, tmp_path: A
     figures = below.report.kv_tiers  # the last two blocks are in host memory still, where the first are not
     assert (figures["ssd"]["tokens_found"], figures["host"]["tokens_found"]) == (1568, 32)
     assert last_ttft_ms(below) == pytest.approx(1568 / 5 + 1.1, abs=0.02)  # the drives are the slower of both links
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_what_was_loaded_once_moves_to_the_pool_that_decodes(played: Play, tmp_path: Any, load: str) -> None:
+    base = asked(two_turns(tmp_path), host_gib=100.0, host_gbps=10.0, load=load)
+    result = played(replace(base, decode_pool=DecodePool(1, kv=base.kv, link_gbps=100.0, link_us=0.0)))
+    assert result.report.completed == 3
+    assert result.report.kv_tiers["host"]["tokens_found"] == 1600
+    assert result.report.kv_tiers["host"]["loads"] == 1
 
 
 def test_a_shared_store_is_found_by_other_replicas(played: Play, tmp_path: Any) -> None:
