@@ -27,7 +27,7 @@ from ..datasets.loading import finite
 from ..datasets.ops import Op, iterate_groups
 from ..datasets.vocabulary import KINDS, cost_columns
 from . import clocks
-from .analytical.setting import fp32_pj
+from .analytical.setting import fp32_pj, whole_rate
 from .busy import Parts, parts
 from .features import Frame, frame
 from .predictor import Predictor
@@ -259,7 +259,7 @@ def demands(
     if clocks.anchor(usual, dtype) is not None:
         return gbps, clocks.core_w(usual, dtype, tflops)
     room = max(usual.tdp_w - clocks.floor_w(usual), 0.0)
-    return gbps, np.asarray(room * tflops / (LIMITING_RATE * device.tensor_rate(dtype)))
+    return gbps, np.asarray(room * tflops / (LIMITING_RATE * whole_rate(device, dtype)))
 
 
 def traffic_w(device: Device, gbps: np.ndarray | float) -> np.ndarray:

@@ -186,7 +186,7 @@ class PostTrainRequest(Request):
             ]
         )
         parts = (("rollout", self.rollout, RolloutEngine()), ("reward", self.reward, RewardSource()))
-        if not self.rolls_out and (unread := next((name for name, part, unset in parts if part != unset), "")):
+        if not self.rolls_out and (unread := next((name for name, group, unset in parts if group != unset), "")):
             raise RequestError(
                 f"{unread}.* is of methods that roll out (ppo, grpo): leave it out of method={self.method}"
             )

@@ -23,6 +23,7 @@ PACKAGES = tuple(sorted({package_of(name) or OF_TORCH.get(name, "") for name in 
 # engines need of torch, attention and communication they pin in turn (vllm's requirements/cuda.txt)
 WITH_TORCH = (TORCH, "cublas", "cudnn", "nccl", "triton")
 EVERYTHING = ("engine", "driver", "cuda")
+OF_ROCM = {"cublas": "hipblaslt", "cudnn": "miopen", "nccl": "rccl"}  # what PyTorch calls in place of them on AMD GPUs
 OF_ENGINES = ("gemm", "attention", "norm", "pointwise", "moe", "collective", "expert_parallel")
 FAMILIES = {  # of ops that a package has kernels for; others have all that they stand for
     "transformer_engine": ("gemm", "attention", "norm", "moe", "optimizer"),
@@ -36,7 +37,7 @@ FAMILIES = {  # of ops that a package has kernels for; others have all that they
 }
 # Transformer Engine's products are cuBLASLt's (common/gemm/cublaslt_gemm.cu), its attention cuDNN's (common/fused_attn)
 UNDERNEATH = {("transformer_engine", "gemm"): "cublas", ("transformer_engine", "attention"): "cudnn"}
-CHANGES = tuple(dict.fromkeys((*EVERYTHING, *WITH_TORCH, *PACKAGES)))
+CHANGES = tuple(dict.fromkeys((*EVERYTHING, *WITH_TORCH, *PACKAGES, *OF_ROCM.values())))
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,13 @@ def moves_of(kind: str) -> ReleaseMoves:
     return release_moves().get(family) or release_moves()[OTHER]
 
 
-def library_of(op: Op, caller: Caller) -> str:
+def library_of(op: Op, caller: Caller, vendor: str = "nvidia") -> str:
     """The library whose kernel a caller launches for an op: the first that has kernels of its family."""
+    library = _library_of(op, caller)
+    return OF_ROCM.get(library, library) if vendor == "amd" else library
+
+
+def _library_of(op: Op, caller: Caller) -> str:
     family = KINDS[op.kind].family
     for name in launches(caller, op.kind, op.dtype):
         base = name.partition(":")[0]
@@ -76,7 +82,8 @@ def library_of(op: Op, caller: Caller) -> str:
 def touched(library: str, kind: str, changes: Sequence[str]) -> bool:
     """Whether one of the changes brings another version of a library, or of what it calls for a kind."""
     libraries = (library, UNDERNEATH.get((library, KINDS[kind].family), library))
+    with_torch = {*WITH_TORCH, *OF_ROCM.values()}
     return any(
-        change in EVERYTHING or change in libraries or (change == TORCH and not set(WITH_TORCH).isdisjoint(libraries))
+        change in EVERYTHING or change in libraries or (change == TORCH and not with_torch.isdisjoint(libraries))
         for change in changes
     )

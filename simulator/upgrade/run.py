@@ -72,7 +72,7 @@ def plan_upgrade(request: UpgradeRequest, bench: UpgradeBench) -> UpgradeReport:
     report = bench.simulate(request.step)
     state = report.state
     caller = caller_of(state.plan.stack, state.device)
-    groups = groups_of(needs(state), caller, request.changes)
+    groups = groups_of(needs(state), caller, request.changes, state.device.vendor)
     chosen, seconds = choose(groups, 60.0 * request.minutes - BEGIN_S)
     middle_s, low_s, high_s = times_of(report)
     z = NormalDist().inv_cdf(0.5 + report.coverage / 2.0)
@@ -105,14 +105,14 @@ def plan_upgrade(request: UpgradeRequest, bench: UpgradeBench) -> UpgradeReport:
     )
 
 
-def groups_of(step_needs: Sequence[Need], caller: Any, changes: Sequence[str]) -> list[KindGroup]:
+def groups_of(step_needs: Sequence[Need], caller: Any, changes: Sequence[str], vendor: str) -> list[KindGroup]:
     """The ops of a step by kind and library, with their shares of the time of all kernels."""
     total_us = sum(need.us for need in step_needs) or 1.0
     groups: dict[tuple[str, str], KindGroup] = {}
     for need in step_needs:
         if KINDS[need.op.kind].family == "host":
             continue
-        library = library_of(need.op, caller)
+        library = library_of(need.op, caller, vendor)
         key = need.op.kind, library
         if key not in groups:
             groups[key] = KindGroup(*key, touched(library, need.op.kind, changes), moves_of(need.op.kind), [], [])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opcast.datasets.devices import Device, load_device
+from opcast.datasets.ops import KINDS, make_op
 from opcast.models import power
 from opcast.models.candidates import Options
 from opcast.models.power import Limits, Parts, PowerError
@@ -170,3 +171,19 @@ def test_too_few_rows_are_refused(model: Predictor, fast: Options) -> None:
     (table,) = power.power_tables("gemm", measured(24), H200)
     with pytest.raises(TrainingError, match="5 are needed"):
         power.fit(table, fast)
+
+
+@pytest.mark.parametrize(("cut", "whole"), [("h20_sxm", "h200_sxm"), ("rtx_4090", "l40s")])
+def test_units_that_are_cut_cost_no_more_energy_than_whole_ones(cut: str, whole: str) -> None:
+    """A FLOP of a card whose matrix units are held back switches the same transistors as one of its sibling."""
+
+    def joules_of_a_tflop(name: str) -> float:
+        device, size = load_device(name), np.array([4096])
+        rate = 0.5 * device.tensor_rate("bf16")
+        took_us = 2.0 * size**3 / rate * 1e-6
+        op = make_op("gemm", m=4096, n=4096, k=4096)
+        columns = {name: np.array([value]) for name, value in zip(KINDS["gemm"].names, op.dims, strict=True)}
+        _, core = power.demands("gemm", columns, op.dtype, op.out_dtype, device, took_us)
+        return float(core[0]) / rate
+
+    assert joules_of_a_tflop(cut) < 2.0 * joules_of_a_tflop(whole)

@@ -75,6 +75,7 @@ def test_a_change_touches_what_it_brings() -> None:
     assert touched("transformer_engine", "gemm", ["cublas"])
     assert not touched("transformer_engine", "rms_norm", ["cublas"])
     assert library_of(make_op("all_reduce", size_bytes=2**26, ranks=8), Caller()) == "nccl"
+    assert library_of(make_op("all_reduce", size_bytes=2**26, ranks=8), Caller(), "amd") == "rccl"
 
 
 def test_kinds_without_a_published_pair_move_as_kernels_of_memory_do() -> None:
