@@ -74,7 +74,11 @@ def _served(
 ) -> ServedCap:
     assert request.step is not None
     capped = replace(request, step=replace(request.step, power_cap_w=cap_w))
-    ((_, report),) = sweep(capped, [capped.traffic.rate], PlayedReplicas(*replicas_of(capped, bench)), apply)
+    side = PlayedReplicas(*replicas_of(capped, bench))
+    if capped.traffic.arrival == "closed" or capped.traffic.trace is not None:
+        report = side(capped)
+    else:
+        ((_, report),) = sweep(capped, [capped.traffic.rate], side, apply)
     if report.power_w is None:
         raise RequestError("nobody knows what these GPUs draw: give device.tdp_w")
     cluster = request.step.cluster

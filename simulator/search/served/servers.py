@@ -30,6 +30,8 @@ STARTS = (  # what a command begins with, whose it is, and whether it is Dynamo'
     (("-m", "dynamo.sglang"), "sglang", True),
     (("-m", "dynamo.trtllm"), "trtllm", True),
 )
+# what an image starts where a container has arguments alone: ENTRYPOINT of vLLM's docker/Dockerfile, vllm-openai
+IMAGES = {"vllm/vllm-openai": ("vllm", "serve")}
 MODELS = ("--model", "--model-path", "--model_path")
 FILES = ("--extra_llm_api_options", "--extra-engine-args", "--config")
 DYNAMO_TRTLLM = {
@@ -147,7 +149,7 @@ def _containers(part: Any, replicas: int) -> Iterator[tuple[list[str], int]]:
         own = part.get("replicas")
         replicas = own if isinstance(own, int) and not isinstance(own, bool) else replicas
         if "command" in part or "args" in part:
-            words = [*_listed(part.get("command")), *_listed(part.get("args"))]
+            words = [*(_listed(part.get("command")) or _entrypoint(part)), *_listed(part.get("args"))]
             if words[:2] in (["/bin/sh", "-c"], ["sh", "-c"], ["bash", "-c"], ["/bin/bash", "-c"]):
                 words = shlex.split(" ".join(words[2:]).replace("\\\n", " "))
             yield words, replicas
@@ -156,6 +158,12 @@ def _containers(part: Any, replicas: int) -> Iterator[tuple[list[str], int]]:
     elif isinstance(part, list):
         for value in part:
             yield from _containers(value, replicas)
+
+
+def _entrypoint(container: Mapping[str, Any]) -> list[str]:
+    """What the image of a container starts by itself."""
+    image = str(container.get("image", ""))
+    return next((list(start) for name, start in IMAGES.items() if name in image), [])
 
 
 def _listed(words: Any) -> list[str]:

@@ -358,3 +358,11 @@ def stream(table: pa.Table) -> bytes:
 def counted(text: str, name: str) -> float:
     """The value of a counter."""
     return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name + " "))
+
+
+def test_a_trace_that_ships_is_named_over_http(client: httpx.Client) -> None:
+    law = {"base_us": 5000, "decode_us": 20, "prefill_token_us": 60}
+    body = {"law": law, "kv": {"blocks": 40_000}, "traffic": {"trace": "azure_code_like", "speed": 0.2}}
+    found = client.post("/v1/serving", json=body)
+    assert found.status_code == 200, found.text
+    assert found.json()["completed"] == 1000

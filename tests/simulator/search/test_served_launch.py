@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -310,3 +311,17 @@ def test_files_that_are_no_text_or_yaml_are_one_line(tmp_path: Path) -> None:
         file.write_bytes(held)
         with pytest.raises(LaunchError, match=r"launch="):
             settings_of_servers(file)
+
+
+def test_an_image_that_starts_a_server_by_itself_is_read(tmp_path: Path) -> None:
+    container = {
+        "name": "server",
+        "image": "vllm/vllm-openai:v0.11.0",
+        "args": ["--model", "meta-llama/Meta-Llama-3-8B"],
+    }
+    file = tmp_path / "deployment.yaml"
+    file.write_text(
+        json.dumps({"kind": "Deployment", "spec": {"replicas": 2, "template": {"containers": [container]}}})
+    )
+    settings = settings_of_servers(file)
+    assert (settings["engine"], settings["model"], settings["replicas"]) == ("vllm", "llama3_8b", 2)
