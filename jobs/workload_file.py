@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..datasets.files import write_atomically
 from ..simulator.formats.simai import FormatError, read_busbw, read_workload, write_workload
 from ..simulator.question.network import needs_cluster
 from ..simulator.question.requests import SimulateRequest, WorkloadFile
@@ -76,11 +77,8 @@ def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
     state = report.state
     if state is None or report.devices == 1 or not isinstance(report, StepReport):
         raise FormatError(f"simai={path} is for training steps on a cluster: take workload=train and cluster=…")
-    try:
-        Path(path).write_text(write_workload(workload(state.steps[0])), encoding="utf-8")
-    except OSError as error:
-        raise FormatError(f"simai={path} cannot be written: {error.strerror or error}") from None
-    return Path(path)
+    text = write_workload(workload(state.steps[0]))
+    return write_atomically(Path(path), lambda unfinished: unfinished.write_text(text, "utf-8"), FormatError, "simai=")
 
 
 def check_file(parse: Callable[[str], object], path: Any, name: str) -> str:

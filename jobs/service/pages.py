@@ -99,6 +99,17 @@ JOB = {
     "tp": 2,
     "zero_stage": 1,
 }
+SERVED: dict[str, Any] = {"model": "llama3_8b", "device": "h100_sxm", "traffic": {"rate": 4, "requests": 200}}
+POST_TRAINED: dict[str, Any] = {
+    "model": "llama3_8b",
+    "method": "grpo",
+    "cluster": "dgx_h100",
+    "prompts": 64,
+    "responses": 8,
+    "seq_len": 4096,
+    "tp": 2,
+    "zero_stage": 1,
+}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/predict": {"op": {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "dtype": "bf16"}, "device": "h100_sxm"},
     "/v1/predict/batch": {
@@ -124,7 +135,14 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "/v1/plan": JOB,
     "/v1/plan/report": JOB,
-    "/v1/serving": {"model": "llama3_8b", "device": "h100_sxm", "traffic": {"rate": 4, "requests": 200}},
+    "/v1/posttrain": POST_TRAINED,
+    "/v1/posttrain/report": POST_TRAINED,
+    "/v1/upgrade": {"model": "llama3_8b", "workload": "decode", "device": "h100_sxm", "changes": ["cublas"]},
+    "/v1/serving": SERVED,
+    "/v1/serving/capacity": {**SERVED, "slo": {"ttft_ms": 500, "tpot_ms": 30}},
+    "/v1/serving/sweep": {**SERVED, "rates": [2, 8]},
+    "/v1/serving/compare": {**SERVED, "replicas": 2},
+    "/v1/serving/caps": {**SERVED, "power_caps_w": [500, 300]},
     "/v1/search": {
         "model": "llama3_8b",
         "cluster": "dgx_h100",

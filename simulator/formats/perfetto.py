@@ -10,10 +10,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from ...datasets.files import write_atomically
 from ...datasets.loading import whole
 from .tracks import RankTrack, TrackFlow
 
@@ -35,21 +35,16 @@ def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[TrackFl
     if not path.name.endswith((".json", ".json.gz")):
         raise TimelineError(f"{path} is no name for a timeline: it must end in .json.gz or .json")
     whole(TimelineError, "expand", expand, 1)
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def fill(unfinished: Path) -> None:
         with open(unfinished, "wb") as file:
             if path.name.endswith(".gz"):
                 with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
                     _write(packed, trace_events(tracks, flows, expand))
             else:
                 _write(file, trace_events(tracks, flows, expand))
-        unfinished.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise TimelineError(f"the timeline cannot be written to {path}: {error.strerror or error}") from None
-    return path
+
+    return write_atomically(path, fill, TimelineError, "the timeline ")
 
 
 def _write(file: IO[bytes] | gzip.GzipFile, events: Iterator[Event]) -> None:

@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(TimelineError, match="expand=0 must be"):
         write_trace(tmp_path / "trace.json", tracks, expand=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(TimelineError, match="cannot be written to") as caught:
+    with pytest.raises(TimelineError, match="cannot write the timeline") as caught:
         write_trace(tmp_path / "file" / "trace.json", tracks)
     assert "\n" not in str(caught.value)
 

@@ -107,7 +107,7 @@ def test_a_way_too_slow_at_full_load_is_judged_at_less(serving: Asking, bench: W
     slo = ServingTargets(tpot_ms=0.97 * full["tpot_ms"])
     (row,) = bench.search_serving(serving(fixed, slo=slo, confirm=0)).best
     assert row["tpot_ms"] <= slo.tpot_ms
-    assert 0 < row["requests_per_s"] < 1.001 * full["requests_per_s"]  # vLLM's server sends no faster at either
+    assert 0 < row["requests_per_s"] < 1.01 * full["requests_per_s"]  # vLLM's server sends no faster at either
     assert row["kv_share"] < full["kv_share"]
 
 
