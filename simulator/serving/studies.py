@@ -4,37 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...datasets.own_warnings import own_warnings
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
+from .bench import ServingBench
 from .capacity import Apply, Capacity, PlayedReplicas, capacity, sweep
 from .comparison import WayOfServing, compare, ways
 from .connect import replicas_of
-
-if TYPE_CHECKING:
-    from ..workbench import Workbench
 
 CURVES = ("cdf", "over_time", "backlog", "slo_curve")
 
 
 @own_warnings()
-def serving_capacity(request: ServingRequest, bench: Workbench, apply: Apply) -> Capacity:
+def serving_capacity(request: ServingRequest, bench: ServingBench, apply: Apply) -> Capacity:
     """The largest rate that meets what users expect. Raises RequestError where the traffic has no rate."""
     return capacity(request, PlayedReplicas(*replicas_of(request, bench)), apply)
 
 
 @own_warnings()
 def serving_sweep(
-    request: ServingRequest, rates: Sequence[float], bench: Workbench, apply: Apply
+    request: ServingRequest, rates: Sequence[float], bench: ServingBench, apply: Apply
 ) -> list[tuple[float, ServingReport]]:
     """The report at each of the ``rates`` (none: a tenth of the request's own to twice it)."""
     return sweep(request, list(rates), PlayedReplicas(*replicas_of(request, bench)), apply)
 
 
 @own_warnings()
-def serving_ways(request: ServingRequest, bench: Workbench, apply: Apply) -> list[WayOfServing]:
+def serving_ways(request: ServingRequest, bench: ServingBench, apply: Apply) -> list[WayOfServing]:
     """Replicas that do both beside pools that prefill and decode, the best first. RequestError for one replica."""
     pool = request.decode_pool
     paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or 1))  # so that a decoder is made
