@@ -13,9 +13,9 @@ DEFAULT_BACKEND = "torch"  # the one a user gets who names none, where there is 
 PLUGINS = "trt_flow"
 
 
-def means(wanted: str, backend: str) -> bool:
+def means(label: str, backend: str) -> bool:
     """Whether ``wanted`` is the backend, or the framework or version that it belongs to."""
-    return backend == wanted or backend.startswith((f"{wanted}-", f"{wanted}:"))
+    return backend == label or backend.startswith((f"{label}-", f"{label}:"))
 
 
 def framework(backend: str) -> str:

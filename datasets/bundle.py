@@ -116,8 +116,8 @@ def read(path: Path) -> tuple[Manifest, dict[str, bytes]]:
     if MANIFEST not in members:
         raise BundleError(f"{path} is no bundle: it has no {MANIFEST}")
     manifest = _manifest(members.pop(MANIFEST), path)
-    for name, told in manifest.files.items():
-        if hashlib.sha256(members.get(name, b"")).hexdigest() != told.get("sha256"):
+    for name, entry in manifest.files.items():
+        if hashlib.sha256(members.get(name, b"")).hexdigest() != entry.get("sha256"):
             what = "is damaged" if name in members else "is missing"
             raise BundleError(f"{path}: {name} {what}: get the bundle again")
     return manifest, {name: members[name] for name in manifest.files}
@@ -127,9 +127,9 @@ def tables(manifest: Manifest, members: dict[str, bytes]) -> Iterator[tuple[str,
     """(kind, rows) of each member with rows, kinds that this version does not know left out."""
     import pyarrow.parquet as pq
 
-    for name, told in manifest.files.items():
-        if name.startswith("rows/") and told.get("kind") in KINDS:
-            yield str(told["kind"]), pq.read_table(io.BytesIO(members[name]))
+    for name, entry in manifest.files.items():
+        if name.startswith("rows/") and entry.get("kind") in KINDS:
+            yield str(entry["kind"]), pq.read_table(io.BytesIO(members[name]))
 
 
 def _shared(rows: pa.Table, run: str, salt: bytes, license_name: str) -> pa.Table:
@@ -137,12 +137,12 @@ def _shared(rows: pa.Table, run: str, salt: bytes, license_name: str) -> pa.Tabl
     import pyarrow as pa
 
     runs, sources = values(rows["run_id"]), values(rows["source"])
-    own = [
+    columns = [
         i for i, (name, source) in enumerate(zip(runs, sources, strict=True)) if source == "harness" and _of(name, run)
     ]
-    rows = rows.take(pa.array(own, pa.int64()))
+    rows = rows.take(pa.array(columns, pa.int64()))
     for name in ("node", "gpu"):
-        hashed = [_hashed(each, salt) for each in values(rows[name])]
+        hashed = [_hashed(plain, salt) for plain in values(rows[name])]
         rows = rows.set_column(
             rows.schema.get_field_index(name), rows.schema.field(name), pa.array(hashed, pa.string())
         )
@@ -173,15 +173,15 @@ def _parquet(rows: pa.Table) -> bytes:
 def _write_tar(path: Path, members: dict[str, bytes]) -> None:
     with tarfile.open(path, "w:gz") as bundle:
         for name, content in members.items():
-            told = tarfile.TarInfo(name)
-            told.size = len(content)
-            bundle.addfile(told, io.BytesIO(content))
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            bundle.addfile(member, io.BytesIO(content))
 
 
 def _manifest(text: bytes, path: Path) -> Manifest:
-    told = read_json(text, BundleError, f"the manifest of {path}")
+    content = read_json(text, BundleError, f"the manifest of {path}")
     try:
-        manifest = Manifest(**told)
+        manifest = Manifest(**content)
     except TypeError:
         raise BundleError(f"{path} is no bundle: its manifest lacks a field or has another") from None
     if not isinstance(manifest.files, dict) or not isinstance(manifest.site, str) or not SITE.fullmatch(manifest.site):

@@ -23,23 +23,23 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> np.ndarray:
     A missing value is NaN in a float column, else zero or False.
     """
     array = _one(column)
-    start, stop, kept = array.offset, array.offset + len(array), array.buffers()
+    start, stop, buffers = array.offset, array.offset + len(array), array.buffers()
     if str(array.type) == "bool":
-        values = _bits(kept[1], start, stop)
+        values = _bits(buffers[1], start, stop)
     else:
         dtype = np.float64 if str(array.type) == "double" else np.int64
-        values = np.frombuffer(kept[1] or b"", dtype=dtype)[start:stop]
+        values = np.frombuffer(buffers[1] or b"", dtype=dtype)[start:stop]
     if not array.null_count:
         return values
-    return np.where(_bits(kept[0], start, stop), values, np.nan if values.dtype == np.float64 else 0)
+    return np.where(_bits(buffers[0], start, stop), values, np.nan if values.dtype == np.float64 else 0)
 
 
 def codes(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, list[str]]:
     """A text column as int64 codes [n] into its distinct values; a missing value is -1."""
     encoded = _one(column).dictionary_encode()
     indices = encoded.indices
-    found = np.frombuffer(indices.buffers()[1] or b"", dtype=np.int32)
-    values = found[indices.offset : indices.offset + len(indices)].astype(np.int64)
+    indices_of_rows = np.frombuffer(indices.buffers()[1] or b"", dtype=np.int32)
+    values = indices_of_rows[indices.offset : indices.offset + len(indices)].astype(np.int64)
     if indices.null_count:
         values[~_bits(indices.buffers()[0], indices.offset, indices.offset + len(indices))] = -1
     return values, encoded.dictionary.to_pylist()
@@ -49,8 +49,8 @@ def values(column: pa.ChunkedArray) -> list[Any]:
     """A number or text column without missing values as a list, faster than ``to_pylist``."""
     if str(column.type) != "string":
         return numbers(column).tolist()
-    found, texts = codes(column)
-    return np.array([*texts, None], dtype=object)[found].tolist()
+    places, texts = codes(column)
+    return np.array([*texts, None], dtype=object)[places].tolist()
 
 
 def matching(table: pa.Table, name: str, value: str) -> pa.Table:
@@ -81,8 +81,8 @@ def number_array(numbers: np.ndarray) -> pa.Array:
     """An Arrow array of int64."""
     import pyarrow as pa
 
-    kept = np.ascontiguousarray(numbers, dtype=np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(kept), [None, pa.py_buffer(kept)])
+    contiguous = np.ascontiguousarray(numbers, dtype=np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(contiguous), [None, pa.py_buffer(contiguous)])
 
 
 def group_keys(table: pa.Table, names: Iterable[str]) -> np.ndarray:

@@ -80,16 +80,16 @@ def cuda_device_id(name: str) -> str:
     """The id in ``conf/device`` of a GPU by the name CUDA gives it; an unknown one's name as an identifier."""
     plain = re.sub(r"[-_]", " ", name.lower())
     for pattern, device_id in CUDA_IDS:
-        if found := re.search(pattern, plain):
-            return slug(found.expand(device_id)) if "\\" in device_id else device_id
+        if match := re.search(pattern, plain):
+            return slug(match.expand(device_id)) if "\\" in device_id else device_id
     return slug(re.sub(r"nvidia|amd|tesla|geforce", "", plain))
 
 
 def unknown_name(name: str) -> str:
     """What is wrong with a device whose name leads to no file of ``conf/device``, and the way out, in one line."""
     sample = " (an engineering sample)" if "graphics device" in name.lower() else ""
-    known = f"{name!r}{sample}, which opcast does not know"
-    return f"the device calls itself {known}: say device=… (an id, or a file of figures)"
+    subject = f"{name!r}{sample}, which opcast does not know"
+    return f"the device calls itself {subject}: say device=… (an id, or a file of figures)"
 
 
 WORDS = re.compile(  # of a driver's name, beside those that tell the GPU
@@ -100,10 +100,10 @@ WORDS = re.compile(  # of a driver's name, beside those that tell the GPU
 
 def shipped_device_id(name: str) -> str:
     """The id of a shipped device by the name of a driver or a shop, such as ``H100-SXM5-80GB``; empty for another."""
-    found = cuda_device_id(name)
+    device_id = cuda_device_id(name)
     words = re.split(r"[-_\s]+", name.strip().lower())
-    known = all(word in found.split("_") or WORDS.fullmatch(word) for word in words)
-    return found if known and figures_of_file(found) else ""
+    explained = all(word in device_id.split("_") or WORDS.fullmatch(word) for word in words)
+    return device_id if explained and figures_of_file(device_id) else ""
 
 
 def seen_device_id(name: str, compute_units: int, memory_gib: float, l2_mib: float = 0.0) -> str:
@@ -131,5 +131,5 @@ def figures_of_file(device_id: str) -> dict[str, float]:
     path = DEVICE_FILES / f"{device_id}.yaml"
     if not path.is_file():
         return {}
-    found = re.findall(r"^(compute_units|memory_gib|l2_mib): *([\d.]+)", path.read_text("utf-8"), re.MULTILINE)
-    return {figure: float(value) for figure, value in found}
+    pairs = re.findall(r"^(compute_units|memory_gib|l2_mib): *([\d.]+)", path.read_text("utf-8"), re.MULTILINE)
+    return {figure: float(value) for figure, value in pairs}

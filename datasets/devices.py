@@ -136,26 +136,26 @@ class Device:
         return load(cls, values, DeviceError, "device", "figure")
 
 
-def overridden(known: Device, figures: Mapping[str, Any]) -> Device:
+def overridden(device: Device, figures: Mapping[str, Any]) -> Device:
     """A device with some figures of its own. Peak rates stand for its compute units at its clock, so they follow these.
 
     So does the bandwidth of its last-level cache. A rate that ``figures`` change is taken as it is. DeviceError as
     :meth:`Device.from_dict`.
     """
-    made = Device.from_dict(known.to_dict() | dict(figures))
-    share = (made.compute_units / known.compute_units) * (made.clock_mhz / known.clock_mhz)
+    changed = Device.from_dict(device.to_dict() | dict(figures))
+    share = (changed.compute_units / device.compute_units) * (changed.clock_mhz / device.clock_mhz)
     if share == 1.0:
-        return made
+        return changed
     tensor = {
-        dtype: rate * share if rate == known.tensor_tflops.get(dtype) else rate
-        for dtype, rate in made.tensor_tflops.items()
+        dtype: rate * share if rate == device.tensor_tflops.get(dtype) else rate
+        for dtype, rate in changed.tensor_tflops.items()
     }
     rates = {
-        name: getattr(known, name) * share
+        name: getattr(device, name) * share
         for name in ("vector_tflops", "l2_gbps")
-        if getattr(made, name) == getattr(known, name)
+        if getattr(changed, name) == getattr(device, name)
     }
-    return dataclasses.replace(made, tensor_tflops=tensor, **rates)
+    return dataclasses.replace(changed, tensor_tflops=tensor, **rates)
 
 
 def device_of_file(path: Path) -> Device:

@@ -42,12 +42,12 @@ class Shift:
     against: str = ""
 
 
-def drift(known: Store, fresh: Store, margin: float = MARGIN, alpha: float = ALPHA) -> list[Shift]:
+def drift(reference: Store, fresh: Store, margin: float = MARGIN, alpha: float = ALPHA) -> list[Shift]:
     """Every kind, device and backend that both stores have good rows of; the fresh one against what was known."""
     pairs = {}
-    for kind_name in sorted(set(known.kinds()) & set(fresh.kinds()) & set(KINDS)):
-        for device_id in sorted(set(known.devices(kind_name)) & set(fresh.devices(kind_name))):
-            one, other = (latencies(store, kind_name, device_id) for store in (known, fresh))
+    for kind_name in sorted(set(reference.kinds()) & set(fresh.kinds()) & set(KINDS)):
+        for device_id in sorted(set(reference.devices(kind_name)) & set(fresh.devices(kind_name))):
+            one, other = (latencies(store, kind_name, device_id) for store in (reference, fresh))
             for backend in sorted({str(key[-2]) for key in one} & {str(key[-2]) for key in other}):
                 keys = [key for key in one if key[-2] == backend and key in other]
                 pairs[kind_name, device_id, backend, ""] = _moves(
@@ -61,10 +61,10 @@ def releases(store: Store, old: str, new: str, margin: float = MARGIN, alpha: fl
     pairs = {}
     for kind_name in sorted(set(store.kinds()) & set(KINDS)):
         for device_id in store.devices(kind_name):
-            found = latencies(store, kind_name, device_id)
-            kernels = {str(key[-2]).partition(":")[2] for key in found if _release(key) in (old, new)}
+            by_key = latencies(store, kind_name, device_id)
+            kernels = {str(key[-2]).partition(":")[2] for key in by_key if _release(key) in (old, new)}
             for kernel in sorted(kernels):
-                one, other = (_of(found, f"{release}:{kernel}") for release in (old, new))
+                one, other = (_of(by_key, f"{release}:{kernel}") for release in (old, new))
                 keys = [key for key in one if key in other]
                 if keys:
                     moved = _moves([one[key] for key in keys], [other[key] for key in keys])
@@ -79,14 +79,14 @@ def judged(
     labels = list(pairs)
     p = np.array([moved_p(pairs[label], margin) for label in labels])
     drifted = holm(p, alpha)
-    found = []
-    for label, moves, each, moved in zip(labels, pairs.values(), p.tolist(), drifted.tolist(), strict=True):
+    shifts = []
+    for label, moves, p_value, moved in zip(labels, pairs.values(), p.tolist(), drifted.tolist(), strict=True):
         kind_name, device_id, backend, against = label
         verdict = "drifted" if moved else "steady" if len(moves) >= FEWEST else "unknown"
         middle, low, high = (100 * np.expm1(value) for value in median_interval(moves))
-        figures = len(moves), float(middle), float(low), float(high), each, verdict
-        found.append(Shift(kind_name, device_id, backend, *figures, against))
-    return found
+        figures = len(moves), float(middle), float(low), float(high), p_value, verdict
+        shifts.append(Shift(kind_name, device_id, backend, *figures, against))
+    return shifts
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class StepMove:
 
 
 def step_moves(
-    known: Store, fresh: Store, shifts: Sequence[Shift], shares: Mapping[Op, float], margin: float = MARGIN
+    reference: Store, fresh: Store, shifts: Sequence[Shift], shares: Mapping[Op, float], margin: float = MARGIN
 ) -> list[StepMove]:
     """What a step becomes whose ops have such ``shares`` of its time, on each device of ``shifts``."""
     moves_of_steps = []
     for device_id in sorted({shift.device for shift in shifts}):
         moved = {shift.kind: shift for shift in shifts if shift.device == device_id and shift.verdict == "drifted"}
-        paired = {kind: _by_op(known, fresh, kind, device_id) for kind in {s.kind for s in shifts}}
+        paired = {kind: _by_op(reference, fresh, kind, device_id) for kind in {s.kind for s in shifts}}
         total, own, by_kind = np.zeros(3), 0.0, 0.0
         for op, share in shares.items():
             factors = np.ones(3)
@@ -130,11 +130,11 @@ def step_moves(
     return moves_of_steps
 
 
-def _by_op(known: Store, fresh: Store, kind: str, device_id: str) -> dict[tuple[object, ...], list[float]]:
+def _by_op(reference: Store, fresh: Store, kind: str, device_id: str) -> dict[tuple[object, ...], list[float]]:
     """Moves ln(fresh / known) of ops that both stores have, over backends and states of the cache."""
-    if not all(kind in store.kinds() and device_id in store.devices(kind) for store in (known, fresh)):
+    if not all(kind in store.kinds() and device_id in store.devices(kind) for store in (reference, fresh)):
         return {}
-    one, other = (latencies(store, kind, device_id) for store in (known, fresh))
+    one, other = (latencies(store, kind, device_id) for store in (reference, fresh))
     moves: dict[tuple[object, ...], list[float]] = {}
     for key in one.keys() & other.keys():
         moves.setdefault(key[:-2], []).append(float(np.log(other[key] / one[key])))
@@ -173,22 +173,24 @@ def median_interval(moves: np.ndarray) -> tuple[float, float, float]:
 
 def versions(store: Store, kind_names: Iterable[str], device_id: str) -> dict[str, list[str]]:
     """Distinct versions of driver and libraries among a device's rows of some kinds."""
-    found: dict[str, set[str]] = {}
+    by_library: dict[str, set[str]] = {}
     for kind_name in kind_names:
         rows = store.read(kind_name, device_id, columns=VERSIONS)
         for name in VERSIONS:
-            found.setdefault(name, set()).update(str(each) for each in values(rows[name]) if each is not None)
-    return {name: sorted(each) for name, each in found.items() if each}
+            by_library.setdefault(name, set()).update(
+                str(version) for version in values(rows[name]) if version is not None
+            )
+    return {name: sorted(version) for name, version in by_library.items() if version}
 
 
 def _release(key: Sequence[object]) -> str:
     return str(key[-2]).partition(":")[0]
 
 
-def _of(found: Mapping[tuple[object, ...], float], backend: str) -> dict[tuple[object, ...], float]:
+def _of(by_key: Mapping[tuple[object, ...], float], backend: str) -> dict[tuple[object, ...], float]:
     """Rows of a backend by op and cache."""
-    return {(*key[:-2], key[-1]): latency for key, latency in found.items() if key[-2] == backend}
+    return {(*key[:-2], key[-1]): latency for key, latency in by_key.items() if key[-2] == backend}
 
 
-def _moves(known: Sequence[float], fresh: Sequence[float]) -> np.ndarray:
-    return np.log(np.array(fresh, dtype=float)) - np.log(np.array(known, dtype=float))
+def _moves(reference: Sequence[float], fresh: Sequence[float]) -> np.ndarray:
+    return np.log(np.array(fresh, dtype=float)) - np.log(np.array(reference, dtype=float))

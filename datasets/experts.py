@@ -15,7 +15,7 @@ FEW_RATIO = 200.0  # busiest over least busy expert when there are fewer rows th
 SHARE_OF_TOKENS = 0.8  # that the busiest expert's load may reach, over one of the least busy
 
 
-def power_law(place: Any, tokens: Any, topk: Any, experts: Any, skew: Any) -> Any:
+def power_law(rank: Any, tokens: Any, topk: Any, experts: Any, skew: Any) -> Any:
     """Relative load at the quantile ``place`` (0 to 1) of a density that falls as load^-(skew / 100).
 
     Loads reach from 1 to 0.8 tokens, where there are fewer rows than experts over a factor of 200.
@@ -23,7 +23,7 @@ def power_law(place: Any, tokens: Any, topk: Any, experts: Any, skew: Any) -> An
     ratio = np.where(tokens * topk > experts, np.maximum(SHARE_OF_TOKENS * tokens, 2.0), FEW_RATIO)
     power = 1.0 - np.asarray(skew) / 100.0
     power = np.where(np.abs(power) < 1e-6, 1e-6, power)
-    return (1.0 + place * (ratio**power - 1.0)) ** (1.0 / power)
+    return (1.0 + rank * (ratio**power - 1.0)) ** (1.0 / power)
 
 
 def expert_loads(tokens: Any, topk: Any, experts: Any, ep: Any, skew: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -32,7 +32,9 @@ def expert_loads(tokens: Any, topk: Any, experts: Any, ep: Any, skew: Any) -> tu
     Without skew every expert has the same as far as rows reach. With it, a token may draw an expert twice; the
     busiest rank has the busiest expert, and as much more as the largest sum of ``ep`` random groups has.
     """
-    tokens, topk, experts, ep, skew = (np.asarray(each, dtype=np.float64) for each in (tokens, topk, experts, ep, skew))
+    tokens, topk, experts, ep, skew = (
+        np.asarray(value, dtype=np.float64) for value in (tokens, topk, experts, ep, skew)
+    )
     local = np.maximum(experts / ep, 1.0)
     rows = np.maximum(tokens * topk / ep, 1.0)
     edges = (experts + 1.0) ** (np.arange(CLASSES + 1.0).reshape(-1, *([1] * experts.ndim)) / CLASSES) - 1.0
@@ -47,10 +49,10 @@ def expert_loads(tokens: Any, topk: Any, experts: Any, ep: Any, skew: Any) -> tu
     scale = others / np.maximum((local - 1.0) * mean, 1e-9)
     unit = tokens * topk / (experts * mean)
     some = np.concatenate([np.ones_like(count[:1]), count * (local - 1.0) / experts])
-    each = np.concatenate([np.broadcast_to(top, count[:1].shape), load * np.where(local > 1.0, scale, 0.0)]) * unit
+    value = np.concatenate([np.broadcast_to(top, count[:1].shape), load * np.where(local > 1.0, scale, 0.0)]) * unit
     even = np.minimum(local, rows)
     skewed = skew > 0
-    return np.where(skewed, some, even / len(some)), np.where(skewed, each, rows / even)
+    return np.where(skewed, some, even / len(some)), np.where(skewed, value, rows / even)
 
 
 def rows_and_touched(count: Any, rows: Any) -> tuple[Any, Any]:

@@ -35,7 +35,7 @@ def write_atomically(
     """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     try:
-        made = _make_directory(target.parent)
+        directories = _make_directory(target.parent)
         try:
             write(temporary)
             _sync(temporary)
@@ -44,7 +44,7 @@ def write_atomically(
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        for directory in {target.parent, *made}:
+        for directory in {target.parent, *directories}:
             _sync(directory)
     except OSError as failed:
         reason = failed.strerror or failed
@@ -67,9 +67,9 @@ def read_parquet(path: Path, kind_name: str, columns: Iterable[str] | None = Non
     StoreError when the file is damaged, foreign, of another kind, or written by a newer opcast.
     """
     with _opened(path) as file:
-        found = check_file_schema(file.schema_arrow)
-        if found != kind_name:
-            raise SchemaError(f"holds {found} rows but lies under op={kind_name}: move it to op={found}")
+        problem = check_file_schema(file.schema_arrow)
+        if problem != kind_name:
+            raise SchemaError(f"holds {problem} rows but lies under op={kind_name}: move it to op={problem}")
         names = stored_columns(kind_name, file.schema_arrow, columns)
         return conform(kind_name, file.read(columns=names, use_threads=file.metadata.num_rows > THREADED_ROWS), columns)
 

@@ -26,7 +26,9 @@ class ChipNeed:
         if device.vendor != "nvidia":
             return "" if self == ChipNeed() else f"{device.name} is no GPU of NVIDIA's"
         if self.majors and int(device.sm) not in self.majors:
-            return f"it runs on compute capability {' and '.join(f'{each}.x' for each in self.majors)}, not {device.sm}"
+            return (
+                f"it runs on compute capability {' and '.join(f'{major}.x' for major in self.majors)}, not {device.sm}"
+            )
         return f"it needs compute capability {self.least} or later, not {device.sm}" if device.sm < self.least else ""
 
 
@@ -152,9 +154,9 @@ def _rows(backend: str) -> list[Backend]:
 
 def package_of(backend: str) -> str:
     """The package of a backend; empty for what torch has itself."""
-    told = (row.package for row in _rows(backend) if row.package is not None)
+    packages = (row.package for row in _rows(backend) if row.package is not None)
     first, colon, _ = backend.partition(":")
-    return next(told, first if colon else "")
+    return next(packages, first if colon else "")
 
 
 def kernels(kind: str, backend: str) -> int:

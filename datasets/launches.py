@@ -131,8 +131,8 @@ class Caller:
     @property
     def known(self) -> Framework:
         """What is known of its framework, the engine's before the stack's own; an empty row of one that is unknown."""
-        wanted = self.engine or self.framework
-        names = [name for name in FRAMEWORKS if wanted.startswith(name)]
+        label = self.engine or self.framework
+        names = [name for name in FRAMEWORKS if label.startswith(name)]
         return FRAMEWORKS[max(names, key=len)] if names else Framework()
 
     def of_chip(self, table: Mapping[str, Names]) -> Names:
@@ -160,8 +160,8 @@ def launches(caller: Caller, kind: str, dtype: str) -> Names:
         return (*(GRAPHS if serves else ()), *NCCL, "deep_ep", *packages)
     if kind == "gemm":
         if serves:
-            own = known.blocks if dtype == "fp8_block" else ()
-            return PYTORCH[:2] if dtype in SIXTEEN_BITS else own or packages
+            blocks = known.blocks if dtype == "fp8_block" else ()
+            return PYTORCH[:2] if dtype in SIXTEEN_BITS else blocks or packages
         return (*packages, *PYTORCH)
     if family == "attention":
         return _attention(caller, kind)
@@ -196,6 +196,6 @@ def place(caller: Caller, kind: str, dtype: str, backend: str) -> int | None:
     """
     if (not caller.eager and is_eager(kind, backend)) or not caller.admits(kind, backend):
         return None
-    wanted = launches(caller, kind, dtype)
-    nowhere = len(wanted) if caller.eager is None else None
-    return next((at for at, each in enumerate(wanted) if means(each, backend)), nowhere)
+    labels = launches(caller, kind, dtype)
+    nowhere = len(labels) if caller.eager is None else None
+    return next((at for at, label in enumerate(labels) if means(label, backend)), nowhere)

@@ -57,16 +57,16 @@ def fabric_gbps(device: Device, ranks_per_node: Any) -> np.ndarray:
     here = np.asarray(ranks_per_node, dtype=np.float64)
     if not device.pcie_gbps:
         return np.full(here.shape, np.inf)
-    known = _nodes_by_slot().get(device.pcie_gbps, (np.inf, 1))
-    return np.minimum(here * device.pcie_gbps, known[0] * np.maximum(here / known[1], 1.0))
+    gbps_and_count = _nodes_by_slot().get(device.pcie_gbps, (np.inf, 1))
+    return np.minimum(here * device.pcie_gbps, gbps_and_count[0] * np.maximum(here / gbps_and_count[1], 1.0))
 
 
 @lru_cache
 def _nodes_by_slot() -> dict[float, tuple[float, int]]:
     """By the rate of a device's slot: GB/s of the NICs of the fastest known node, and its devices."""
-    found: dict[float, tuple[float, int]] = {}
+    by_slot: dict[float, tuple[float, int]] = {}
     for cluster in map(load_cluster, known_clusters()):
         slot, nics = load_device(cluster.device).pcie_gbps, cluster.nics_per_node * cluster.nic_gbps
-        if nics > found.get(slot, (0.0, 0))[0]:
-            found[slot] = nics, cluster.devices_per_node
-    return found
+        if nics > by_slot.get(slot, (0.0, 0))[0]:
+            by_slot[slot] = nics, cluster.devices_per_node
+    return by_slot

@@ -33,11 +33,11 @@ def load(cls: type[T], values: Any, error: Error, where: str, noun: str = "field
     """
     import msgspec
 
-    given = _known(cls, values, error, where, noun)
+    fields = _known(cls, values, error, where, noun)
     try:
-        return msgspec.convert(given, cls)
+        return msgspec.convert(fields, cls)
     except msgspec.ValidationError as wrong:
-        _complain(cls, given, error, where)
+        _complain(cls, fields, error, where)
         raise error(f"{where}: {wrong}") from None
 
 
@@ -82,15 +82,15 @@ def no_pattern(value: Any) -> str:
     return ""
 
 
-def choice(error: Error, name: str, value: Any, known: Sequence[Any]) -> None:
+def choice(error: Error, name: str, value: Any, choices: Sequence[Any]) -> None:
     """``error`` where the value is not one of the known ones."""
-    if value not in known:
-        raise error(f"{name}={value!r} is not one of {', '.join(map(str, known))}{meant(value, map(str, known))}")
+    if value not in choices:
+        raise error(f"{name}={value!r} is not one of {', '.join(map(str, choices))}{meant(value, map(str, choices))}")
 
 
-def nearest(name: object, known: Iterable[str], otherwise: str = "it has") -> str:
+def nearest(name: object, choices: Iterable[str], otherwise: str = "it has") -> str:
     """What to say of an unknown name: the nearest known one, else all of them, after ``otherwise``."""
-    names = list(known)
+    names = list(choices)
     return did_you_mean(name, names, f"{otherwise} {', '.join(names) or 'none'}", 1)
 
 
@@ -106,33 +106,33 @@ def _known(cls: type, values: Any, error: Error, where: str, noun: str) -> dict[
     if missing:
         called = f" {values['id']!r}" if "id" in values else ""
         raise error(f"{where}{called} lacks {', '.join(missing)}")
-    made = {}
+    converted = {}
     for name, value in values.items():
         kind = kinds[name]
         inner, many = _dataclass_in(kind)
         if value is None and _container(kind):
             continue
         if inner is not None and many and isinstance(value, (list, tuple)):
-            value = [_known(inner, _plain(each), error, f"{where}.{name}", noun) for each in value]
+            value = [_known(inner, _plain(item), error, f"{where}.{name}", noun) for item in value]
         elif inner is not None and not many and isinstance(_plain(value), Mapping):
             value = _known(inner, _plain(value), error, f"{where}.{name}", noun)
-        made[name] = value
-    return made
+        converted[name] = value
+    return converted
 
 
 def _plain(value: Any) -> Any:
     """An instance as the mapping of its fields; anything else as it is."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return value
 
 
-def _complain(cls: type, given: Mapping[str, Any], error: Error, where: str) -> None:
+def _complain(cls: type, values: Mapping[str, Any], error: Error, where: str) -> None:
     """Raises what is wrong: in the class's own words where it has any for these values, as they were given."""
     kinds = _kinds(cls)
     with contextlib.suppress(TypeError, AttributeError):
-        cls(**{name: _inner(kinds[name], value) for name, value in given.items()})
-    for name, value in given.items():
+        cls(**{name: _inner(kinds[name], value) for name, value in values.items()})
+    for name, value in values.items():
         _descend(kinds[name], value, error, f"{where}.{name}")
 
 
@@ -163,13 +163,13 @@ def _descend(kind: Any, value: Any, error: Error, name: str) -> None:
     if inner is not None and not many and isinstance(value, Mapping):
         _complain(inner, value, error, name)
     elif isinstance(value, Mapping) and _container(kind) and issubclass(get_origin(kind) or kind, Mapping):
-        for key, each in value.items():
+        for key, item in value.items():
             if not isinstance(key, str) and get_args(kind)[0] is str:
                 raise error(f"{name} has the name {key!r}, which must be a word")
-            _descend(get_args(kind)[-1], each, error, f"{name}.{key}")
+            _descend(get_args(kind)[-1], item, error, f"{name}.{key}")
     elif isinstance(value, (list, tuple)) and _container(kind):
-        for place, each in enumerate(value):
-            _descend(get_args(kind)[0], each, error, f"{name}[{place}]")
+        for index, item in enumerate(value):
+            _descend(get_args(kind)[0], item, error, f"{name}[{index}]")
     raise error(f"{name}={value!r} must be {_words(kind)}")
 
 
@@ -192,8 +192,8 @@ def _dataclass_in(kind: Any) -> tuple[type | None, bool]:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return kind, False
     if isinstance(kind, types.UnionType) or get_origin(kind) is Union:
-        found = [_dataclass_in(each) for each in get_args(kind)]
-        return next((each for each in found if each[0] is not None), (None, False))
+        classes = [_dataclass_in(argument) for argument in get_args(kind)]
+        return next((argument for argument in classes if argument[0] is not None), (None, False))
     if get_origin(kind) in (tuple, list):
         return _dataclass_in(get_args(kind)[0])[0], True
     return None, False
@@ -202,10 +202,10 @@ def _dataclass_in(kind: Any) -> tuple[type | None, bool]:
 @lru_cache
 def _kinds(cls: type) -> dict[str, Any]:
     hints = get_type_hints(cls)
-    return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 @lru_cache
 def _required(cls: type) -> frozenset[str]:
     fields = dataclasses.fields(cls)
-    return frozenset(each.name for each in fields if each.default is each.default_factory is dataclasses.MISSING)
+    return frozenset(field.name for field in fields if field.default is field.default_factory is dataclasses.MISSING)

@@ -66,8 +66,8 @@ INDEXING = (
 
 def chunk_pairs(seq: Any, chunk: Any) -> Any:
     """(query, key) pairs of a sequence inside its chunks, each query with those up to its own position."""
-    whole, rest = np.floor(seq / chunk), np.mod(seq, chunk)
-    return whole * chunk * (chunk + 1.0) / 2.0 + rest * (rest + 1.0) / 2.0
+    full_chunks, tail = np.floor(seq / chunk), np.mod(seq, chunk)
+    return full_chunks * chunk * (chunk + 1.0) / 2.0 + tail * (tail + 1.0) / 2.0
 
 
 def scan_flops(d: Any) -> tuple[Any, Any]:
@@ -107,9 +107,9 @@ def linear_attention_prefill(d: Any) -> Cost:
     """
     keys, values, gates = operands(d)
     tokens = d.batch * d.seq
-    read = tokens * (keys + values + gates) * d.itemsize
+    bytes_read = tokens * (keys + values + gates) * d.itemsize
     write = tokens * values * d.out_itemsize + STATE_BYTES * state_elements(d)
-    return Cost(scan_flops(d)[0], read, write, "tensor")
+    return Cost(scan_flops(d)[0], bytes_read, write, "tensor")
 
 
 @define(*SCANNED, family="linear_attention", purpose="scan")
@@ -122,8 +122,8 @@ def linear_attention_backward(d: Any) -> Cost:
     keys, values, gates = operands(d)
     forward, outputs = scan_flops(d)
     tokens = d.batch * d.seq
-    read = tokens * (keys + 2.0 * values + gates) * d.itemsize
-    return Cost(3.0 * forward - outputs, read, tokens * (keys + values + gates) * d.out_itemsize, "tensor")
+    bytes_read = tokens * (keys + 2.0 * values + gates) * d.itemsize
+    return Cost(3.0 * forward - outputs, bytes_read, tokens * (keys + values + gates) * d.out_itemsize, "tensor")
 
 
 @define(
@@ -141,9 +141,9 @@ def linear_attention_decode(d: Any) -> Cost:
     keys, values, gates = operands(d)
     states = state_elements(d)
     flops = np.where(np.asarray(d.rule) == SSD, 5.0, 7.0) * states
-    kept = STATE_BYTES / (1.0 + np.asarray(d.state_format)) * states
-    read = kept + d.batch * (keys + values + gates) * d.itemsize
-    return Cost(flops, read, kept + d.batch * values * d.out_itemsize)
+    state_bytes = STATE_BYTES / (1.0 + np.asarray(d.state_format)) * states
+    bytes_read = state_bytes + d.batch * (keys + values + gates) * d.itemsize
+    return Cost(flops, bytes_read, state_bytes + d.batch * values * d.out_itemsize)
 
 
 # --- short convolutions --------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ def causal_conv1d(d: Any) -> Cost:
     ``update`` reads and writes the last ``width`` tokens of each row's sequence besides.
     """
     size = d.rows * d.cols
-    kept = np.where(np.asarray(d.update) > 0, size * d.width, 0.0) * d.itemsize
-    return Cost((2.0 * d.width + 5.0) * size, size * d.itemsize + kept, size * d.out_itemsize + kept)
+    state_bytes = np.where(np.asarray(d.update) > 0, size * d.width, 0.0) * d.itemsize
+    return Cost((2.0 * d.width + 5.0) * size, size * d.itemsize + state_bytes, size * d.out_itemsize + state_bytes)
 
 
 @define(
@@ -203,12 +203,12 @@ def key_width(d: Any) -> Any:
 def _chosen(d: Any, products: float, tensors_q: float, write_q: float, write_kv: float) -> Cost:
     pairs = chosen_pairs(d.seq_q, d.seq_kv, d.topk)
     flops = products * d.batch * d.heads_q * pairs * (d.head_dim + d.v_head_dim)
-    seen = d.batch * np.minimum(d.seq_kv, pairs)  # each token of the cache is read once at the least
+    keys_read = d.batch * np.minimum(d.seq_kv, pairs)  # each token of the cache is read once at the least
     queries = d.batch * d.heads_q * d.seq_q * (d.head_dim + d.v_head_dim) / 2.0
     indices = SCORE_BYTES * d.batch * d.seq_q * np.minimum(d.topk, d.seq_kv)
-    cache = seen * d.heads_kv * key_width(d)
-    read = tensors_q * queries * d.itemsize + cache * cache_itemsize(d) + indices
-    return Cost(flops, read, (write_q * queries + write_kv * cache) * d.out_itemsize, "tensor")
+    cache = keys_read * d.heads_kv * key_width(d)
+    bytes_read = tensors_q * queries * d.itemsize + cache * cache_itemsize(d) + indices
+    return Cost(flops, bytes_read, (write_q * queries + write_kv * cache) * d.out_itemsize, "tensor")
 
 
 @define(*CHOOSING, family="attention")
@@ -237,8 +237,8 @@ def _indexed(d: Any) -> Cost:
     offset = np.maximum(d.seq_kv - d.seq_q, 0)
     pairs = d.seq_q * offset + d.seq_q * (d.seq_q + 1.0) / 2.0
     flops = 2.0 * d.batch * pairs * d.heads * d.head_dim
-    read = d.batch * (d.seq_q * d.heads + d.seq_kv) * d.head_dim * d.itemsize
-    return Cost(flops, read, SCORE_BYTES * d.batch * d.seq_q * np.minimum(d.topk, d.seq_kv), "tensor")
+    bytes_read = d.batch * (d.seq_q * d.heads + d.seq_kv) * d.head_dim * d.itemsize
+    return Cost(flops, bytes_read, SCORE_BYTES * d.batch * d.seq_q * np.minimum(d.topk, d.seq_kv), "tensor")
 
 
 @define(*INDEXING, family="attention")

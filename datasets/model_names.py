@@ -63,13 +63,13 @@ def shipped_model(name: str) -> ShippedModel | None:
     text = name.strip()
     if text.startswith((".", "~", "/")) or text.count("/") > 1 or ":" in text:
         return None
-    owner, _, own = text.rpartition("/")
-    plain = canonical_name(own)
+    owner, _, bare_name = text.rpartition("/")
+    plain = canonical_name(bare_name)
     if (plain if not owner else "") in shipped_ids():
         return ShippedModel(plain)
     bare, quantization = _stored(plain, owner.lower())
-    found = next((_known()[each] for each in _readings(bare) if each in _known()), "")
-    return ShippedModel(found, quantization) if found else None
+    model_id = next((_known()[reading] for reading in _readings(bare) if reading in _known()), "")
+    return ShippedModel(model_id, quantization) if model_id else None
 
 
 def canonical_name(name: str) -> str:
@@ -85,10 +85,10 @@ def shipped_ids() -> tuple[str, ...]:
 
 def _stored(name: str, owner: str) -> tuple[str, Mapping[str, Any] | None]:
     """A name without what says how weights are stored, and that; None where it does not say."""
-    for word, said in FORMATS.items():
+    for word, format_name in FORMATS.items():
         bare = re.sub(rf"(^|_){word}(?=_|$)", "", name)
         if bare != name:
-            return bare, BLOCKS if word == "fp8" and owner in IN_BLOCKS else said
+            return bare, BLOCKS if word == "fp8" and owner in IN_BLOCKS else format_name
     return name, None
 
 
@@ -97,7 +97,7 @@ def _readings(name: str) -> list[str]:
     words = _words(name)
     untuned = [word for word in words if word not in TUNED]
     undated = [word for word in untuned if not DATE.fullmatch(word)]
-    return ["_".join(each) for each in (words, untuned, undated)]
+    return ["_".join(reading) for reading in (words, untuned, undated)]
 
 
 def _words(name: str) -> Sequence[str]:
@@ -108,18 +108,20 @@ def _words(name: str) -> Sequence[str]:
 @lru_cache(maxsize=1)
 def _known() -> Mapping[str, str]:
     """Shipped models by every reading of their names and of the hub ids that they are of."""
-    found: dict[str, str] = {}
-    sources = {each: _hub_name(each) for each in shipped_ids()}
-    named = [(each, each) for each in shipped_ids()] + [(source, each) for each, source in sources.items() if source]
-    for name, each in named:
+    by_reading: dict[str, str] = {}
+    sources = {model_id: _hub_name(model_id) for model_id in shipped_ids()}
+    named = [(model_id, model_id) for model_id in shipped_ids()] + [
+        (source, model_id) for model_id, source in sources.items() if source
+    ]
+    for name, model_id in named:
         for reading in _readings(_stored(canonical_name(name), "")[0])[:2]:
-            found.setdefault(reading, each)
+            by_reading.setdefault(reading, model_id)
     aliases = read_yaml(ALIASES, ValueError).get("model") or {}
-    return {**found, **{"_".join(_words(name)): str(each) for name, each in aliases.items()}}
+    return {**by_reading, **{"_".join(_words(name)): str(model_id) for name, model_id in aliases.items()}}
 
 
 def _hub_name(model_id: str) -> str:
     """The last part of the hub id that a shipped model's configuration is of."""
     text = (MODEL_DIRECTORY / f"{model_id}.yaml").read_text("utf-8")
-    found = re.search(r"^source: *\"?https://huggingface\.co/[\w.-]+/([\w.-]+)/", text, re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(r"^source: *\"?https://huggingface\.co/[\w.-]+/([\w.-]+)/", text, re.MULTILINE)
+    return match.group(1) if match else ""

@@ -105,8 +105,8 @@ def attended_pairs(seq_q: Any, seq_kv: Any, causal: Any, window: Any) -> Any:
 )
 def gemm(d: Any) -> Cost:
     """C[m,n] = A[m,k]·B[k,n], ``batch`` times: 2·m·n·k FLOPs (the textbook count)."""
-    read = d.batch * (d.m * d.k * d.itemsize + d.k * d.n * d.weight_itemsize)
-    return Cost(2.0 * d.batch * d.m * d.n * d.k, read, d.batch * d.m * d.n * d.out_itemsize, "tensor")
+    bytes_read = d.batch * (d.m * d.k * d.itemsize + d.k * d.n * d.weight_itemsize)
+    return Cost(2.0 * d.batch * d.m * d.n * d.k, bytes_read, d.batch * d.m * d.n * d.out_itemsize, "tensor")
 
 
 @define(
@@ -128,9 +128,9 @@ def grouped_gemm(d: Any) -> Cost:
     weights, gradient = d.k * d.n, np.asarray(d.layout) == LAYOUT.choices.index("tn")
     busy = np.minimum(d.experts, d.tokens)
     forward = d.tokens * d.k * d.itemsize + busy * weights * d.weight_itemsize
-    read = np.where(gradient, d.tokens * (d.k + d.n) * d.itemsize, forward)
+    bytes_read = np.where(gradient, d.tokens * (d.k + d.n) * d.itemsize, forward)
     write = np.where(gradient, d.experts * weights, d.tokens * d.n) * d.out_itemsize
-    return Cost(2.0 * d.tokens * weights, read, write, "tensor")
+    return Cost(2.0 * d.tokens * weights, bytes_read, write, "tensor")
 
 
 # --- attention -----------------------------------------------------------------------------------------
@@ -148,9 +148,9 @@ def _attention(d: Any, matmuls: float, tensors_q: float, tensors_kv: float, writ
     width = d.head_dim + d.v_head_dim
     queries = d.batch * d.heads_q * d.seq_q * width / 2
     cache = d.batch * d.heads_kv * keys * width
-    read = tensors_q * queries * d.itemsize + tensors_kv * cache * kv_itemsize(d)
+    bytes_read = tensors_q * queries * d.itemsize + tensors_kv * cache * kv_itemsize(d)
     write = (write_q * queries + write_kv * cache) * d.out_itemsize
-    return Cost(flops, read, write, "tensor")
+    return Cost(flops, bytes_read, write, "tensor")
 
 
 @define(*ATTENTION, family="attention")
@@ -189,9 +189,9 @@ def mla_prefill(d: Any) -> Cost:
     """
     qk = d.qk_nope_head_dim + d.qk_rope_head_dim
     pairs = attended_pairs(d.seq_q, d.seq_kv, d.causal, 0)
-    read = d.batch * d.heads * (d.seq_q * qk + d.seq_kv * (qk + d.v_head_dim)) * d.itemsize
+    bytes_read = d.batch * d.heads * (d.seq_q * qk + d.seq_kv * (qk + d.v_head_dim)) * d.itemsize
     write = d.batch * d.heads * d.seq_q * d.v_head_dim * d.out_itemsize
-    return Cost(2.0 * d.batch * d.heads * pairs * (qk + d.v_head_dim), read, write, "tensor")
+    return Cost(2.0 * d.batch * d.heads * pairs * (qk + d.v_head_dim), bytes_read, write, "tensor")
 
 
 @define(*MLA, family="attention", purpose="decode")
@@ -202,9 +202,9 @@ def mla_decode(d: Any) -> Cost:
     """
     latent = d.kv_lora_rank + d.qk_rope_head_dim
     pairs = attended_pairs(d.seq_q, d.seq_kv, d.causal, 0)
-    read = d.batch * latent * (d.seq_kv * kv_itemsize(d) + d.seq_q * d.heads * d.itemsize)
+    bytes_read = d.batch * latent * (d.seq_kv * kv_itemsize(d) + d.seq_q * d.heads * d.itemsize)
     write = d.batch * d.seq_q * d.heads * d.kv_lora_rank * d.out_itemsize
-    return Cost(2.0 * d.batch * d.heads * pairs * (latent + d.kv_lora_rank), read, write, "tensor")
+    return Cost(2.0 * d.batch * d.heads * pairs * (latent + d.kv_lora_rank), bytes_read, write, "tensor")
 
 
 # --- rows of a matrix ----------------------------------------------------------------------------------
@@ -295,7 +295,9 @@ def quantize(d: Any) -> Cost:
     """
     size, part = d.rows * d.cols, np.asarray(d.part, dtype=np.int64)
     scales = d.rows * np.where(np.asarray(d.block) > 0, np.ceil(d.cols / np.maximum(d.block, 1)), 1.0)
-    work, copies, factors = (np.array(each)[part] for each in ((3.0, 1.5, 1.5, 4.5), (1, 0, 1, 2), (1, 1, 0, 2)))
+    work, copies, factors = (
+        np.array(factors_of_part)[part] for factors_of_part in ((3.0, 1.5, 1.5, 4.5), (1, 0, 1, 2), (1, 1, 0, 2))
+    )
     return Cost(work * size, size * d.itemsize, copies * size * d.out_itemsize + 4.0 * factors * scales)
 
 
@@ -398,9 +400,9 @@ def moe_permute(d: Any) -> Cost:
     """Gather of each token's row to its topk experts, or the weighted sum back (MegaBlocks, arXiv 2211.15841)."""
     copies = d.tokens * d.topk * d.hidden
     back = np.asarray(d.direction) > 0
-    read = np.where(back, copies, d.tokens * d.hidden) * d.itemsize + 8.0 * d.tokens * d.topk
+    bytes_read = np.where(back, copies, d.tokens * d.hidden) * d.itemsize + 8.0 * d.tokens * d.topk
     write = np.where(back, d.tokens * d.hidden, copies) * d.out_itemsize
-    return Cost(np.where(back, 2.0 * copies, 0.0), read, write)
+    return Cost(np.where(back, 2.0 * copies, 0.0), bytes_read, write)
 
 
 @define(
@@ -425,8 +427,8 @@ def fused_moe(d: Any) -> Cost:
     matrices = 2.0 + np.asarray(d.gated)
     rows, width = d.tokens * d.topk / d.ep, d.inter / d.tp
     _, touched = rows_and_touched(*expert_loads(d.tokens, d.topk, d.experts, d.ep, d.skew))
-    read = touched * matrices * d.hidden * width * d.weight_itemsize + rows * d.hidden * d.itemsize
-    return Cost(2.0 * rows * matrices * d.hidden * width, read, rows * d.hidden * d.out_itemsize, "tensor")
+    bytes_read = touched * matrices * d.hidden * width * d.weight_itemsize + rows * d.hidden * d.itemsize
+    return Cost(2.0 * rows * matrices * d.hidden * width, bytes_read, rows * d.hidden * d.out_itemsize, "tensor")
 
 
 # --- optimizer, memory, host ---------------------------------------------------------------------------
@@ -442,8 +444,8 @@ def adamw(d: Any) -> Cost:
 
     Reads p, g, m, v; writes p, m, v; about 14 FLOPs an element.
     """
-    read = d.numel * (2.0 * d.itemsize + 2.0 * d.out_itemsize)
-    return Cost(14.0 * d.numel, read, d.numel * (d.itemsize + 2.0 * d.out_itemsize))
+    bytes_read = d.numel * (2.0 * d.itemsize + 2.0 * d.out_itemsize)
+    return Cost(14.0 * d.numel, bytes_read, d.numel * (d.itemsize + 2.0 * d.out_itemsize))
 
 
 @define(

@@ -45,4 +45,4 @@ def _step(by: int) -> None:
         if by > 0 and _INSIDE[0] == 1 and not sys.warnoptions:
             filters[:0] = _FILTERS
         if _INSIDE[0] == 0:
-            filters[:] = [each for each in filters if not any(each is own for own in _FILTERS)]
+            filters[:] = [entry for entry in filters if not any(entry is ours for ours in _FILTERS)]

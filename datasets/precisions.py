@@ -35,12 +35,12 @@ def precision_of(name: str) -> tuple[str, str]:
 
 @lru_cache
 def _read(name: str) -> tuple[str, str]:
-    known = known_precisions()
-    if name not in known and name.startswith("w") and weight_bits(name):
+    formats = known_precisions()
+    if name not in formats and name.startswith("w") and weight_bits(name):
         return "fp16", name
-    if name not in known:
+    if name not in formats:
         raise PrecisionError(
-            f"precision={name!r} does not exist; {nearest(name, known).replace('it has', 'choose from')}"
+            f"precision={name!r} does not exist; {nearest(name, formats).replace('it has', 'choose from')}"
         )
     values = read_yaml(PRECISION_DIRECTORY / f"{name}.yaml", PrecisionError, f"precision={name}")
     return str(values["dtype"]), str(values.get("quantization") or "")

@@ -54,14 +54,14 @@ def summary(store: Store) -> list[SummaryRow]:
 
 def survey(store: Store) -> tuple[list[SummaryRow], list[Finding]]:
     """What a store holds, and the files whose rows cannot be read."""
-    found: list[SummaryRow] = []
+    summary: list[SummaryRow] = []
     damaged: list[Finding] = []
     for kind_name, device_id in _parts(store):
         table, wrong = _read(store, kind_name, device_id)
         damaged += [finding for finding in wrong if finding.where.endswith(".parquet") and finding.severity == "error"]
         table, _ = _possible(kind_name, device_id, table)
-        found += _summary_rows(kind_name, device_id, table)
-    return found, damaged
+        summary += _summary_rows(kind_name, device_id, table)
+    return summary, damaged
 
 
 def check(store: Store) -> list[Finding]:
@@ -99,18 +99,18 @@ def _figures(store: Store, device_id: str) -> Device | None:
 
 def _summary_rows(kind_name: str, device_id: str, table: pa.Table) -> Iterator[SummaryRow]:
     for backend in sorted(pc.unique(table["backend"]).to_pylist()):
-        part = table.filter(pc.equal(table["backend"], backend))
-        ok = pc.sum(pc.equal(part["status"], "ok")).as_py()
-        moved = sum(row_costs(kind_name, part)[1:])
-        newest: datetime = pc.max(part["measured_at"]).as_py()
+        rows_of_backend = table.filter(pc.equal(table["backend"], backend))
+        ok = pc.sum(pc.equal(rows_of_backend["status"], "ok")).as_py()
+        moved = sum(row_costs(kind_name, rows_of_backend)[1:])
+        newest: datetime = pc.max(rows_of_backend["measured_at"]).as_py()
         yield SummaryRow(
             kind=kind_name,
             device=device_id,
             backend=backend,
-            rows=len(part),
+            rows=len(rows_of_backend),
             ok=ok,
-            failed_share=round(1.0 - ok / len(part), 4),
-            dtypes=", ".join(sorted(pc.unique(part["dtype"]).to_pylist())),
+            failed_share=round(1.0 - ok / len(rows_of_backend), 4),
+            dtypes=", ".join(sorted(pc.unique(rows_of_backend["dtype"]).to_pylist())),
             size=f"{_bytes(np.min(moved))} to {_bytes(np.max(moved))}",
             newest=newest.isoformat(timespec="seconds"),
         )
@@ -170,19 +170,21 @@ def _possible(kind_name: str, device_id: str, table: pa.Table) -> tuple[pa.Table
 
 def _stray_files(store: Store) -> Iterator[Finding]:
     """Files of interrupted writers, and Parquet where no reader looks."""
-    known = set(store.files())
-    left: list[Path] = []
+    registered = set(store.files())
+    strays: list[Path] = []
     for path in sorted(store.path.rglob("*")):
         if path.name.startswith(".") and path.name.endswith(".tmp"):
-            left += [path] if _age_s(path) > LEFT_BEHIND_S else []
-        elif path.suffix == ".parquet" and path not in known:
+            strays += [path] if _age_s(path) > LEFT_BEHIND_S else []
+        elif path.suffix == ".parquet" and path not in registered:
             what = "no reader looks here: files lie under op=<kind>/device=<id>/"
             yield Finding(
                 "warning", str(path), what, "write its rows with `opcast import`, or move it out of the store"
             )
-    if left:
-        what = f"{len(left)} temporary files of writers that were killed; readers pass them over"
-        yield Finding("note", str(left[0]), what, "delete them (.*.tmp) while no campaign runs, or resume the campaign")
+    if strays:
+        what = f"{len(strays)} temporary files of writers that were killed; readers pass them over"
+        yield Finding(
+            "note", str(strays[0]), what, "delete them (.*.tmp) while no campaign runs, or resume the campaign"
+        )
 
 
 def _age_s(path: Path) -> float:

@@ -87,7 +87,7 @@ def _usable(values: Any, error: Error, what: str, most: float = float("inf")) ->
 def _reason(error: Exception) -> str:
     """What a parser stumbled over, in one line with the line number."""
     mark = getattr(error, "problem_mark", None)
-    said = (str(getattr(error, "problem", None) or error).splitlines() or [type(error).__name__])[0]
-    if isinstance(error, RecursionError) or NESTING in said:
+    first_line = (str(getattr(error, "problem", None) or error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, RecursionError) or NESTING in first_line:
         return "it is nested too deep"
-    return f"line {mark.line + 1}: {said}" if mark is not None else said.partition(";")[0]
+    return f"line {mark.line + 1}: {first_line}" if mark is not None else first_line.partition(";")[0]

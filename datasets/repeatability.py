@@ -27,13 +27,13 @@ class Agreement:
 
 def agreements(first: Store, second: Store) -> list[Agreement]:
     """One entry for every kind and device that both stores have good rows of."""
-    made = []
+    pairs = []
     for kind_name in sorted(set(first.kinds()) & set(second.kinds()) & set(KINDS)):
         for device_id in sorted(set(first.devices(kind_name)) & set(second.devices(kind_name))):
             one, other = (latencies(store, kind_name, device_id) for store in (first, second))
-            if found := agreement(kind_name, device_id, one, other):
-                made.append(found)
-    return made
+            if pair := agreement(kind_name, device_id, one, other):
+                pairs.append(pair)
+    return pairs
 
 
 def latencies(store: Store, kind_name: str, device_id: str) -> dict[tuple[object, ...], float]:

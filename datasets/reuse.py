@@ -33,15 +33,15 @@ class ReuseCurves:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ReuseCurves:
         """The curves from their plain values; ValueError for what are none."""
-        known = cls(**values)
-        curves = [*known.code.values(), *known.data.values(), *([known.host_us] if known.host_us else [])]
-        if not known.distances or USUAL not in known.code or USUAL not in known.data:
+        loaded = cls(**values)
+        curves = [*loaded.code.values(), *loaded.data.values(), *([loaded.host_us] if loaded.host_us else [])]
+        if not loaded.distances or USUAL not in loaded.code or USUAL not in loaded.data:
             raise ValueError(f"reuse curves need distances and a curve of {USUAL}")
-        if not isinstance(known.code_us, (int, float)) or not 0 <= known.code_us < float("inf"):
-            raise ValueError(f"reuse.code_us={known.code_us!r} must be microseconds")
-        if any(len(curve) != len(known.distances) or not np.isfinite(curve).all() for curve in curves):
+        if not isinstance(loaded.code_us, (int, float)) or not 0 <= loaded.code_us < float("inf"):
+            raise ValueError(f"reuse.code_us={loaded.code_us!r} must be microseconds")
+        if any(len(curve) != len(loaded.distances) or not np.isfinite(curve).all() for curve in curves):
             raise ValueError("each reuse curve needs a number for each distance")
-        return known
+        return loaded
 
     @cached_property
     def _places(self) -> np.ndarray:
@@ -57,6 +57,6 @@ class ReuseCurves:
         return self._read(self.host_us, distance) if self.host_us else np.zeros(np.shape(distance))
 
     def _read(self, curve: tuple[float, ...], distance: np.ndarray) -> np.ndarray:
-        place = np.log2(np.clip(distance, LEAST_BYTES, 2.0**60))
-        found: np.ndarray = np.interp(place, self._places, curve)
-        return found
+        log_distance = np.log2(np.clip(distance, LEAST_BYTES, 2.0**60))
+        share: np.ndarray = np.interp(log_distance, self._places, curve)
+        return share

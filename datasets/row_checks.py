@@ -62,8 +62,8 @@ class Rows:
 
     def equal(self, name: str, text: str) -> np.ndarray:
         """Where a text column has one value."""
-        found, texts = codes(self.table[name])
-        return found == texts.index(text) if text in texts else np.zeros(len(found), dtype=bool)
+        places, texts = codes(self.table[name])
+        return places == texts.index(text) if text in texts else np.zeros(len(places), dtype=bool)
 
     @cached_property
     def ok(self) -> np.ndarray:
@@ -217,17 +217,17 @@ def least_us(rows: Rows, device: Device) -> np.ndarray:
 
     A CPU has faster caches below the last one, whose rates are not known: what fits is taken to be free.
     """
-    flops, read, write = rows.costs
+    flops, bytes_read, write = rows.costs
     if unit_of(rows.kind) == "network":
-        return np.where(between_nodes(rows.numbers("link")), _crossing(rows), read) / link_rate(rows, device)
-    fits = read + write < 2.0 * device.l2_mib * 2**20
+        return np.where(between_nodes(rows.numbers("link")), _crossing(rows), bytes_read) / link_rate(rows, device)
+    fits = bytes_read + write < 2.0 * device.l2_mib * 2**20
     cache_rate = np.inf if device.synchronous else max(device.l2_gbps, device.memory_gbps) * 1e3
     cached = np.where(fits, cache_rate, device.memory_gbps * 1e3)
     sources = np.where(rows.equal("cache", "warm"), cached, device.memory_gbps * 1e3)
     compute = np.zeros_like(flops)
     for dtype, _, positions in _dtype_groups(rows.table):
         compute[positions] = flops[positions] / _peak(rows.kind, device, dtype)
-    return np.maximum(read / sources + write / cached, compute)
+    return np.maximum(bytes_read / sources + write / cached, compute)
 
 
 @lru_cache
@@ -249,9 +249,9 @@ def link_rate(rows: Rows, device: Device) -> np.ndarray:
 
     Of NVLink and PCIe those of one rank, of a fabric those of all ranks of a node at most.
     """
-    known = {"nvlink": device.link_gbps, "pcie": device.pcie_gbps}
+    rates = {"nvlink": device.link_gbps, "pcie": device.pcie_gbps}
     link = rows.numbers("link")
-    of_rank = np.array([known.get(name, 0.0) * 1e3 or np.inf for name in LINKS])[link]
+    of_rank = np.array([rates.get(name, 0.0) * 1e3 or np.inf for name in LINKS])[link]
     return np.where(between_nodes(link), fabric_gbps(device, rows.numbers("ranks_per_node")) * 1e3, of_rank)
 
 
@@ -285,15 +285,15 @@ def _local_residual(rows: Rows, positions: np.ndarray) -> np.ndarray:
     order = np.lexsort(points[:, ::-1].round().T)  # near queries in turn share what the processor's caches hold
     points, efficiency = points[order], _log_efficiency(rows, positions[order])
     distance, nearest = cKDTree(points).query(points, NEIGHBOURS + 1, eps=0.5, distance_upper_bound=REACH)
-    known = np.isfinite(distance).all(axis=1)
-    around = efficiency[np.where(known[:, None], nearest, 0)[:, 1:]]
+    reachable = np.isfinite(distance).all(axis=1)
+    around = efficiency[np.where(reachable[:, None], nearest, 0)[:, 1:]]
     middle = np.median(around, axis=1)
     spread = 1.4826 * np.median(np.abs(around - middle[:, None]), axis=1)
     off = efficiency - middle
-    usual = 1.4826 * np.median(np.abs(off[known])) if known.any() else 0.0
+    usual = 1.4826 * np.median(np.abs(off[reachable])) if reachable.any() else 0.0
     within = np.abs(off) <= OUTLIER_SCALES * np.maximum(spread, usual)
     residual = np.empty(len(positions))
-    residual[order] = np.where(known, np.where(within, 0.0, off), np.nan)
+    residual[order] = np.where(reachable, np.where(within, 0.0, off), np.nan)
     return residual
 
 
@@ -386,14 +386,14 @@ RULES: tuple[Callable[[Rows], Iterator[Finding]], ...] = (
 
 
 def row_costs(kind_name: str, table: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    made = np.zeros((3, len(table)))
+    costs = np.zeros((3, len(table)))
     columns = {name: table[name].to_numpy() for name in KINDS[kind_name].names}
     for dtype, out_dtype, rows in _dtype_groups(table):
         cost = cost_columns(kind_name, {name: column[rows] for name, column in columns.items()}, dtype, out_dtype)
-        made[:, rows] = np.stack(
+        costs[:, rows] = np.stack(
             [np.broadcast_to(x, len(rows)) for x in (cost.flops, cost.read_bytes, cost.write_bytes)]
         )
-    return made[0], made[1], made[2]
+    return costs[0], costs[1], costs[2]
 
 
 def _dtype_groups(table: pa.Table) -> Iterator[tuple[str, str, np.ndarray]]:

@@ -152,15 +152,15 @@ def conform(kind_name: str, table: pa.Table, columns: Iterable[str] | None = Non
     """
     import pyarrow as pa
 
-    wanted = schema_for(kind_name)
-    names = wanted.names if columns is None else list(columns)
-    unknown = sorted(set(names) - set(wanted.names)) or sorted(set(table.column_names) - set(wanted.names))
+    schema = schema_for(kind_name)
+    names = schema.names if columns is None else list(columns)
+    unknown = sorted(set(names) - set(schema.names)) or sorted(set(table.column_names) - set(schema.names))
     if unknown:
-        raise SchemaError(f"{kind_name} has no column {unknown[0]!r}{meant(unknown[0], wanted.names)}")
+        raise SchemaError(f"{kind_name} has no column {unknown[0]!r}{meant(unknown[0], schema.names)}")
     dims = {dim.name: dim for dim in kind(kind_name).dims}
-    fields = [wanted.field(name) for name in names]
+    fields = [schema.field(name) for name in names]
     arrays = [_conformed(kind_name, field, table, dims.get(field.name)) for field in fields]
-    return pa.table(arrays, schema=pa.schema(fields, wanted.metadata))
+    return pa.table(arrays, schema=pa.schema(fields, schema.metadata))
 
 
 def _conformed(kind_name: str, field: pa.Field, table: pa.Table, dim: Dim | None) -> pa.ChunkedArray | pa.Array:
@@ -169,7 +169,7 @@ def _conformed(kind_name: str, field: pa.Field, table: pa.Table, dim: Dim | None
     if field.name not in table.column_names:
         if dim is not None and dim.of_backend and "backend" in table.column_names:
             return number_array(
-                np.array([value_of(dim.name, each) for each in values(table["backend"])], dtype=np.int64)
+                np.array([value_of(dim.name, backend) for backend in values(table["backend"])], dtype=np.int64)
             )
         if dim is not None and dim.default is not None:
             return number_array(np.full(len(table), dim.default))
@@ -191,13 +191,13 @@ def _conformed(kind_name: str, field: pa.Field, table: pa.Table, dim: Dim | None
 
 def _recoded(kind_name: str, dim: Dim, stored: tuple[str, ...], column: pa.ChunkedArray) -> pa.Array:
     """A column of choices, written when the list of choices was another, in today's numbers."""
-    found = numbers(column)
-    for number in np.unique(found):
+    code = numbers(column)
+    for number in np.unique(code):
         if not 0 <= number < len(stored) or stored[number] not in dim.choices:
             name = stored[number] if 0 <= number < len(stored) else number
             raise SchemaError(f"{kind_name}.{dim.name}={name} is none of {', '.join(dim.choices)}: convert the rows")
     today = np.array([dim.choices.index(name) if name in dim.choices else -1 for name in stored], dtype=np.int64)
-    return number_array(today[found])
+    return number_array(today[code])
 
 
 def check_values(kind_name: str, table: pa.Table) -> pa.Table:
@@ -220,15 +220,15 @@ def impossible_values(kind_name: str, table: pa.Table) -> Iterator[tuple[str, np
             yield f"{kind_name}.{field.name} may not be empty", numbers(pc.is_null(table[field.name]))
             return
     for dim in kind(kind_name).dims:
-        found = numbers(table[dim.name])
-        wrong = (found < dim.low) | ((found >= len(dim.choices)) if dim.choices else False)
+        column = numbers(table[dim.name])
+        wrong = (column < dim.low) | ((column >= len(dim.choices)) if dim.choices else False)
         if wrong.any():
             bounds = f"from {dim.low} to {len(dim.choices) - 1}" if dim.choices else f"at least {dim.low}"
-            yield f"{kind_name}.{dim.name}={found[wrong][0]} must be {bounds}", wrong
-    known = {"dtype": BITS, "out_dtype": BITS, "status": STATUSES, "cache": CACHES, "clocks": CLOCKS}
-    for name, allowed in known.items():
-        found = table[name] if name != "clocks" else pc.fill_null(table[name], CLOCKS[0])
-        wrong = numbers(pc.invert(pc.is_in(found, text_array(allowed))))
+            yield f"{kind_name}.{dim.name}={column[wrong][0]} must be {bounds}", wrong
+    choices = {"dtype": BITS, "out_dtype": BITS, "status": STATUSES, "cache": CACHES, "clocks": CLOCKS}
+    for name, allowed in choices.items():
+        column = table[name] if name != "clocks" else pc.fill_null(table[name], CLOCKS[0])
+        wrong = numbers(pc.invert(pc.is_in(column, text_array(allowed))))
         if wrong.any():
             value = table[name][int(np.flatnonzero(wrong)[0])].as_py()
             yield f"{name}={value!r} is not one of {', '.join(allowed)}", wrong
@@ -256,9 +256,9 @@ def stored_columns(kind_name: str, schema: pa.Schema, columns: Iterable[str] | N
     gone = [name for name in dims if name not in kind(kind_name).names]
     if gone:
         raise SchemaError(f"has dim {gone[0]!r}, which {kind_name} has no more: convert its rows or move it away")
-    wanted = set(schema_for(kind_name).names if columns is None else columns)
-    wanted.update("backend" for dim in kind(kind_name).dims if dim.of_backend and dim.name in wanted.difference(names))
-    return [name for name in names if name in wanted]
+    chosen = set(schema_for(kind_name).names if columns is None else columns)
+    chosen.update("backend" for dim in kind(kind_name).dims if dim.of_backend and dim.name in chosen.difference(names))
+    return [name for name in names if name in chosen]
 
 
 def row_ops(kind_name: str, table: pa.Table) -> list[Op]:

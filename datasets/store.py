@@ -86,13 +86,13 @@ class Store:
             ordered = sorted(rows, key=lambda row: row.op.kind)
             grouped = groupby(ordered, key=lambda row: row.op.kind)
             tables = [(kind_name, table_from(kind_name, group)) for kind_name, group in grouped]
-        parts = [part for kind_name, table in tables for part in _parts(kind_name, table, run_id)]
+        parts = [batch for kind_name, table in tables for batch in _parts(kind_name, table, run_id)]
         if parts:
             self._prepare()
         written = []
-        for kind_name, device_id, part in parts:
+        for kind_name, device_id, batch in parts:
             folder = self.path / f"op={kind_name}" / f"device={device_id}"
-            written.append(write_parquet(part, folder / f"{run_id}-{uuid.uuid4().hex[:12]}.parquet"))
+            written.append(write_parquet(batch, folder / f"{run_id}-{uuid.uuid4().hex[:12]}.parquet"))
         return written
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -132,12 +132,12 @@ class Store:
         import pyarrow as pa
 
         schema = schema_for(kind_name)
-        wanted = schema.names if columns is None else list(columns)
+        names = schema.names if columns is None else list(columns)
         filters = ["status"] * (status is not None) + ["run_id"] * (run_id is not None)
         aside = [] if all_nodes or status is None else self.aside()
         places = ["node", "gpu", "device_id"] if aside else []
         ranks = (*identity(kind_name), "throttled") if newest else ()
-        needed = list(dict.fromkeys([*wanted, *filters, *places, *ranks]))
+        needed = list(dict.fromkeys([*names, *filters, *places, *ranks]))
         parts = []
         for path in self.files(kind_name, device):
             if run_id is not None and not path.name.startswith(f"{run_id}-"):
@@ -156,7 +156,7 @@ class Store:
             table = table.take(number_array(_not_of(table, aside)))
         if newest:
             table = newest_rows(kind_name, table)
-        return table.select(wanted)
+        return table.select(names)
 
     def done(self, device_id: str, run_id: str | None = None) -> set[tuple[Op, str, str]]:
         """The (op, backend, cache) that have a row on a device, in one run or in any.
@@ -164,7 +164,7 @@ class Store:
         Of any status; but one error or timeout of a time when the device was ill does not count: another run measures
         the case again, and its newer row is then the one that counts.
         """
-        found: set[tuple[Op, str, str]] = set()
+        states: set[tuple[Op, str, str]] = set()
         for kind_name in self.kinds():
             if kind_name not in KINDS:
                 continue
@@ -173,9 +173,9 @@ class Store:
             keys = list(zip(row_ops(kind_name, table), values(table["backend"]), values(table["cache"]), strict=True))
             ill = _of_an_ill_device(table).tolist()
             doubtful = Counter(key for key, in_doubt in zip(keys, ill, strict=True) if in_doubt)
-            found.update(key for key, in_doubt in zip(keys, ill, strict=True) if not in_doubt)
-            found.update(key for key, times in doubtful.items() if times >= ILL_TIMES)
-        return found
+            states.update(key for key, in_doubt in zip(keys, ill, strict=True) if not in_doubt)
+            states.update(key for key, times in doubtful.items() if times >= ILL_TIMES)
+        return states
 
     def lookup(self, kind_name: str, device_id: str, cache: str) -> Mapping[tuple[Any, ...], list[Exact]]:
         """Exact measurements by ``(*dims, dtype, out_dtype)``: one entry per backend and environment, newest first.
@@ -270,22 +270,22 @@ class Store:
         self._prepare()
         with locked(self.path / f".{MANIFEST}.lock"):
             manifest = self._manifest()
-            known = manifest.get("aside", [])
-            place = {"node": node, "gpu": gpu or "", "device": device_id}
-            if any(place.items() <= each.items() for each in known):
+            entries = manifest.get("aside", [])
+            source = {"node": node, "gpu": gpu or "", "device": device_id}
+            if any(source.items() <= former.items() for former in entries):
                 return False
-            entry = {**place, "why": why, "at": datetime.now(UTC).isoformat(timespec="seconds")}
-            _write_json(self.path / MANIFEST, {**manifest, "aside": [*known, entry]})
+            entry = {**source, "why": why, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+            _write_json(self.path / MANIFEST, {**manifest, "aside": [*entries, entry]})
         return True
 
     def take_back(self, node: str) -> bool:
         """Hand out a node's rows again; False where they were never set aside."""
         with locked(self.path / f".{MANIFEST}.lock"):
             manifest = self._manifest()
-            kept = [each for each in manifest.get("aside", []) if each["node"] != node]
-            if len(kept) == len(manifest.get("aside", [])):
+            entries = [entry for entry in manifest.get("aside", []) if entry["node"] != node]
+            if len(entries) == len(manifest.get("aside", [])):
                 return False
-            _write_json(self.path / MANIFEST, {**manifest, "aside": kept})
+            _write_json(self.path / MANIFEST, {**manifest, "aside": entries})
         return True
 
     def _prepare(self) -> None:
@@ -293,8 +293,12 @@ class Store:
             return
         with locked(self.path / f".{MANIFEST}.lock"):
             if not (self.path / MANIFEST).exists():
-                made = {"format": FORMAT, "created_at": datetime.now(UTC).isoformat(timespec="seconds"), "notes": []}
-                _write_json(self.path / MANIFEST, made)
+                manifest = {
+                    "format": FORMAT,
+                    "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "notes": [],
+                }
+                _write_json(self.path / MANIFEST, manifest)
 
     def _manifest(self) -> dict[str, Any]:
         path = self.path / MANIFEST
@@ -316,9 +320,9 @@ class Store:
 def _not_of(table: pa.Table, aside: Iterable[Mapping[str, str]]) -> np.ndarray:
     """Positions of the rows of no place that was set aside."""
     places = zip(*(values(table[name]) for name in ("node", "gpu", "device_id")), strict=True)
-    gone = {(each["node"], each["gpu"], each["device"]) for each in aside}
-    kept = np.array([(node or "", gpu or "", device) not in gone for node, gpu, device in places], dtype=bool)
-    return np.flatnonzero(kept)
+    gone = {(entry["node"], entry["gpu"], entry["device"]) for entry in aside}
+    mask = np.array([(node or "", gpu or "", device) not in gone for node, gpu, device in places], dtype=bool)
+    return np.flatnonzero(mask)
 
 
 def _of_an_ill_device(table: pa.Table) -> np.ndarray:
@@ -326,8 +330,8 @@ def _of_an_ill_device(table: pa.Table) -> np.ndarray:
     import pyarrow.compute as pc
 
     failed = numbers(pc.is_in(table["status"], text_array(["error", "timeout"])))
-    asked = numbers(pc.is_valid(table["device_healthy"]))
-    return failed & asked & ~numbers(table["device_healthy"])
+    checked = numbers(pc.is_valid(table["device_healthy"]))
+    return failed & checked & ~numbers(table["device_healthy"])
 
 
 NOTHING: Mapping[str, Measured] = {"warm": ({}, {}), "cold": ({}, {})}
@@ -336,10 +340,10 @@ NOTHING: Mapping[str, Measured] = {"warm": ({}, {}), "cold": ({}, {})}
 def _stamp(path: Path) -> tuple[int, int]:
     """What changes with a file's content."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:  # moved away meanwhile: reading says so
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=KEPT)
@@ -349,24 +353,24 @@ def _exact(
     """Measurements by op, and rows by backend, of each cache state. ``stamp`` is that of the files."""
     key = [*KINDS[kind_name].names, "dtype", "out_dtype"]
     latencies = ["latency_us", "latency_p10_us", "latency_p90_us"]
-    asked = ["backend", "source", "cache", "timer", "measured_at", "throttled", "clocks", "sm_clock_mhz"]
-    whole = without(Store(store).read(kind_name, device_id, columns=[*key, *latencies, *asked]), "timer", "eager")
-    whole = whole.take(number_array(np.flatnonzero(~numbers(whole["throttled"]).astype(bool))))
-    words, mhz = _clocks(whole)
+    columns = ["backend", "source", "cache", "timer", "measured_at", "throttled", "clocks", "sm_clock_mhz"]
+    rows = without(Store(store).read(kind_name, device_id, columns=[*key, *latencies, *columns]), "timer", "eager")
+    rows = rows.take(number_array(np.flatnonzero(~numbers(rows["throttled"]).astype(bool))))
+    words, mhz = _clocks(rows)
     top_mhz = burst_mhz(words, mhz, _usual_mhz(Store(store), device_id) if STEADY in words else math.nan)
-    made = {}
+    by_key = {}
     for cache in NOTHING:
-        table = matching(whole, "cache", cache).sort_by([("measured_at", "descending")])
+        table = matching(rows, "cache", cache).sort_by([("measured_at", "descending")])
         median, low, high = (numbers(table[name]) for name in latencies)
         low, high = np.where(np.isnan(low), median, low), np.where(np.isnan(high), median, high)
         backends = values(table["backend"])
-        told = backends, values(table["source"]), relative_clocks(*_clocks(table), top_mhz).tolist()
-        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), *told)
-        found: dict[tuple[Any, ...], list[Exact]] = {}
+        origins = backends, values(table["source"]), relative_clocks(*_clocks(table), top_mhz).tolist()
+        exact = map(Exact, median.tolist(), low.tolist(), high.tolist(), *origins)
+        answers: dict[tuple[Any, ...], list[Exact]] = {}
         for op, value in zip(zip(*(values(table[name]) for name in key), strict=True), exact, strict=True):
-            found.setdefault(op, []).append(value)
-        made[cache] = found, dict(Counter(backends))
-    return made
+            answers.setdefault(op, []).append(value)
+        by_key[cache] = answers, dict(Counter(backends))
+    return by_key
 
 
 def _clocks(rows: pa.Table) -> tuple[np.ndarray, np.ndarray]:

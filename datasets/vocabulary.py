@@ -189,9 +189,11 @@ class OpKind:
             if value is None:
                 raise OpError(f"{self.name} needs {dim.name!r} (dimensions: {', '.join(self.names)})")
             values.append(dim.parse(self.name, value))
-        for name, given in (("dtype", dtype), ("out_dtype", out_dtype or dtype)):
-            if not isinstance(given, str):
-                raise OpError(f"{self.name}.{name}={'null' if given is None else given} must be a dtype, such as bf16")
+        for name, dtype_name in (("dtype", dtype), ("out_dtype", out_dtype or dtype)):
+            if not isinstance(dtype_name, str):
+                raise OpError(
+                    f"{self.name}.{name}={'null' if dtype_name is None else dtype_name} must be a dtype, such as bf16"
+                )
         try:
             dtype = canonical_dtype(dtype)
             out = canonical_dtype(out_dtype) if out_dtype else self.usual_output(dtype)
@@ -274,7 +276,7 @@ def define(
         raise ValueError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
 
     def register(function: Callable[[Any], Cost]) -> OpKind:
-        made = OpKind(
+        kind = OpKind(
             name=function.__name__,
             dims=tuple(Dim(dim) if isinstance(dim, str) else dim for dim in dims),
             cost=function,
@@ -284,11 +286,11 @@ def define(
             law=law,
             statistics=statistics,
         )
-        if made.name in KINDS:
-            raise ValueError(f"op kind {made.name!r} is defined twice")
-        KINDS[made.name] = made
+        if kind.name in KINDS:
+            raise ValueError(f"op kind {kind.name!r} is defined twice")
+        KINDS[kind.name] = kind
         _cost.cache_clear()
-        return made
+        return kind
 
     return register
 

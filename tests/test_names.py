@@ -22,7 +22,7 @@ GRAMMAR = frozenset(
     )
 )
 LIMITS = {  # bindings of these words in a hundred
-    "datasets": 5.3,
+    "datasets": 0.5,
     "harness": 0.5,
     "jobs": 2.3,
     "models": 7.9,
@@ -47,7 +47,7 @@ LIMITS = {  # bindings of these words in a hundred
     "simulator/step": 0.6,
     "simulator/timing": 0.7,
     "simulator/trace": 0.1,
-    "simulator/validation": 12.1,
+    "simulator/validation": 0.6,
 }
 
 

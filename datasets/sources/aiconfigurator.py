@@ -52,30 +52,30 @@ def files(path: Path | None, options: ImportOptions) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise SourceError(f"{root} does not exist: give the folder of aiconfigurator's tables, or no path")
-    found = {file: _place(file) for file in sorted(root.rglob("*.parquet"))}
-    if not any(found.values()):
+    origins = {file: _place(file) for file in sorted(root.rglob("*.parquet"))}
+    if not any(origins.values()):
         raise SourceError(
             f"{root} holds no table of aiconfigurator (<system>__<table>__<framework>__<version>.parquet)"
         )
-    wanted = {"system": {*options.systems}, "table": {*options.tables}, "framework": {*options.frameworks}}
-    chosen = [file for file, place in found.items() if place is None or _matches(place, wanted)]
-    if not any(found[file] for file in chosen):
-        raise SourceError(_nothing_matches([place for place in found.values() if place], wanted))
-    return chosen if not any(wanted.values()) else [file for file in chosen if found[file]]
+    filters = {"system": {*options.systems}, "table": {*options.tables}, "framework": {*options.frameworks}}
+    chosen = [file for file, origin in origins.items() if origin is None or _matches(origin, filters)]
+    if not any(origins[file] for file in chosen):
+        raise SourceError(_nothing_matches([origin for origin in origins.values() if origin], filters))
+    return chosen if not any(filters.values()) else [file for file in chosen if origins[file]]
 
 
 def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of one table. SourceError when it is none, or lacks a column."""
-    place = _place(file)
-    if place is None:
+    origin = _place(file)
+    if origin is None:
         raise SourceError(f"{file.name} is no table of aiconfigurator: its name does not say system, table and version")
-    name = place["table"]
+    name = origin["table"]
     if name not in TABLES:
         rows = pq.read_metadata(file).num_rows
         reason = next((reason for pattern, reason in REFUSED.items() if re.search(pattern, name)), "no kind for it")
         yield RowBatch(rejected=(Rejected(f"table {name}: {reason}", rows, _below_package(file.resolve())),))
         return
-    sheet = Sheet(pq.read_table(file), _origin(file, place))
+    sheet = Sheet(pq.read_table(file), _origin(file, origin))
     for batch in TABLES[name](sheet):
         yield RowBatch(batch.kind, {**sheet.shared, **batch.columns}, batch.rejected)
 
@@ -85,26 +85,26 @@ _FILTERS = {"system": "systems", "table": "tables", "framework": "frameworks"}
 
 def _place(file: Path) -> dict[str, str] | None:
     """System, table, framework and version from a file's path; None when it does not say."""
-    found = FLAT.fullmatch(file.name) or NESTED.search(file.resolve().as_posix())
-    return found.groupdict() if found else None
+    match = FLAT.fullmatch(file.name) or NESTED.search(file.resolve().as_posix())
+    return match.groupdict() if match else None
 
 
-def _matches(place: Mapping[str, str], wanted: Mapping[str, set[str]]) -> bool:
+def _matches(origin: Mapping[str, str], filters: Mapping[str, set[str]]) -> bool:
     return all(
-        not names or place[part] in names or system_device(place[part]) in names for part, names in wanted.items()
+        not names or origin[part] in names or system_device(origin[part]) in names for part, names in filters.items()
     )
 
 
-def _nothing_matches(places: list[dict[str, str]], wanted: Mapping[str, set[str]]) -> str:
-    for part, names in wanted.items():
-        known = sorted({place[part] for place in places})
-        wrong = sorted(name for name in names if name not in known and name not in map(system_device, known))
+def _nothing_matches(places: list[dict[str, str]], filters: Mapping[str, set[str]]) -> str:
+    for part, names in filters.items():
+        choices = sorted({origin[part] for origin in places})
+        wrong = sorted(name for name in names if name not in choices and name not in map(system_device, choices))
         if wrong:
-            return f"no table for {_FILTERS[part]}={wrong[0]}; there are {', '.join(known)}"
+            return f"no table for {_FILTERS[part]}={wrong[0]}; there are {', '.join(choices)}"
     return "no table for these systems, tables and frameworks together"
 
 
-def _origin(file: Path, place: Mapping[str, str]) -> Origin:
+def _origin(file: Path, fields_of_path: Mapping[str, str]) -> Origin:
     path = file.resolve()
     folder = next((one for one in (path.parent, path.parent.parent) if (one / "manifest.json").is_file()), None)
     manifest = _manifest(folder / "manifest.json") if folder else {}
@@ -113,15 +113,17 @@ def _origin(file: Path, place: Mapping[str, str]) -> Origin:
     date = manifest.get("commit_date")
     day = datetime.fromisoformat(date) if date else datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
     reference = entry.get("source_path") or _below_package(path)
-    return Origin(**place, reference=reference + version, measured_at=day if day.tzinfo else day.replace(tzinfo=UTC))
+    return Origin(
+        **fields_of_path, reference=reference + version, measured_at=day if day.tzinfo else day.replace(tzinfo=UTC)
+    )
 
 
 @lru_cache
 def _manifest(path: Path) -> dict[str, Any]:
     """Commit, date and the files by their path; nothing of a manifest that says other things."""
-    found = read_json(path, SourceError)
+    manifest = read_json(path, SourceError)
     try:
-        return {**found, "files": {entry["file"]: entry for entry in found["files"]}}
+        return {**manifest, "files": {entry["file"]: entry for entry in manifest["files"]}}
     except (TypeError, KeyError):
         return {}
 
@@ -138,8 +140,8 @@ def _package_data() -> Path:
 
     spec = find_spec(PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    data = [Path(place) / "systems" / "data" for place in places]
-    found = [folder for folder in data if folder.is_dir()]
-    if not found:
+    data = [Path(package) / "systems" / "data" for package in places]
+    folders = [folder for folder in data if folder.is_dir()]
+    if not folders:
         raise SourceError(f"give path=…, or install the tables: {install_command('data')} (aiconfigurator-core)")
-    return found[0]
+    return folders[0]

@@ -61,8 +61,8 @@ class Sheet:
         column = self.table[name]
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise SourceError(f"column {name!r} of table {self.origin.table} holds {column.type}, not numbers")
-        whole = pa.types.is_integer(column.type) and not column.null_count
-        return numbers(column.cast(pa.int64() if whole else pa.float64()))
+        integral = pa.types.is_integer(column.type) and not column.null_count
+        return numbers(column.cast(pa.int64() if integral else pa.float64()))
 
     def each(self, function: Callable[..., Any], *names: str) -> tuple[np.ndarray, list[Any]]:
         """``function`` of every distinct combination of text columns, and each row's place [n] among them.
@@ -79,18 +79,18 @@ class Sheet:
             texts = [*texts, ""]  # a missing value's code is -1: the last
             code = code * len(texts) + column % len(texts)
             combinations = [(*before, text) for before in combinations for text in texts]
-        used, place = np.unique(code, return_inverse=True)
-        return place.reshape(-1), [function(*combinations[one]) for one in used]
+        used, row_of = np.unique(code, return_inverse=True)
+        return row_of.reshape(-1), [function(*combinations[one]) for one in used]
 
     def text(self, function: Callable[..., str], *names: str) -> pa.Array:
         """``function`` of text columns, for every row."""
-        place, made = self.each(function, *names)
-        return text_array(made).take(number_array(place))
+        row_of, texts = self.each(function, *names)
+        return text_array(texts).take(number_array(row_of))
 
     def integer(self, function: Callable[..., int], *names: str) -> np.ndarray:
         """``function`` of text columns, for every row [n]."""
-        place, made = self.each(function, *names)
-        return np.array(made, dtype=np.int64)[place] if made else np.zeros(0, dtype=np.int64)
+        row_of, integers = self.each(function, *names)
+        return np.array(integers, dtype=np.int64)[row_of] if integers else np.zeros(0, dtype=np.int64)
 
     def dtype(self, name: str) -> pa.Array:
         """A column of number formats by opcast's names; an unknown one stays as it is."""
@@ -102,8 +102,8 @@ class Sheet:
         def label(framework: str, version: str, kernel: str, *values: str) -> str:
             ours = "nccl" if self.origin.table == "nccl" and version else ""  # then it is NCCL's version
             by = ours or framework.lower() or self.origin.framework
-            made = f"{by}-{version or self.origin.version}:{readable(kernel)}{suffix(*values)}"
-            return re.sub(r"[^A-Za-z0-9._:+-]", "_", made)
+            backend = f"{by}-{version or self.origin.version}:{readable(kernel)}{suffix(*values)}"
+            return re.sub(r"[^A-Za-z0-9._:+-]", "_", backend)
 
         return self.text(label, "framework", "version", "kernel_source", *names)
 
@@ -114,7 +114,7 @@ class Sheet:
     @cached_property
     def shared(self) -> dict[str, Any]:
         """Columns that every table has."""
-        made = {
+        columns = {
             "device_id": self.device_id,
             "device_name": self.text(str, "device"),
             "measured_at": self.origin.measured_at,
@@ -124,10 +124,10 @@ class Sheet:
         for theirs, ours in (("power", "power_w"), ("power_limit", "power_limit_w")):
             if theirs in self.table.column_names:
                 watts = self.number(theirs).astype(np.float64)
-                made[ours] = np.where(watts > 0, watts, np.nan)
-        steady = np.isfinite(made.get("power_w", np.full(len(self), np.nan)))
-        made["clocks"] = text_array(CLOCKS).take(number_array(steady.astype(np.int64)))
-        return made
+                columns[ours] = np.where(watts > 0, watts, np.nan)
+        steady = np.isfinite(columns.get("power_w", np.full(len(self), np.nan)))
+        columns["clocks"] = text_array(CLOCKS).take(number_array(steady.astype(np.int64)))
+        return columns
 
     def milliseconds(self) -> np.ndarray:
         """The column of milliseconds as microseconds [n]."""

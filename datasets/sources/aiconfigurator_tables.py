@@ -64,9 +64,9 @@ def mla_bmm(t: Sheet) -> Iterator[RowBatch]:
     if (which == 0).any():
         yield RowBatch(rejected=(Rejected("unknown op of mla_bmm", int((which == 0).sum()), t.origin.reference),))
     for number, n, k in ((1, 512, 128), (2, 128, 512)):
-        part = t.where(which == number)
-        dims = {**part.numbers(batch="num_heads", m="num_tokens"), "n": n, "k": k, "layout": "nn"}
-        yield RowBatch("gemm", {**part.shared, **dims, **part.timed("bmm_dtype")})
+        sheet = t.where(which == number)
+        dims = {**sheet.numbers(batch="num_heads", m="num_tokens"), "n": n, "k": k, "layout": "nn"}
+        yield RowBatch("gemm", {**sheet.shared, **dims, **sheet.timed("bmm_dtype")})
 
 
 def context_attention(t: Sheet) -> Iterator[RowBatch]:
@@ -85,8 +85,8 @@ def generation_attention(t: Sheet) -> Iterator[RowBatch]:
 
 
 def _attention(t: Sheet, kind: str, seq_q: np.ndarray, seq_kv: np.ndarray, causal: str) -> RowBatch:
-    own = "num_key_value_heads" in t.table.column_names
-    heads_kv = "num_key_value_heads" if own else "num_heads"
+    grouped = "num_key_value_heads" in t.table.column_names
+    heads_kv = "num_key_value_heads" if grouped else "num_heads"
     widths = {"head_dim": "head_dim", "v_head_dim": "head_dim"}
     dims = {
         **t.numbers(batch="batch_size", heads_q="num_heads", heads_kv=heads_kv, **widths),
@@ -135,11 +135,11 @@ def wideep_moe(t: Sheet) -> Iterator[RowBatch]:
     """Experts of one of many ranks; with EPLB, ``num_slots`` hold the experts and their copies."""
     slots = t.number("num_slots", 0)
     for count in np.unique(slots):
-        part = t.where(slots == count)
-        experts = part.number("num_experts")
+        sheet = t.where(slots == count)
+        experts = sheet.number("num_experts")
         copies = f"{count}" if count and (experts != count).any() else ""
-        backend = part.backend(lambda name, copies=copies: f"+eplb{copies}" if "eplb" in name else "", "distribution")
-        yield RowBatch("fused_moe", {**part.shared, **_moe(part, backend)})
+        backend = sheet.backend(lambda name, copies=copies: f"+eplb{copies}" if "eplb" in name else "", "distribution")
+        yield RowBatch("fused_moe", {**sheet.shared, **_moe(sheet, backend)})
 
 
 def wideep_context_moe(t: Sheet) -> Iterator[RowBatch]:
@@ -162,8 +162,8 @@ def skew(distribution: str) -> int:
     """Exponent of a power law of loads in hundredths, 0 = balanced, -1 = unknown."""
     if distribution in ("balanced", "uniform"):
         return 0
-    found = re.fullmatch(r"power_law_([0-9.]+)(_eplb)?", distribution)
-    return round(float(found[1]) * 100) if found else -1
+    match = re.fullmatch(r"power_law_([0-9.]+)(_eplb)?", distribution)
+    return round(float(match[1]) * 100) if match else -1
 
 
 def nccl(t: Sheet) -> Iterator[RowBatch]:
@@ -184,23 +184,23 @@ def _collectives(t: Sheet, dtype: str, by_kernel: dict[str, Callable[[str], str]
     names = t.text(lambda name: COLLECTIVES.get(str(name), str(name)), "op_name")
     which, kinds = codes(names)
     for number, kind in enumerate(kinds):
-        part = t.where(which == number)
+        sheet = t.where(which == number)
         if kind not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"):
-            yield RowBatch(rejected=(Rejected(f"unknown collective {kind!r}", len(part), part.origin.reference),))
+            yield RowBatch(rejected=(Rejected(f"unknown collective {kind!r}", len(sheet), sheet.origin.reference),))
             continue
-        sizes = part.each(lambda name: _bytes(canonical(name)), dtype)
+        sizes = sheet.each(lambda name: _bytes(canonical(name)), dtype)
         element = np.array(sizes[1], dtype=np.float64)[sizes[0]]
         yield RowBatch(
             kind,
             {
-                **part.shared,
-                "size_bytes": part.number("message_size") * element,
-                "ranks": part.number("num_gpus"),
-                **_links(part),
-                "dtype": part.dtype(dtype),
-                "backend": part.backend(),
-                "latency_us": part.milliseconds(),
-                **{column: part.text(function, "kernel_source") for column, function in by_kernel.items()},
+                **sheet.shared,
+                "size_bytes": sheet.number("message_size") * element,
+                "ranks": sheet.number("num_gpus"),
+                **_links(sheet),
+                "dtype": sheet.dtype(dtype),
+                "backend": sheet.backend(),
+                "latency_us": sheet.milliseconds(),
+                **{column: sheet.text(function, "kernel_source") for column, function in by_kernel.items()},
             },
         )
 
@@ -253,17 +253,17 @@ def trtllm_alltoall(t: Sheet) -> Iterator[RowBatch]:
             rejected=(Rejected("alltoall_prepare: no kind for it", int((which == 0).sum()), t.origin.reference),)
         )
     for number, kind in ((1, "ep_dispatch"), (2, "ep_combine")):
-        part = t.where(which == number)
-        backend = part.backend(lambda name: "+low_precision" if "low_precision" in name else "", "op_name")
+        sheet = t.where(which == number)
+        backend = sheet.backend(lambda name: "+low_precision" if "low_precision" in name else "", "op_name")
         yield RowBatch(
             kind,
             {
-                **part.shared,
-                **part.numbers(tokens="num_tokens", hidden="hidden_size", topk="topk", experts="num_experts"),
-                "ranks": part.number("moe_ep_size"),
-                **_links(part),
-                **part.timed("moe_dtype", backend),
-                **({"out_dtype": part.dtype("moe_dtype")} if number == 1 else {}),
+                **sheet.shared,
+                **sheet.numbers(tokens="num_tokens", hidden="hidden_size", topk="topk", experts="num_experts"),
+                "ranks": sheet.number("moe_ep_size"),
+                **_links(sheet),
+                **sheet.timed("moe_dtype", backend),
+                **({"out_dtype": sheet.dtype("moe_dtype")} if number == 1 else {}),
             },
         )
 

@@ -21,10 +21,10 @@ def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """The bundle, or those in a folder (``*.tar.gz``). SourceError when there is none."""
     if path is None:
         raise SourceError("source=bundle needs path=FILE.tar.gz, or a folder of such")
-    found = sorted(path.glob("*.tar.gz")) if path.is_dir() else [path] if path.is_file() else []
-    if not found:
+    archives = sorted(path.glob("*.tar.gz")) if path.is_dir() else [path] if path.is_file() else []
+    if not archives:
         raise SourceError(f"path={path} is no bundle and has none (*.tar.gz)")
-    return found
+    return archives
 
 
 def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
@@ -39,8 +39,10 @@ def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
 def devices_of(file: Path) -> list[Device]:
     """The figures of measured devices that travel with the rows. BundleError for a damaged file."""
     _, members = bundle.read(file)
-    told = (read_json(text, bundle.BundleError, name) for name, text in members.items() if name.startswith("devices/"))
-    return [Device.from_dict(each) for each in told]
+    figures = (
+        read_json(text, bundle.BundleError, name) for name, text in members.items() if name.startswith("devices/")
+    )
+    return [Device.from_dict(device) for device in figures]
 
 
 def _ok(rows: object) -> object:

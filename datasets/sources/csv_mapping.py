@@ -52,19 +52,19 @@ def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     table = read_table(file)
     if options.mapping:
         mapping = load_mapping(options)
-        part = _chosen(table, mapping["where"], file)
-        yield RowBatch(mapping["kind"], _mapped(mapping, part, file))
+        chosen = _chosen(table, mapping["where"], file)
+        yield RowBatch(mapping["kind"], _mapped(mapping, chosen, file))
         return
-    for each in named_columns.rows_by_kind(table, file):
-        if isinstance(each, Rejected):
-            yield RowBatch(rejected=(each,))
+    for batch in named_columns.rows_by_kind(table, file):
+        if isinstance(batch, Rejected):
+            yield RowBatch(rejected=(batch,))
             continue
-        kind_name, part = each
-        mapping = {"kind": kind_name, "columns": named_columns.specs(kind_name, part), "constants": {}}
+        kind_name, chosen = batch
+        mapping = {"kind": kind_name, "columns": named_columns.specs(kind_name, chosen), "constants": {}}
         if options.device_id and "device_id" not in mapping["columns"]:
             mapping["constants"]["device_id"] = options.device_id
         _check_names(kind(kind_name), {**mapping["columns"], **mapping["constants"]}, file)
-        for columns in named_columns.told(kind_name, part, _mapped(mapping, part, file)):
+        for columns in named_columns.told(kind_name, chosen, _mapped(mapping, chosen, file)):
             yield RowBatch(kind_name, columns)
 
 
@@ -99,56 +99,56 @@ def load_mapping(options: ImportOptions) -> dict[str, Any]:
     _check_names(kind(str(values["kind"])), {**specs, **sections["constants"]}, path)
     if sections["constants"].get("source", MINE) != MINE or "source" in specs:
         raise SourceError(f"mapping {path}: source can only be {MINE}, where the rows are of your own machine")
-    own = _name_devices(specs, sections["constants"], path)
-    return {**sections, "columns": specs, "kind": str(values["kind"]), "devices": own}
+    devices_in_files = _name_devices(specs, sections["constants"], path)
+    return {**sections, "columns": specs, "kind": str(values["kind"]), "devices": devices_in_files}
 
 
 def devices(options: ImportOptions) -> list[Device]:
     """The devices that ``device=`` or ``device_id`` of the mapping give the figures of, as files."""
-    given = [options.device] if isinstance(options.device, Device) else []
-    return [*given, *(load_mapping(options)["devices"] if options.mapping else ())]
+    typed = [options.device] if isinstance(options.device, Device) else []
+    return [*typed, *(load_mapping(options)["devices"] if options.mapping else ())]
 
 
 def _name_devices(specs: dict[str, dict[str, Any]], constants: dict[str, Any], mapping: Path) -> list[Device]:
     """The devices that a mapping names by files of their figures; from now on it names them by their ids."""
     values = specs.get("device_id", {}).get("values") or {}
-    own = _files_of_devices([constants.get("device_id"), *values.values()], mapping)
+    by_file = _files_of_devices([constants.get("device_id"), *values.values()], mapping)
     for section, name in [(constants, "device_id"), *((values, old) for old in values)]:
-        if str(section.get(name)) in own:
-            section[name] = own[str(section[name])].id
-    return list(own.values())
+        if str(section.get(name)) in by_file:
+            section[name] = by_file[str(section[name])].id
+    return list(by_file.values())
 
 
 def _files_of_devices(names: Iterable[Any], mapping: Path) -> dict[str, Device]:
     """The devices among some names that are files: they lie beside the mapping, or where the name leads from here."""
-    found = {}
-    for name in (str(each) for each in names if is_file_name(str(each))):
+    by_file = {}
+    for name in (str(text) for text in names if is_file_name(str(text))):
         beside = mapping.parent / name
-        found[name] = device_of_file(beside if beside.is_file() else Path(name))
-    return found
+        by_file[name] = device_of_file(beside if beside.is_file() else Path(name))
+    return by_file
 
 
 def _spec(name: str, spec: Any, path: Path) -> dict[str, Any]:
     """One entry of ``columns`` in its long form."""
-    made = dict(spec) if isinstance(spec, dict) else {"column": spec}
+    parts = dict(spec) if isinstance(spec, dict) else {"column": spec}
     where = f"mapping {path}, columns.{name}"
-    _known(made, SPEC_KEYS, where)
-    if "column" in made:
-        made["column"] = str(made["column"])
-    if not isinstance(made.get("values") or {}, dict):
+    _known(parts, SPEC_KEYS, where)
+    if "column" in parts:
+        parts["column"] = str(parts["column"])
+    if not isinstance(parts.get("values") or {}, dict):
         raise SourceError(f"{where}: values must be a list of old: new")
-    if ("column" in made) == ("file" in made):
+    if ("column" in parts) == ("file" in parts):
         raise SourceError(f"{where} needs either column (of the table) or file (a pattern of its name)")
-    if "file" in made and _pattern(str(made["file"]), where).groups != 1:
-        raise SourceError(f"{where}: file={made['file']!r} must be a pattern with one group")
+    if "file" in parts and _pattern(str(parts["file"]), where).groups != 1:
+        raise SourceError(f"{where}: file={parts['file']!r} must be a pattern with one group")
     if name in ("measured_at", "throttled"):
         raise SourceError(f"{where} must be one of the constants")
-    if name.endswith("_us") and made.get("unit") not in MICROSECONDS:
+    if name.endswith("_us") and parts.get("unit") not in MICROSECONDS:
         raise SourceError(f"{where} needs unit: one of {', '.join(MICROSECONDS)}")
-    times = made.get("times", 1)
+    times = parts.get("times", 1)
     if times != "itemsize" and (isinstance(times, bool) or not isinstance(times, (int, float))):
         raise SourceError(f"{where}: times={times!r} is neither a number nor 'itemsize'")
-    return made
+    return parts
 
 
 def _pattern(text: str, where: str) -> re.Pattern[str]:
@@ -158,17 +158,17 @@ def _pattern(text: str, where: str) -> re.Pattern[str]:
         raise SourceError(f"{where}: file={text!r} is no regular expression: {error}") from None
 
 
-def _check_names(definition: OpKind, given: Mapping[str, Any], path: Path) -> None:
+def _check_names(definition: OpKind, columns: Mapping[str, Any], path: Path) -> None:
     allowed = [name for name in schema_for(definition.name).names if name not in NOT_MAPPED]
-    _known(given, allowed, f"mapping {path} of {definition.name}")
+    _known(columns, allowed, f"mapping {path} of {definition.name}")
     needed = [dim.name for dim in definition.dims if dim.default is None]
-    missing = [name for name in (*needed, "dtype", "device_id", "latency_us") if name not in given]
+    missing = [name for name in (*needed, "dtype", "device_id", "latency_us") if name not in columns]
     if missing:
         raise SourceError(f"mapping {path} gives no {', '.join(missing)}, which {definition.name} needs")
 
 
-def _known(given: Mapping[str, Any], allowed: Any, where: str) -> None:
-    for name in given:
+def _known(entries: Mapping[str, Any], allowed: Any, where: str) -> None:
+    for name in entries:
         if name not in allowed:
             raise SourceError(f"{where} has an unknown {name!r}; {nearest(name, allowed, 'known:')}")
 
@@ -191,11 +191,11 @@ def _column(
         require(table, [spec["column"]], file)
     dim = next((dim for dim in definition.dims if dim.name == name), None)
     if (dim is None or dim.choices or "values" in spec or "file" in spec) and not _numeric(name):
-        found = texts(table, spec["column"]) if "column" in spec else _from_name(spec, table, file)
-        found = np.array([_renamed(text, spec.get("values")) for text in found], dtype=object)
-        return _text(name, found) if dim is None else _choices(dim, found, others) * _factor(spec, others)
-    found = floats(table, spec["column"]) if "column" in spec else as_floats(_from_name(spec, table, file))
-    return found * _factor(spec, others)
+        cells = texts(table, spec["column"]) if "column" in spec else _from_name(spec, table, file)
+        cells = np.array([_renamed(text, spec.get("values")) for text in cells], dtype=object)
+        return _text(name, cells) if dim is None else _choices(dim, cells, others) * _factor(spec, others)
+    cells = floats(table, spec["column"]) if "column" in spec else as_floats(_from_name(spec, table, file))
+    return cells * _factor(spec, others)
 
 
 def _numeric(name: str) -> bool:
@@ -208,9 +208,9 @@ def _factor(spec: Mapping[str, Any], others: Mapping[str, Any]) -> Any:
     times = spec.get("times", 1)
     if times == "itemsize":
         dtypes = others.get("dtype", "")
-        known = {name: itemsize(name) for name in BITS}
+        sizes = {name: itemsize(name) for name in BITS}
         times = (
-            known.get(dtypes, np.nan) if isinstance(dtypes, str) else np.array([known.get(d, np.nan) for d in dtypes])
+            sizes.get(dtypes, np.nan) if isinstance(dtypes, str) else np.array([sizes.get(d, np.nan) for d in dtypes])
         )
     return times * MICROSECONDS.get(spec.get("unit", ""), 1.0)
 
@@ -227,10 +227,10 @@ def _renamed(text: str, values: Mapping[Any, Any] | None) -> str:
     return named.get(text, text)
 
 
-def _text(name: str, found: np.ndarray) -> np.ndarray:
+def _text(name: str, cells: np.ndarray) -> np.ndarray:
     if name not in ("dtype", "out_dtype"):
-        return found
-    return np.array([_dtype(text) for text in found], dtype=object)
+        return cells
+    return np.array([_dtype(text) for text in cells], dtype=object)
 
 
 def _dtype(text: str) -> str:
@@ -241,24 +241,24 @@ def _dtype(text: str) -> str:
         return text
 
 
-def _choices(dim: Dim, found: np.ndarray, others: Mapping[str, Any]) -> np.ndarray:
+def _choices(dim: Dim, cells: np.ndarray, others: Mapping[str, Any]) -> np.ndarray:
     """A dim from text: the index of a choice, or the number; NaN where it is neither.
 
     A flag may be true or false; a format that is the row's own is ``same``.
     """
-    known = {choice: float(place) for place, choice in enumerate(dim.choices)}
+    codes = {choice: float(code) for code, choice in enumerate(dim.choices)}
     if dim.choices[:2] == ("no", "yes"):
-        known |= {text: float(yes) for yes, words in enumerate(FLAGS) for text in words}
-    own = np.broadcast_to(np.asarray(others.get("dtype", ""), dtype=object), len(found))
-    made = []
-    for text, dtype in zip(found, own, strict=True):
+        codes |= {text: float(yes) for yes, words in enumerate(FLAGS) for text in words}
+    dtypes = np.broadcast_to(np.asarray(others.get("dtype", ""), dtype=object), len(cells))
+    numbers = []
+    for text, dtype in zip(cells, dtypes, strict=True):
         try:
-            if text not in known and "same" in known and _dtype(text) == dtype:
+            if text not in codes and "same" in codes and _dtype(text) == dtype:
                 text = "same"
-            made.append(known[text] if text in known else float(text))
+            numbers.append(codes[text] if text in codes else float(text))
         except ValueError:
-            made.append(float("nan"))
-    return np.array(made)
+            numbers.append(float("nan"))
+    return np.array(numbers)
 
 
 def _constant(definition: OpKind, name: str, value: Any) -> Any:

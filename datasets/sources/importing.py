@@ -180,8 +180,8 @@ def _import_file(
         if odd:
             what_tells = "they are merged: if something tells them apart that is no dim, put it into the backend's name"
             report.flagged.append(Finding("warning", f"{kind_name} in {where}", odd, what_tells))
-        for device_id, part in _by_device(table):
-            _write(store, kind_name, device_id, part, run_id, report)
+        for device_id, rows_of_device in _by_device(table):
+            _write(store, kind_name, device_id, rows_of_device, run_id, report)
 
 
 def _write(store: Store, kind_name: str, device_id: str, table: pa.Table, run_id: str, report: ImportReport) -> None:
@@ -231,11 +231,11 @@ def _fingerprint(module: ModuleType, file: Path, options: ImportOptions) -> str:
 
 def _by_reason(rejected: list[Rejected]) -> list[Rejected]:
     """One entry a reason with the first example, most rows first."""
-    found: dict[str, Rejected] = {}
+    by_reason: dict[str, Rejected] = {}
     for one in rejected:
-        before = found.get(one.reason)
-        found[one.reason] = Rejected(one.reason, before.rows + one.rows, before.example) if before else one
-    return sorted(found.values(), key=lambda r: -r.rows)
+        before = by_reason.get(one.reason)
+        by_reason[one.reason] = Rejected(one.reason, before.rows + one.rows, before.example) if before else one
+    return sorted(by_reason.values(), key=lambda r: -r.rows)
 
 
 def _where(path: str | Path | None, files: list[Path]) -> str:

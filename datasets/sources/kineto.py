@@ -99,9 +99,9 @@ def spans(trace: Mapping[str, Any]) -> list[Event]:
 
 def unread(events: Iterable[Event]) -> str:
     """How many events there are of categories that opcast does not read, by category; "" for none."""
-    known = KERNELS | LAUNCHES | OPERATORS | COPIES | MARKS
-    found = Counter(str(event["cat"]) for event in events if event.get("cat") and event["cat"] not in known)
-    return ", ".join(f"{count:,} {category}" for category, count in found.most_common())
+    categories = KERNELS | LAUNCHES | OPERATORS | COPIES | MARKS
+    counts = Counter(str(event["cat"]) for event in events if event.get("cat") and event["cat"] not in categories)
+    return ", ".join(f"{count:,} {category}" for category, count in counts.most_common())
 
 
 def of_a_device(events: Iterable[Event]) -> str:
@@ -130,8 +130,8 @@ def operator_calls(events: Iterable[Event], kernels: Iterable[Event]) -> list[tu
     Kernels that no operator launched, of CUDA graphs for one, are one call of no name each.
     """
     return [
-        (call, sum(float(kernel["dur"]) for kernel in found), len(found))
-        for call, found in kernels_of_calls(events, kernels)
+        (call, sum(float(kernel["dur"]) for kernel in launched), len(launched))
+        for call, launched in kernels_of_calls(events, kernels)
     ]
 
 
@@ -143,7 +143,7 @@ def kernels_of_calls(events: Iterable[Event], kernels: Iterable[Event]) -> list[
         operator = launched.get(kernel["args"]["correlation"])
         key = id(operator) if operator is not None else id(kernel)
         groups.setdefault(key, (operator, []))[1].append(kernel)
-    return [(call_of(operator, found), found) for operator, found in groups.values()]
+    return [(call_of(operator, kernels_of_call), kernels_of_call) for operator, kernels_of_call in groups.values()]
 
 
 def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:
@@ -155,7 +155,7 @@ def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:
             start, launch = float(event["ts"]), int(category in LAUNCHES)
             order = -float(event["dur"]) if not launch else 0.0
             threads.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append((start, launch, order, event))
-    found: dict[int, Event] = {}
+    by_correlation: dict[int, Event] = {}
     for line in threads.values():
         line.sort(key=lambda entry: entry[:3])
         around: list[tuple[float, Event]] = []
@@ -165,8 +165,8 @@ def _launching_operators(events: Iterable[Event]) -> dict[int, Event]:
             if not launch:
                 around.append((start - order, event))
             elif around:
-                found[event["args"]["correlation"]] = around[-1][1]
-    return found
+                by_correlation[event["args"]["correlation"]] = around[-1][1]
+    return by_correlation
 
 
 def call_of(operator: Event | None, kernels: Sequence[Event] = ()) -> ProfiledCall:
@@ -177,8 +177,8 @@ def call_of(operator: Event | None, kernels: Sequence[Event] = ()) -> ProfiledCa
     arguments = operator["args"]
 
     def kept(name: str) -> tuple[Any, ...]:
-        found = arguments.get(name)
-        return tuple(found) if isinstance(found, list) else ()
+        recorded = arguments.get(name)
+        return tuple(recorded) if isinstance(recorded, list) else ()
 
     return ProfiledCall(
         operator["name"], kept("Input Dims"), kept("Input type"), kept("Input Strides"), kept("Concrete Inputs"), names
@@ -187,7 +187,7 @@ def call_of(operator: Event | None, kernels: Sequence[Event] = ()) -> ProfiledCa
 
 def _operators(calls: list[tuple[ProfiledCall, float, int]], about: dict[str, Any], file: Path) -> Iterator[RowBatch]:
     """Rows of the calls that are ops, by kind; the others counted by name and reason."""
-    found: dict[str, list[tuple[ProfiledOp, float]]] = {}
+    by_kind: dict[str, list[tuple[ProfiledOp, float]]] = {}
     refused: Counter[tuple[str, str]] = Counter()
     for call, microseconds, _ in calls:
         try:
@@ -198,9 +198,9 @@ def _operators(calls: list[tuple[ProfiledCall, float, int]], about: dict[str, An
         if op is None:
             refused["kernels", "launched by no operator (of a CUDA graph, for one)"] += 1
         else:
-            found.setdefault(op.kind, []).append((op, microseconds))
+            by_kind.setdefault(op.kind, []).append((op, microseconds))
     amd = "AMD" in about["device_name"]
-    for kind_name, rows in found.items():
+    for kind_name, rows in by_kind.items():
         yield RowBatch(kind_name, {
             **{name: [float(op.dims[name]) for op, _ in rows] for name in rows[0][0].dims},
             "dtype": [op.dtype for op, _ in rows], "out_dtype": [op.out_dtype for op, _ in rows],
@@ -225,7 +225,7 @@ def _collectives(
     kernels: list[Event], trace: Mapping[str, Any], about: dict[str, Any], file: Path, options: ImportOptions
 ) -> Iterator[RowBatch]:
     """Rows of NCCL kernels that carry their arguments; the others counted."""
-    found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    by_kind: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     refused: Counter[str] = Counter()
     for kernel in kernels:
         try:
@@ -233,11 +233,11 @@ def _collectives(
         except Unmapped as reason:
             refused[str(reason)] += 1
             continue
-        found.setdefault(kind_name, []).append((str(row.pop("dtype")), {**row, "latency_us": float(kernel["dur"])}))
+        by_kind.setdefault(kind_name, []).append((str(row.pop("dtype")), {**row, "latency_us": float(kernel["dur"])}))
     library = "rccl" if "AMD" in about["device_name"] else "nccl"
     version = (trace.get("distributedInfo") or {}).get("nccl_version")
     backend = f"{library}{'-' + version if version else ''}:{library}"
-    for kind_name, rows in found.items():
+    for kind_name, rows in by_kind.items():
         columns = {name: [float(row[name]) for _, row in rows] for name in rows[0][1]}
         dtypes = [dtype for dtype, _ in rows]
         yield RowBatch(kind_name, {**columns, "dtype": dtypes, "backend": backend, "nccl": version, **about})

@@ -49,35 +49,35 @@ class ProfiledCall:
     concrete: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
 
-    def shape(self, place: int) -> Shape:
+    def shape(self, index: int) -> Shape:
         """Shape of the tensor at one place of the arguments; Unmapped where there is none."""
-        found = self.shapes[place] if place < len(self.shapes) else ()
-        if not isinstance(found, list) or not found or not all(isinstance(size, int) for size in found):
+        sizes = self.shapes[index] if index < len(self.shapes) else ()
+        if not isinstance(sizes, list) or not sizes or not all(isinstance(size, int) for size in sizes):
             raise Unmapped("an argument without a shape")
-        return tuple(found)
+        return tuple(sizes)
 
-    def given(self, place: int) -> bool:
+    def given(self, index: int) -> bool:
         """Whether a tensor stands at one place of the arguments."""
-        return place < len(self.shapes) and bool(self.shapes[place])
+        return index < len(self.shapes) and bool(self.shapes[index])
 
-    def value(self, place: int) -> str:
+    def value(self, index: int) -> str:
         """A scalar argument as text; Unmapped where the profiler did not keep it."""
-        if place >= len(self.concrete) or not self.concrete[place]:
+        if index >= len(self.concrete) or not self.concrete[index]:
             raise Unmapped("scalar arguments were not recorded")
-        return self.concrete[place]
+        return self.concrete[index]
 
-    def dtype(self, place: int) -> str:
+    def dtype(self, index: int) -> str:
         """The format of the tensor at one place; of products of fp32 on tensor cores, tf32."""
-        text = self.types[place] if place < len(self.types) else ""
+        text = self.types[index] if index < len(self.types) else ""
         try:
             return canonical_dtype(TYPES.get(text.lower(), text))
         except ValueError:
             raise Unmapped(f"type {text!r}" if text else "types were not recorded") from None
 
-    def stride(self, place: int) -> tuple[int, ...] | None:
+    def stride(self, index: int) -> tuple[int, ...] | None:
         """Strides of the tensor at one place, where they were recorded."""
-        found = self.strides[place] if place < len(self.strides) else ()
-        return tuple(found) if found else None
+        strides = self.strides[index] if index < len(self.strides) else ()
+        return tuple(strides) if strides else None
 
 
 class ProfiledOp(NamedTuple):
@@ -145,7 +145,7 @@ def _attention(
     """Attention of query, key, value at places 0, 1, 2; ``causal`` is the place of the flag."""
 
     def mapped(call: ProfiledCall) -> ProfiledOp:
-        if any(call.given(place) for place in ragged):
+        if any(call.given(index) for index in ragged):
             raise Unmapped("attention over sequences of several lengths")
         if bias is not None and call.given(bias):
             raise Unmapped("attention with a bias or mask")
@@ -167,37 +167,37 @@ def _attention(
 # --- rows ----------------------------------------------------------------------------------------------
 
 
-def _rows(kind_name: str, place: int = 0, library: str = "aten") -> Callable[[ProfiledCall], ProfiledOp]:
+def _rows(kind_name: str, index: int = 0, library: str = "aten") -> Callable[[ProfiledCall], ProfiledOp]:
     """A row-wise op on the tensor at one place, over its last axis."""
 
     def mapped(call: ProfiledCall) -> ProfiledOp:
-        shape = call.shape(place)
+        shape = call.shape(index)
         if not all(shape):
             raise Unmapped("an empty tensor")
         dims = {"rows": math.prod(shape[:-1]), "cols": shape[-1]}
-        return ProfiledOp(kind_name, dims, call.dtype(place), call.dtype(place), library)
+        return ProfiledOp(kind_name, dims, call.dtype(index), call.dtype(index), library)
 
     return mapped
 
 
-def _layer_norm(kind_name: str, place: int, weight: int) -> Callable[[ProfiledCall], ProfiledOp]:
+def _layer_norm(kind_name: str, index: int, weight: int) -> Callable[[ProfiledCall], ProfiledOp]:
     """A layer norm over as many trailing axes as its weight has."""
 
     def mapped(call: ProfiledCall) -> ProfiledOp:
-        shape = call.shape(place)
+        shape = call.shape(index)
         over = len(call.shape(weight)) if call.given(weight) else 1
         dims = {"rows": math.prod(shape[:-over]), "cols": math.prod(shape[-over:])}
-        return ProfiledOp(kind_name, dims, call.dtype(place), call.dtype(place), "aten")
+        return ProfiledOp(kind_name, dims, call.dtype(index), call.dtype(index), "aten")
 
     return mapped
 
 
-def _softmax(kind_name: str, place: int, axis: int) -> Callable[[ProfiledCall], ProfiledOp]:
+def _softmax(kind_name: str, index: int, axis: int) -> Callable[[ProfiledCall], ProfiledOp]:
     """A softmax over the last axis; over another axis it is no op of ours."""
-    base = _rows(kind_name, place)
+    base = _rows(kind_name, index)
 
     def mapped(call: ProfiledCall) -> ProfiledOp:
-        last = len(call.shape(place)) - 1
+        last = len(call.shape(index)) - 1
         if axis < len(call.concrete) and call.concrete[axis] not in ("", "-1", str(last)):
             raise Unmapped("a softmax over another axis than the last")
         return base(call)
@@ -223,17 +223,17 @@ def _elementwise(function: str) -> Callable[[ProfiledCall], ProfiledOp]:
     """Element by element, of one or two contiguous tensors of one type; smaller ones are broadcast and not counted."""
 
     def mapped(call: ProfiledCall) -> ProfiledOp:
-        tensors = [place for place in range(min(2, len(call.shapes))) if call.given(place)]
+        tensors = [index for index in range(min(2, len(call.shapes))) if call.given(index)]
         if not tensors:
             raise Unmapped("an argument without a shape")
-        shapes = [call.shape(place) for place in tensors]
+        shapes = [call.shape(index) for index in tensors]
         numel = max(math.prod(shape) for shape in shapes)
-        full = [place for place, shape in zip(tensors, shapes, strict=True) if math.prod(shape) == numel]
+        full = [index for index, shape in zip(tensors, shapes, strict=True) if math.prod(shape) == numel]
         if numel == 0:
             raise Unmapped("an empty tensor")
-        if len({call.dtype(place) for place in full}) > 1:
+        if len({call.dtype(index) for index in full}) > 1:
             raise Unmapped("operands of two types")
-        if not all(_contiguous(call.shape(place), call.stride(place)) for place in full):
+        if not all(_contiguous(call.shape(index), call.stride(index)) for index in full):
             raise Unmapped("operands that are not contiguous")
         fn = (
             "arithmetic" if function == "division" and len(tensors) == 1 else function
@@ -260,7 +260,7 @@ def _copy(call: ProfiledCall) -> ProfiledOp:
         raise Unmapped("a copy that broadcasts" if all(shape) else "an empty tensor")
     if call.stride(0) is None or call.stride(1) is None:
         raise Unmapped("strides were not recorded")
-    if not all(_contiguous(shape, call.stride(place)) for place in (0, 1)):
+    if not all(_contiguous(shape, call.stride(index)) for index in (0, 1)):
         raise Unmapped("operands that are not contiguous")
     dims = {"numel": math.prod(shape), "inputs": 1, "fn": _index("elementwise", "fn", "cast"), "run": 0}
     return ProfiledOp("elementwise", dims, call.dtype(1), call.dtype(0), "aten")

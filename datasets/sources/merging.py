@@ -33,17 +33,17 @@ def merged(kind_name: str, table: pa.Table) -> tuple[pa.Table, int, str]:
     order = np.argsort(first)
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
-    kept = table.take(number_array(first[order]))
+    first_rows = table.take(number_array(first[order]))
     spread = _spread(numbers(table["latency_us"]), rank[group.reshape(-1)], counts[order])
     spread["power_w"] = _mean(numbers(table["power_w"]), rank[group.reshape(-1)], len(order))
     repeated = counts[order] > 1
     for name, values in spread.items():
-        kept = _put(kept, name, values, repeated)
+        first_rows = _put(first_rows, name, values, repeated)
     slowest = np.zeros(len(order))
     np.maximum.at(slowest, rank[group.reshape(-1)], numbers(table["latency_us"]))
     unlike = int((slowest[repeated] > UNLIKE * spread["latency_min_us"][repeated]).sum())
     odd = f"{unlike:,} of {int(repeated.sum()):,} ops that stand there several times differ by more than 20 %"
-    return kept, len(table) - len(first), odd if unlike > FEW * repeated.sum() else ""
+    return first_rows, len(table) - len(first), odd if unlike > FEW * repeated.sum() else ""
 
 
 def _spread(latency: np.ndarray, group: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -52,10 +52,10 @@ def _spread(latency: np.ndarray, group: np.ndarray, counts: np.ndarray) -> dict[
     starts = np.r_[0, np.cumsum(counts)[:-1]]
 
     def quantile(share: float) -> np.ndarray:
-        place = starts + (counts - 1) * share
-        low = np.floor(place).astype(np.int64)
+        position = starts + (counts - 1) * share
+        low = np.floor(position).astype(np.int64)
         high = np.minimum(low + 1, starts + counts - 1)
-        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+        return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
     mean = np.bincount(group, latency) / counts
     variance = np.bincount(group, (latency - mean[group]) ** 2) / counts
@@ -72,15 +72,15 @@ def _spread(latency: np.ndarray, group: np.ndarray, counts: np.ndarray) -> dict[
 
 def _mean(values: np.ndarray, group: np.ndarray, groups: int) -> np.ndarray:
     """Mean of each group's known values [groups]; NaN where none is known."""
-    known = np.isfinite(values)
-    count = np.bincount(group[known], minlength=groups)
-    total = np.bincount(group[known], values[known], minlength=groups)
+    finite = np.isfinite(values)
+    count = np.bincount(group[finite], minlength=groups)
+    total = np.bincount(group[finite], values[finite], minlength=groups)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def _put(table: pa.Table, name: str, values: np.ndarray, where: np.ndarray) -> pa.Table:
     """The table with some values of one column replaced; a NaN becomes empty."""
-    place = table.schema.get_field_index(name)
-    field = table.schema.field(place)
+    index = table.schema.get_field_index(name)
+    field = table.schema.field(index)
     new = pa.array(values, mask=np.isnan(values)).cast(field.type)
-    return table.set_column(place, field, pc.if_else(pa.array(where), new, table[name]))
+    return table.set_column(index, field, pc.if_else(pa.array(where), new, table[name]))

@@ -44,24 +44,24 @@ def rows_by_kind(table: pa.Table, file: Path) -> Iterator[tuple[str, pa.Table] |
         )
     kinds = texts(table, "kind")
     for name in sorted(set(kinds)):
-        part = table.filter(pa.array(kinds == name))
+        rows = table.filter(pa.array(kinds == name))
         if name in KINDS:
-            yield name, part
+            yield name, rows
         else:
-            yield Rejected(f"no op kind {name!r}" if name else "no op kind", len(part), file.name)
+            yield Rejected(f"no op kind {name!r}" if name else "no op kind", len(rows), file.name)
 
 
 def specs(kind_name: str, table: pa.Table) -> dict[str, dict[str, Any]]:
     """Which column of a table is which of the store, as a mapping has it; columns without any value are left out."""
-    found = {}
+    by_name = {}
     for name in schema_for(kind_name).names:
         column = name if name in table.column_names else OTHER_NAMES.get(name, "")
         if name not in NOT_READ and column in table.column_names and table[column].null_count < len(table):
-            found[name] = {"column": column, **({"unit": "us"} if name.endswith("_us") else {})}
-    if "device_id" in found:
-        chips = pc.unique(table[found["device_id"]["column"]]).to_pylist()
-        found["device_id"]["values"] = {str(chip): device_id_of(str(chip)) for chip in chips}
-    return found
+            by_name[name] = {"column": column, **({"unit": "us"} if name.endswith("_us") else {})}
+    if "device_id" in by_name:
+        chips = pc.unique(table[by_name["device_id"]["column"]]).to_pylist()
+        by_name["device_id"]["values"] = {str(chip): device_id_of(str(chip)) for chip in chips}
+    return by_name
 
 
 def told(kind_name: str, table: pa.Table, columns: dict[str, Any]) -> Iterator[dict[str, Any]]:

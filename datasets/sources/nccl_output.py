@@ -88,14 +88,14 @@ def runs(text: str) -> list[ProgramRun]:
     """The runs of a text or of a JSON, in order; those without a table are left out. SourceError for a damaged JSON."""
     if text.lstrip().startswith("{"):
         return [_run_of_json(text)]
-    made, run = [], ProgramRun()
+    finished, run = [], ProgramRun()
     for raw in text.splitlines():
         line = PREFIX.sub("", raw)
         if run.columns and (RANK.search(line) or "# nThread" in line or "Collective test starting" in line):
-            made.append(run)
+            finished.append(run)
             run = ProgramRun(collective=run.collective, nccl=run.nccl)
         _note(run, line)
-    return [run for run in [*made, run] if run.columns]
+    return [run for run in [*finished, run] if run.columns]
 
 
 def _note(run: ProgramRun, line: str) -> None:
@@ -114,9 +114,9 @@ def _note(run: ProgramRun, line: str) -> None:
         run.collective = program[1]
 
 
-def _timings(rest: str, columns: list[str]) -> Iterator[NcclTiming]:
+def _timings(text: str, columns: list[str]) -> Iterator[NcclTiming]:
     """Out-of-place and in-place, of the fields after the type. Fields not filled in are blank."""
-    fields = rest.split()
+    fields = text.split()
     before = columns.index("time") - columns.index("type") - 1
     width = columns[columns.index("time") + 1 :].index("time") + 1 if columns.count("time") > 1 else 4
     leading = min(before, len(fields) - width * columns.count("time"))
@@ -140,8 +140,8 @@ def _run_of_json(text: str) -> ProgramRun:
     config, results = report.get("config"), report.get("results")
     if not isinstance(config, dict) or not isinstance(results, list):
         raise SourceError("it is no JSON of nccl-tests (-J FILE), which has config and results")
-    lines = [_line_of_json(each) for each in results if isinstance(each, dict)]
-    of_cpu = any("cpu_time" in part for each in results if isinstance(each, dict) for part in _parts(each))
+    lines = [_line_of_json(result) for result in results if isinstance(result, dict)]
+    of_cpu = any("cpu_time" in part for result in results if isinstance(result, dict) for part in _parts(result))
     program = PROGRAM.search(str((report.get("args") or [""])[0]))
     version = report.get("nccl_version")
     return ProgramRun(
@@ -156,35 +156,35 @@ def _run_of_json(text: str) -> ProgramRun:
 
 
 def _line_of_json(values: Mapping[str, Any]) -> Line:
-    timings = tuple(timing for part in _parts(values) for timing in _timing_of_json(part))
+    timings = tuple(timing for values_in_place in _parts(values) for timing in _timing_of_json(values_in_place))
     size = values.get("size")
     return Line(size, str(values.get("type")), timings) if isinstance(size, int) else Line(0, "")
 
 
 def _parts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The timings of one size as the file has them."""
-    return [part for place in ("out_of_place", "in_place") if isinstance(part := values.get(place), dict)]
+    return [part for key in ("out_of_place", "in_place") if isinstance(part := values.get(key), dict)]
 
 
 def _timing_of_json(values: Mapping[str, Any]) -> Iterator[NcclTiming]:
     wrong = "N/A" if values.get("nwrong") is None else str(values["nwrong"])
     time, algbw, busbw = (str(values.get(name)) for name in ("time", "alg_bw", "bus_bw"))
-    made = NcclTiming(time, algbw, busbw, wrong)
-    if all(map(_is_number, (made.time, made.algbw, made.busbw, wrong.replace("N/A", "0")))):
-        yield made
+    timing = NcclTiming(time, algbw, busbw, wrong)
+    if all(map(_is_number, (timing.time, timing.algbw, timing.busbw, wrong.replace("N/A", "0")))):
+        yield timing
 
 
 def _ranks_of_json(config: Mapping[str, Any]) -> Iterator[Rank]:
     """Every rank. Where a process has several, the file lists its first alone."""
-    listed = [each for each in config.get("devices") or () if isinstance(each, dict)]
+    listed = [device for device in config.get("devices") or () if isinstance(device, dict)]
     first = [
         Rank(
-            str(each.get("group", 0)),
-            _count(each, "rank", 0),
-            str(each.get("hostname")),
-            str(each.get("device_info")).strip(),
+            str(device.get("group", 0)),
+            _count(device, "rank", 0),
+            str(device.get("hostname")),
+            str(device.get("device_info")).strip(),
         )
-        for each in listed
+        for device in listed
     ]
     of_process = _count(config, "nthreads", 1) * _count(config, "ngpus", 1)
     alone = all(rank.number % of_process == 0 for rank in first)

@@ -55,10 +55,10 @@ def files(path: Path | None, options: ImportOptions) -> list[Path]:
 
 def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
     """Rows of every run in one file. SourceError for what is no output of nccl-tests."""
-    found = runs(content(file).decode("utf-8", "replace"))
-    if not found:
+    program_runs = runs(content(file).decode("utf-8", "replace"))
+    if not program_runs:
         raise SourceError(f"{file.name} holds no table of nccl-tests (a line of size, count, type, …, time, algbw)")
-    for run in found:
+    for run in program_runs:
         try:
             yield from _batches(run, file, options)
         except SourceError as error:

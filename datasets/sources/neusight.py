@@ -56,8 +56,8 @@ MODULES = (
 
 def files(path: Path | None, options: ImportOptions) -> list[Path]:
     """Tables at or below ``path``, configurations and inventories left out."""
-    found = listed(path, ("*.parquet", "*.csv"), "NeuSight's tables")
-    return [file for file in found if not file.name.startswith("inventory")] if len(found) > 1 else found
+    tables = listed(path, ("*.parquet", "*.csv"), "NeuSight's tables")
+    return [file for file in tables if not file.name.startswith("inventory")] if len(tables) > 1 else tables
 
 
 def read(file: Path, options: ImportOptions) -> Iterator[RowBatch]:
@@ -152,18 +152,18 @@ def _model_nodes(table: pa.Table, file: Path) -> Iterator[RowBatch]:
     gpus = np.array([name.replace("_", " ") for name in columns["gpu"]], dtype=object)
     called = [_called(target) for target in columns["target"]]
     timers = _timers(np.array([str(name) for name in called], dtype=object) + "/" + gpus, latency)
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    by_kind: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     refused: dict[str, list[str]] = {}
     for row, what in enumerate(called):
-        made = None
+        node = None
         if columns["dtype"][row] == "torch.float32" and what is not None:
-            made = _node(what, columns["input_shapes"][row], columns["output_shape"][row])
-        if made is None:
+            node = _node(what, columns["input_shapes"][row], columns["output_shape"][row])
+        if node is None:
             reason, name = _refusal(columns["dtype"][row], columns["target"][row])
             refused.setdefault(reason, []).append(name)
         else:
-            found.setdefault(made[0], []).append((row, made[1]))
-    for kind_name, nodes in found.items():
+            by_kind.setdefault(node[0], []).append((row, node[1]))
+    for kind_name, nodes in by_kind.items():
         at = np.array([row for row, _ in nodes])
         dims = {dim: np.array([values[dim] for _, values in nodes]) for dim in nodes[0][1]}
         yield RowBatch(kind_name, {
@@ -226,11 +226,11 @@ def _devices(names: np.ndarray) -> list[str]:
     return [ids[name] for name in names]
 
 
-def _unknown(ops: np.ndarray, known: Any, file: Path) -> RowBatch:
+def _unknown(ops: np.ndarray, kinds: Any, file: Path) -> RowBatch:
     """The rows whose operator is none of those known."""
-    others = [op for op in ops if op not in known]
+    others = [op for op in ops if op not in kinds]
     if len(others) == len(ops):
-        raise SourceError(f"{file.name} holds no operator that is known ({', '.join(known)}), but {others[:1]}")
+        raise SourceError(f"{file.name} holds no operator that is known ({', '.join(kinds)}), but {others[:1]}")
     return RowBatch(rejected=(Rejected("no op kind", len(others), f"{others[0]} in {file.name}"),) if others else ())
 
 

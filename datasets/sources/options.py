@@ -42,12 +42,12 @@ class ImportOptions:
 
     def figures(self, device_id: str) -> Device:
         """The figures of a device: those given, or those that ship. DeviceError for an unknown one."""
-        given = self.device
-        return given if isinstance(given, Device) and given.id == device_id else load_device(device_id)
+        device = self.device
+        return device if isinstance(device, Device) and device.id == device_id else load_device(device_id)
 
     def check(self, source: str, taken: Mapping[str, Any]) -> None:
         """SourceError for an option that was given to a source which does not take it."""
-        for each in fields(self):
-            if getattr(self, each.name) and each.name not in taken:
+        for field in fields(self):
+            if getattr(self, field.name) and field.name not in taken:
                 takes = ", ".join(taken) or "none"
-                raise SourceError(f"source={source} takes no {each.name}=…; its settings: {takes}")
+                raise SourceError(f"source={source} takes no {field.name}=…; its settings: {takes}")

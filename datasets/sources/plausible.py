@@ -35,36 +35,36 @@ def sift(
     rejected: list[Rejected] = []
     while broken := list(impossible_values(kind_name, table)):
         wrong = np.zeros(len(table), dtype=bool)
-        for reason, found in broken:
-            new = found & ~wrong
+        for reason, broken_rows in broken:
+            new = broken_rows & ~wrong
             rejected.append(Rejected(reason, int(new.sum()), f"row {int(np.argmax(new))} of {where}"))
             wrong |= new
         table = table.filter(pa.array(~wrong))
     parts = []
     for device_id in sorted(pc.unique(table["device_id"]).to_pylist()):
-        part = matching(table, "device_id", device_id)
+        rows_of_device = matching(table, "device_id", device_id)
         try:
-            rows = Rows(kind_name, device_id, part, store.known_device(device_id))
+            rows = Rows(kind_name, device_id, rows_of_device, store.known_device(device_id))
         except DeviceError as error:
-            reason = (nameable and _printed_name(part)) or str(error)
-            rejected.append(Rejected(reason, len(part), where))
+            reason = (nameable and _printed_name(rows_of_device)) or str(error)
+            rejected.append(Rejected(reason, len(rows_of_device), where))
             continue
-        wrong = np.zeros(len(part), dtype=bool)
-        for reason, found in _too_fast(rows):
-            new = found & ~wrong
+        wrong = np.zeros(len(rows_of_device), dtype=bool)
+        for reason, broken_rows in _too_fast(rows):
+            new = broken_rows & ~wrong
             example = f"{_described(rows, int(np.argmax(new)))}, {where}"
             rejected.append(Rejected(reason, int(new.sum()), example))
             wrong |= new
-        kept = Rows(kind_name, device_id, part.filter(pa.array(~wrong)), rows.device)
-        parts.append(_timed(kept))
+        plausible = Rows(kind_name, device_id, rows_of_device.filter(pa.array(~wrong)), rows.device)
+        parts.append(_timed(plausible))
     return pa.concat_tables(parts) if parts else table.slice(0, 0), [one for one in rejected if one.rows]
 
 
-def _printed_name(part: pa.Table) -> str:
+def _printed_name(table: pa.Table) -> str:
     """What is wrong with the name that the device of some rows gave itself; "" where their id was not made of that."""
-    names = [name for name in pc.unique(part["device_name"]).to_pylist() if name]
-    made = len(names) == 1 and cuda_device_id(names[0]) == part["device_id"][0].as_py()
-    return unknown_name(names[0]) if made else ""
+    names = [name for name in pc.unique(table["device_name"]).to_pylist() if name]
+    same_device = len(names) == 1 and cuda_device_id(names[0]) == table["device_id"][0].as_py()
+    return unknown_name(names[0]) if same_device else ""
 
 
 def _too_fast(rows: Rows) -> Iterator[tuple[str, np.ndarray]]:
@@ -94,9 +94,9 @@ def _timed(rows: Rows) -> pa.Table:
         eager[number] = floor > HOST_BOUND * device.launch_us
     if not eager.any():
         return rows.table
-    place = rows.table.schema.get_field_index("timer")
+    index = rows.table.schema.get_field_index("timer")
     timer = pc.if_else(pa.array(eager[group]), "eager", rows.table["timer"])
-    return rows.table.set_column(place, rows.table.schema.field(place), timer)
+    return rows.table.set_column(index, rows.table.schema.field(index), timer)
 
 
 def _described(rows: Rows, position: int) -> str:

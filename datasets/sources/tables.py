@@ -62,8 +62,8 @@ def combined(batches: Iterable[RowBatch], source: str, file: Path) -> Iterator[t
         if len(batch):
             kinds.setdefault(batch.kind, []).append(batch)
     for kind_name, group in kinds.items():
-        made = [_typed(batch, source, file) for batch in group]
-        yield kind_name, pa.concat_tables([table for table, _ in made]), [r for _, rejected in made for r in rejected]
+        typed = [_typed(batch, source, file) for batch in group]
+        yield kind_name, pa.concat_tables([table for table, _ in typed]), [r for _, rejected in typed for r in rejected]
 
 
 def _typed(batch: RowBatch, source: str, file: Path) -> tuple[pa.Table, list[Rejected]]:
@@ -76,13 +76,13 @@ def _typed(batch: RowBatch, source: str, file: Path) -> tuple[pa.Table, list[Rej
     good = np.ones(rows, dtype=bool)
     rejected, arrays = [], {}
     for dim in definition.dims:
-        array, whole = _integers(dim, columns[dim.name], rows) if dim.name in columns else _missing(batch, dim.name)
-        wrong = good & ~whole
+        array, integral = _integers(dim, columns[dim.name], rows) if dim.name in columns else _missing(batch, dim.name)
+        wrong = good & ~integral
         if wrong.any():
             value = columns[dim.name] if _scalar(columns[dim.name]) else columns[dim.name][int(np.argmax(wrong))]
             example = f"{dim.name}={value} in row {int(np.argmax(wrong))} of {file.name}"
             rejected.append(Rejected(f"{batch.kind}.{dim.name} is not an integer", int(wrong.sum()), example))
-        good &= whole
+        good &= integral
         arrays[dim.name] = number_array(array)
     for name in schema.names[len(definition.dims) :]:
         if name not in columns and name in ("device_id", "measured_at", "backend", "dtype"):
@@ -94,8 +94,8 @@ def _typed(batch: RowBatch, source: str, file: Path) -> tuple[pa.Table, list[Rej
 
 def _defaults(batch: RowBatch, source: str, file: Path) -> dict[str, Any]:
     dims = {dim.name: dim.default for dim in kind(batch.kind).dims if dim.default is not None}
-    rest = {"status": "ok", "cache": "warm", "timer": "imported", "source": source, "source_ref": file.name}
-    return {**dims, **rest, "out_dtype": batch.columns.get("dtype")}
+    constants = {"status": "ok", "cache": "warm", "timer": "imported", "source": source, "source_ref": file.name}
+    return {**dims, **constants, "out_dtype": batch.columns.get("dtype")}
 
 
 def _missing(batch: RowBatch, name: str) -> Any:
@@ -110,34 +110,34 @@ def _integers(dim: Dim, column: Any, rows: int) -> tuple[np.ndarray, np.ndarray]
     if values.dtype.kind in "iub":
         return values.astype(np.int64), np.ones(rows, dtype=bool)
     values = values.astype(np.float64)
-    whole = np.isfinite(values) & (np.abs(values) < LARGEST)
-    whole[whole] = values[whole] == np.floor(values[whole])
-    return np.where(whole, values, 0.0).astype(np.int64), whole
+    integral = np.isfinite(values) & (np.abs(values) < LARGEST)
+    integral[integral] = values[integral] == np.floor(values[integral])
+    return np.where(integral, values, 0.0).astype(np.int64), integral
 
 
-def _column(column: Any, wanted: pa.DataType, rows: int) -> pa.Array | pa.ChunkedArray:
+def _column(column: Any, kind: pa.DataType, rows: int) -> pa.Array | pa.ChunkedArray:
     """Any accepted form of a column as Arrow of the wanted type."""
     if column is None:
-        return pa.nulls(rows, wanted)
+        return pa.nulls(rows, kind)
     if isinstance(column, (pa.Array, pa.ChunkedArray)):
-        return column if column.type == wanted else column.cast(wanted)
-    if pa.types.is_string(wanted):
+        return column if column.type == kind else column.cast(kind)
+    if pa.types.is_string(kind):
         if isinstance(column, str):
             return _repeated(column, rows)
         return text_array([str(text) for text in column])
     if isinstance(column, datetime):
         column = int(column.astimezone(UTC).timestamp()) * 1_000_000
     values = np.full(rows, column) if _scalar(column) else np.asarray(column)
-    if pa.types.is_boolean(wanted):
+    if pa.types.is_boolean(kind):
         return pa.array(values.astype(bool))
-    if pa.types.is_floating(wanted) and np.isnan(values := values.astype(np.float64)).any():
+    if pa.types.is_floating(kind) and np.isnan(values := values.astype(np.float64)).any():
         return pa.array(values, mask=np.isnan(values))
-    numpy_type = np.float64 if pa.types.is_floating(wanted) else np.int64
+    numpy_type = np.float64 if pa.types.is_floating(kind) else np.int64
     values = np.ascontiguousarray(values, dtype=numpy_type)
-    made = pa.Array.from_buffers(
+    array = pa.Array.from_buffers(
         pa.float64() if numpy_type is np.float64 else pa.int64(), rows, [None, pa.py_buffer(values)]
     )
-    return made if made.type == wanted else made.cast(wanted)
+    return array if array.type == kind else array.cast(kind)
 
 
 def _repeated(text: str, rows: int) -> pa.Array:

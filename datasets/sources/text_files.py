@@ -42,12 +42,12 @@ def read_table(file: Path) -> pa.Table:
     if file.suffix == ".parquet":
         return pq.read_table(file)
     data = content(file)
-    header, _, rest = data.partition(b"\n")
+    header, _, body = data.partition(b"\n")
     names = next(csv.reader([header.decode("utf-8-sig").strip()]), [])
-    if not rest.strip():
+    if not body.strip():
         raise SourceError(f"{file.name} holds no rows")
     options = arrow_csv.ReadOptions(column_names=_unique(names), use_threads=False)
-    return arrow_csv.read_csv(io.BytesIO(rest), options)
+    return arrow_csv.read_csv(io.BytesIO(body), options)
 
 
 def listed(path: Path | None, patterns: Iterable[str], what: str) -> list[Path]:
@@ -58,18 +58,18 @@ def listed(path: Path | None, patterns: Iterable[str], what: str) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise SourceError(f"there is no {path}: give path=… of {what}")
-    found = sorted({file for pattern in patterns for file in path.rglob(pattern) if file.is_file()})
-    if not found:
+    matches = sorted({file for pattern in patterns for file in path.rglob(pattern) if file.is_file()})
+    if not matches:
         raise SourceError(f"{path} holds no {' or '.join(patterns)}: give path=… of {what}")
-    return found
+    return matches
 
 
 def require(table: pa.Table, names: Iterable[str], file: Path) -> None:
     """SourceError naming the first column that a table lacks."""
     for name in names:
         if name not in table.column_names:
-            shown = ", ".join(table.column_names[:12]) + (", …" if len(table.column_names) > 12 else "")
-            raise SourceError(f"{file.name} lacks the column {name!r} (it has {shown})")
+            first_columns = ", ".join(table.column_names[:12]) + (", …" if len(table.column_names) > 12 else "")
+            raise SourceError(f"{file.name} lacks the column {name!r} (it has {first_columns})")
 
 
 def floats(table: pa.Table, name: str) -> np.ndarray:
@@ -82,9 +82,9 @@ def floats(table: pa.Table, name: str) -> np.ndarray:
     return column.cast(pa.float64(), safe=False).to_numpy()
 
 
-def as_floats(found: Iterable[str | None]) -> np.ndarray:
+def as_floats(texts: Iterable[str | None]) -> np.ndarray:
     """Numbers as text as float64 [n]; NaN where there is no number."""
-    return np.array([_float(text) for text in found], dtype=np.float64)
+    return np.array([_float(text) for text in texts], dtype=np.float64)
 
 
 def texts(table: pa.Table, name: str) -> np.ndarray:
@@ -100,19 +100,19 @@ def written_at(file: Path) -> datetime:
 def moment(value: object) -> datetime:
     """A date, with or without a time, as a moment in UTC. SourceError where it is none."""
     try:
-        found = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else str(value))
+        time = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else str(value))
     except ValueError:
         raise SourceError(f"measured_at: {value!r} is no date such as 2025-01-31") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _unique(names: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    made = []
+    counts: dict[str, int] = {}
+    names_once = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        made.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return made
+        counts[name] = counts.get(name, 0) + 1
+        names_once.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+    return names_once
 
 
 def _float(text: str | None) -> float:

@@ -117,12 +117,12 @@ def _collectives(table: pa.Table, file: Path, options: ImportOptions) -> Iterato
     dims = {"size_bytes": floats(table, "size"), "ranks": ranks, "ranks_per_node": np.minimum(per_node, ranks)}
     columns = {**dims, "link": np.maximum(link, 0), **timed, "iterations": 3}
     columns |= _shared(file, device_id, "vidur:nccl")
-    known = link >= 0
-    yield _kept(name, _at(columns, known), steady[known], "the slowest of three runs took over twice the fastest",
+    linked = link >= 0
+    yield _kept(name, _at(columns, linked), steady[linked], "the slowest of three runs took over twice the fastest",
                 _place(file))  # fmt: skip
-    if not known.all():
+    if not linked.all():
         reason = "between nodes without InfiniBand: sent over sockets, which are no link of opcast's"
-        yield RowBatch(rejected=(Rejected(reason, int((~known).sum()), _place(file)),))
+        yield RowBatch(rejected=(Rejected(reason, int((~linked).sum()), _place(file)),))
 
 
 def _links(node: str, device: Device, ranks: np.ndarray, per_node: np.ndarray) -> np.ndarray:
@@ -149,10 +149,10 @@ def _timed(table: pa.Table, operator: str, file: Path) -> dict[str, np.ndarray]:
 
 def _kept(kind_name: str, columns: dict[str, Any], good: np.ndarray, reason: str, example: str) -> RowBatch:
     """The good rows of some columns; the others counted."""
-    kept = _at(columns, good)
-    kept.pop("latency_max_us")
+    rows = _at(columns, good)
+    rows.pop("latency_max_us")
     bad = int((~good).sum())
-    return RowBatch(kind_name, kept, (Rejected(reason, bad, example),) if bad else ())
+    return RowBatch(kind_name, rows, (Rejected(reason, bad, example),) if bad else ())
 
 
 def _at(columns: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:

@@ -19,13 +19,13 @@ def with_numbered_groups(run: RankedTraces) -> RankedTraces:
     """
     used = [_group_words(trace) for trace in run.traces.values()]
     names = list(dict.fromkeys([*run.members, *(name for words in used for name in words.values())]))
-    taken = max((int(name) for name in names if is_number(name)), default=0)
+    highest = max((int(name) for name in names if is_number(name)), default=0)
     others = [name for name in names if name and not is_number(name)]
-    numbers = {name: str(taken + 1 + index) for index, name in enumerate(others)}
+    numbers = {name: str(highest + 1 + index) for index, name in enumerate(others)}
     if not numbers:
         return run
     traces = {rank: _renamed(trace, numbers) for rank, trace in run.traces.items()}
-    return replace(run, traces=traces, members={numbers.get(name, name): each for name, each in run.members.items()})
+    return replace(run, traces=traces, members={numbers.get(name, name): ranks for name, ranks in run.members.items()})
 
 
 def _group_words(trace: ExecutionTrace) -> dict[int, str]:

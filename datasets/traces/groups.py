@@ -140,13 +140,15 @@ def join_calls(run: RankedTraces, problems: list[str] | None = None) -> list[Joi
 
     A rank's node that stands alone because other ranks' traces are not there is a call of its own group all the same.
     """
-    seen: dict[str, dict[int, list[tuple[int, int, int]]]] = {}
+    by_group: dict[str, dict[int, list[tuple[int, int, int]]]] = {}
     for rank in run.traces:
         for name, kind, size, row, node_kind in communication_of(run, rank):
             call = kind if node_kind == NodeKind.COMM_COLL else -2
-            seen.setdefault(name if call != -2 else f"p2p {name}", {}).setdefault(rank, []).append((call, size, row))
+            by_group.setdefault(name if call != -2 else f"p2p {name}", {}).setdefault(rank, []).append(
+                (call, size, row)
+            )
     complaints: list[str] = [] if problems is None else problems
-    joined = [call for name, by_rank in seen.items() for call in _join_group(run, name, by_rank, complaints)]
+    joined = [call for name, by_rank in by_group.items() for call in _join_group(run, name, by_rank, complaints)]
     if complaints and problems is None:
         raise TraceFileError(complaints[0])
     return joined

@@ -16,10 +16,10 @@ Int = Any  # int64 of numpy, in machine code; what is added to it may be an int
 
 def put(buffer: np.ndarray, at: Int, value: Int) -> Int:
     """A varint that ends before ``at``; its own place."""
-    size, rest = 1, (value >> np.int64(7)) & np.int64(0x01FFFFFFFFFFFFFF)
-    while rest:
+    size, high_bits = 1, (value >> np.int64(7)) & np.int64(0x01FFFFFFFFFFFFFF)
+    while high_bits:
         size += 1
-        rest >>= np.int64(7)
+        high_bits >>= np.int64(7)
     at -= size
     for i in range(size - 1):
         buffer[at + i] = (value & np.int64(127)) | np.int64(128)

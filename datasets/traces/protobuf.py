@@ -79,10 +79,10 @@ def read_windows(path: Path) -> Iterator[ExecutionTrace]:
 def _read_parts(path: Path, interner: Interner) -> Iterator[_Window]:
     """Windows of a file; the first row of the first one is the file's metadata."""
     with open_unpacked(path) as file:
-        rest, first, at_byte = b"", True, 0
+        pending, first, at_byte = b"", True, 0
         while True:
-            block = read_block(file, path, max(WINDOW_BYTES, len(rest)))
-            buffer = np.frombuffer(rest + block, np.uint8)
+            block = read_block(file, path, max(WINDOW_BYTES, len(pending)))
+            buffer = np.frombuffer(pending + block, np.uint8)
             if not len(buffer):
                 break
             window, used_bytes, fault_at = _scan(buffer, first, interner)
@@ -92,14 +92,14 @@ def _read_parts(path: Path, interner: Interner) -> Iterator[_Window]:
             if len(window.ids):
                 first = False
                 yield window
-            rest, at_byte = buffer[used_bytes:].tobytes(), at_byte + used_bytes
+            pending, at_byte = buffer[used_bytes:].tobytes(), at_byte + used_bytes
             if not block:
-                if rest:
+                if pending:
                     raise TraceFileError(
                         f"{path} is broken off: its last message, at byte {at_byte:,}, is not whole; record it again"
                     )
                 break
-            if len(rest) > LONGEST_MESSAGE_BYTES:
+            if len(pending) > LONGEST_MESSAGE_BYTES:
                 raise TraceFileError(
                     f"{path} has a message of more than {LONGEST_MESSAGE_BYTES >> 20} MiB at byte {at_byte:,}"
                 )

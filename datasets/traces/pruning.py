@@ -18,8 +18,8 @@ SEARCH_LIMIT = 256  # ancestors that are looked at for each node
 
 
 def mark_implied(
-    offsets: np.ndarray, parents: np.ndarray, position_of: np.ndarray, reach: int, stack: np.ndarray, seen: np.ndarray,
-    last_child: np.ndarray, implied: np.ndarray,
+    offsets: np.ndarray, parents: np.ndarray, position_of: np.ndarray, reach: int, stack: np.ndarray,
+    visited: np.ndarray, last_child: np.ndarray, implied: np.ndarray,
 ) -> None:  # fmt: skip
     """Set ``implied`` [edges] of parents that other parents of the same row imply, and of those named twice.
 
@@ -43,13 +43,13 @@ def mark_implied(
             node = stack[top]
             for index in range(offsets[node], offsets[node + 1]):
                 ancestor = parents[index]
-                if position_of[ancestor] >= lowest and seen[ancestor] != child:
-                    seen[ancestor] = child
+                if position_of[ancestor] >= lowest and visited[ancestor] != child:
+                    visited[ancestor] = child
                     if top < len(stack):
                         stack[top] = ancestor
                         top += 1
         for index in range(first, last):
-            implied[index] = seen[parents[index]] == child or last_child[parents[index]] == child
+            implied[index] = visited[parents[index]] == child or last_child[parents[index]] == child
             last_child[parents[index]] = child
 
 
@@ -66,10 +66,10 @@ def find_implied(edges: Edges, order: np.ndarray) -> np.ndarray:
     loop = (
         compile_loop(mark_implied) if len(edges.parent) >= COMPILE_FROM_NODES else mark_implied
     )  # edges: a few nodes may have many
-    stack, seen, last_child = (
+    stack, visited, last_child = (
         np.full(size, -1, np.int32) for size in (most_parents + 4 * SEARCH_LIMIT, edges.nodes, edges.nodes)
     )
-    loop(offsets, edges.parent, position_of, SEARCH_LIMIT, stack, seen, last_child, is_implied)
+    loop(offsets, edges.parent, position_of, SEARCH_LIMIT, stack, visited, last_child, is_implied)
     return is_implied
 
 

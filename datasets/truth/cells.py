@@ -65,42 +65,42 @@ class Cells:
         if not value:
             return None
         try:
-            made = float(value)
+            parsed = float(value)
         except ValueError:
-            made = math.inf
-        if not math.isfinite(made):
+            parsed = math.inf
+        if not math.isfinite(parsed):
             raise TruthError(f"{column}={value!r} is not a number")
-        return made
+        return parsed
 
     def positive(self, column: str) -> float | None:
         """The cell as a number above zero; TruthError for others."""
-        made = self.number(column)
-        if made is not None and made <= 0:
-            raise TruthError(f"{column}={made:g} must be positive")
-        return made
+        number = self.number(column)
+        if number is not None and number <= 0:
+            raise TruthError(f"{column}={number:g} must be positive")
+        return number
 
     def whole(self, column: str, default: int = 1) -> int:
         """The cell as a whole number; TruthError for fractions and negative ones."""
-        made = self.number(column)
-        if made is None:
+        number = self.number(column)
+        if number is None:
             return default
-        if made != int(made) or made < 0:
-            raise TruthError(f"{column}={made:g} is not a whole number")
-        return int(made)
+        if number != int(number) or number < 0:
+            raise TruthError(f"{column}={number:g} is not a whole number")
+        return int(number)
 
     def count(self, column: str) -> int:
         """The cell as a whole number of at least 1, which it is where it is blank; TruthError for others."""
-        made = self.whole(column)
-        if made < 1:
-            raise TruthError(f"{column}={made} must be at least 1")
-        return made
+        number = self.whole(column)
+        if number < 1:
+            raise TruthError(f"{column}={number} must be at least 1")
+        return number
 
     def needed(self, column: str) -> int:
         """The cell as a whole number of at least 1; TruthError where it is blank."""
-        made = self.whole(column, 0)
-        if made < 1:
+        number = self.whole(column, 0)
+        if number < 1:
             raise TruthError(f"{column} is not published")
-        return made
+        return number
 
     def flag(self, column: str, default: bool = False) -> bool:
         """The cell as true or false."""
@@ -115,8 +115,8 @@ class Cells:
 
 def precision_of(text: str) -> tuple[str, str]:
     """(dtype, format of matrix products) of a published name; TruthError for one that nobody knows."""
-    said = re.sub(r"\(.*\)|\?", "", text).strip().lower()
-    name = SPELLINGS.get(said, said)
+    plain = re.sub(r"\(.*\)|\?", "", text).strip().lower()
+    name = SPELLINGS.get(plain, plain)
     if name == "auto" or name not in precisions.known_precisions():
         raise TruthError(f"precision {text!r} is not known" if text else "the precision is not published")
     return precisions.precision_of(name)

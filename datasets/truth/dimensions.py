@@ -65,10 +65,10 @@ class Dimensions:
 def dimensions_of(config: Mapping[str, Any]) -> Dimensions | None:
     """The dimensions that a configuration gives, None for one whose shape is not that of a plain decoder."""
     inner = config.get("text_config")
-    known = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
+    flat = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
 
     def first(*names: str, default: Any = None) -> Any:
-        return next((known[name] for name in names if known.get(name) is not None), default)
+        return next((flat[name] for name in names if flat.get(name) is not None), default)
 
     kind = str(config.get("model_type"))
     layers, heads = first("num_hidden_layers", "n_layer", "n_layers"), first("num_attention_heads", "n_head", "n_heads")
@@ -77,7 +77,7 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions | None:
         return None
     ffn = first("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
     ffn = ffn or int(first("expansion_ratio", default=4)) * hidden
-    qkvo, head_dims = _attention(known, first, hidden, heads)
+    qkvo, head_dims = _attention(flat, first, hidden, heads)
     experts = first("num_local_experts", "n_routed_experts", "num_experts", default=0)
     expert_ffn = first("moe_intermediate_size", "intermediate_size", default=ffn) if experts else 0
     shared = int(first("n_shared_experts", default=0)) * expert_ffn
@@ -100,16 +100,16 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions | None:
     )
 
 
-def _attention(known: Mapping[str, Any], first: Any, hidden: int, heads: int) -> tuple[int, int]:
+def _attention(config: Mapping[str, Any], first: Any, hidden: int, heads: int) -> tuple[int, int]:
     """(weights of one attention, elements that one pair of positions multiplies): plain, grouped, latent."""
-    latent = known.get("kv_lora_rank")
+    latent = config.get("kv_lora_rank")
     if latent:
-        nope, rope, value = known["qk_nope_head_dim"], known["qk_rope_head_dim"], known["v_head_dim"]
-        low = known.get("q_lora_rank")
+        nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+        low = config.get("q_lora_rank")
         query = low * (hidden + heads * (nope + rope)) if low else hidden * heads * (nope + rope)
         keys = hidden * (latent + rope) + latent * heads * (nope + value)
         return query + keys + heads * value * hidden, heads * (nope + rope + value)
     head_dim = first("head_dim", default=hidden // heads)
-    one = known.get("multi_query") and not known.get("new_decoder_architecture")
+    one = config.get("multi_query") and not config.get("new_decoder_architecture")
     kv_heads = 1 if one else first("num_key_value_heads", "num_kv_heads", default=heads)
     return 2 * hidden * head_dim * (heads + kv_heads), 2 * heads * head_dim

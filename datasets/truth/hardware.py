@@ -67,20 +67,20 @@ def device_of(gpu: str) -> str:
     slug = re.sub(r"[^a-z0-9]", "", gpu.lower())
     if slug in DEVICES:
         return DEVICES[slug]
-    known = {re.sub(r"[^a-z0-9]", "", name): name for name in (*known_devices(), *measured_machines())}
-    if slug in known:
-        return known[slug]
+    by_plain_name = {re.sub(r"[^a-z0-9]", "", name): name for name in (*known_devices(), *measured_machines())}
+    if slug in by_plain_name:
+        return by_plain_name[slug]
     raise TruthError(f"no figures of the GPU {gpu!r} (conf/device)" if gpu else "the GPU is not published")
 
 
 def usual_cluster(device: Device) -> Cluster:
     """The shipped cluster of a device; without one a plain server of eight."""
-    known = known_clusters()
-    if USUAL.get(device.id) in known:
+    names = known_clusters()
+    if USUAL.get(device.id) in names:
         return load_cluster(USUAL[device.id])
-    made = [cluster for cluster in map(load_cluster, known) if cluster.device == device.id]
-    if made:
-        return made[0]
+    clusters = [cluster for cluster in map(load_cluster, names) if cluster.device == device.id]
+    if clusters:
+        return clusters[0]
     link = "loopback" if device.synchronous else "nvlink" if device.link_gbps else "pcie"
     return Cluster(f"{device.id}_server", f"Server of eight {device.name}", device.id, link=link)
 
@@ -95,13 +95,13 @@ def spread(cluster: Cluster, devices: int) -> dict[str, Any]:
     return {"nodes": devices // per_node, "devices_per_node": per_node, "nics_per_node": nics}
 
 
-def network(cluster: Cluster, said: str) -> dict[str, Any]:
+def network(cluster: Cluster, text: str) -> dict[str, Any]:
     """The NICs that a row publishes, as ``800 Gb/s per node`` or ``400 Gb/s RDMA per GPU``."""
     rate = r"(\d+)\s*(?:Gb/s|Gbps)"
-    per_node = re.search(rate + r"[^|,;)]{0,12} (?:per |node-)node", said) or re.search(rate + r" per node", said)
+    per_node = re.search(rate + r"[^|,;)]{0,12} (?:per |node-)node", text) or re.search(rate + r" per node", text)
     if per_node:
         return {"nic_gbps": int(per_node[1]) / 8 / cluster.nics_per_node}
-    per_gpu = re.search(rate + r"[^|,;)]{0,12} per GPU", said)
+    per_gpu = re.search(rate + r"[^|,;)]{0,12} per GPU", text)
     if per_gpu:
         return {"nic_gbps": int(per_gpu[1]) / 8 * cluster.devices_per_node / cluster.nics_per_node}
     return {}

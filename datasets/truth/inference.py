@@ -36,7 +36,7 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
     devices = cells.needed("num_gpus")
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, input_len + output_len)
-    told, cells = cells, known(cells, "encoder") if encodes(config) else cells
+    typed, cells = cells, known(cells, "encoder") if encodes(config) else cells
     framework, (precision, quantization) = cells.text("stack"), precision_of(cells.text("precision"))
     layout = PublishedLayout(tp=cells.count("tp"), pp=cells.count("pp"), ep=cells.count("ep"), dp=1)
     if layout.tp * layout.pp != devices:
@@ -45,7 +45,7 @@ def inference_row(cells: Cells, folder: Path) -> InferenceRow:
         id=cells.id,
         hardware=hardware,
         measured=measurements(cells, output_len),
-        tags=tags(told, name, config, hardware, layout, framework),
+        tags=tags(typed, name, config, hardware, layout, framework),
         model=name,
         config=config,
         framework=framework,
@@ -86,30 +86,30 @@ def micro_batches(batch: int, tokens: int, stages: int, at_once: int) -> int:
     """Parts in which a batch of sequences goes through pipeline stages that take ``at_once`` tokens (0: any number)."""
     if stages == 1 or not at_once:
         return 1
-    part = batch // stages if batch % stages == 0 else batch
-    while part * tokens > at_once and part % 2 == 0:
-        part //= 2
-    return batch // part
+    size = batch // stages if batch % stages == 0 else batch
+    while size * tokens > at_once and size % 2 == 0:
+        size //= 2
+    return batch // size
 
 
 def measurements(cells: Cells, output_len: int) -> dict[str, float]:
     """What a row measured, by quantity; TruthError where there is nothing to compare with."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     if cells.has("status"):
-        found["fits"] = 0.0 if "oom" in cells.text("status").lower() else 1.0
-    whole = cells.positive("latency_ms")
-    columns = {"ttft": cells.positive("ttft_ms"), "tpot": cells.positive("itl_ms"), "e2e": whole}
-    if output_len <= 1 and whole:
-        columns = {"ttft": whole}
-    found |= {name: value for name, value in columns.items() if value}
+        figures["fits"] = 0.0 if "oom" in cells.text("status").lower() else 1.0
+    latency_ms = cells.positive("latency_ms")
+    columns = {"ttft": cells.positive("ttft_ms"), "tpot": cells.positive("itl_ms"), "e2e": latency_ms}
+    if output_len <= 1 and latency_ms:
+        columns = {"ttft": latency_ms}
+    figures |= {name: value for name, value in columns.items() if value}
     rate = cells.positive("out_tokens_per_s_total")
-    if rate and not whole:
-        found["throughput"] = rate
+    if rate and not latency_ms:
+        figures["throughput"] = rate
     if memory := cells.positive("mem_gb"):
-        found["peak_memory"] = memory * GB_IN_GIB
-    if not found:
+        figures["peak_memory"] = memory * GB_IN_GIB
+    if not figures:
         raise TruthError("neither latency nor throughput is published")
-    return found
+    return figures
 
 
 def tags(
@@ -132,7 +132,7 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
 
     What a training pass holds beside forward and backward is known of its publication.
     """
-    told, cells = cells, known(cells, "passes")
+    typed, cells = cells, known(cells, "passes")
     seq_len, batch, devices = cells.needed("seq_len_tokens"), cells.needed("batch_size"), cells.count("num_gpus")
     hardware = hardware_of(cells, devices)
     name, config = model_of(cells, folder, seq_len)
@@ -145,7 +145,7 @@ def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:
     common: dict[str, Any] = {
         "id": cells.id,
         "hardware": hardware,
-        "tags": tags(told, name, config, hardware, layout, framework),
+        "tags": tags(typed, name, config, hardware, layout, framework),
         "model": name,
         "config": config,
         "framework": framework,

@@ -20,7 +20,7 @@ USUAL = {"layout": "nn"}  # of products in tables of operators
 
 def operator_row(cells: Cells, folder: Path) -> OperatorRow:
     """One op on one device (a collective: on its ranks), by its name, or ``op_kind``, and sizes."""
-    told, cells = cells, known(cells, "operator")
+    typed, cells = cells, known(cells, "operator")
     name = cells.text("op").lower()
     kind = KINDS.get(cells.text("op_kind") or ALSO_CALLED.get(name, name))
     if kind is None:
@@ -30,7 +30,7 @@ def operator_row(cells: Cells, folder: Path) -> OperatorRow:
         raise TruthError("latency_ms is not published")
     op = op_of(kind, cells, precision_of(cells.text("precision"))[0])
     hardware = hardware_of(cells, op.ranks if kind.name in COLLECTIVES else 1)
-    tags = {"op": name, "gpu": hardware.gpu, "precision": told.text("precision")}
+    tags = {"op": name, "gpu": hardware.gpu, "precision": typed.text("precision")}
     empty_us = cells.number("empty_op_us") or 0.0
     if empty_us < 0.0:
         raise TruthError(f"empty_op_us={empty_us:g} must be 0 or more")

@@ -71,7 +71,9 @@ class PublishedRule:
         lines = (
             line for line in self.lines if FILL in cells.outcomes or not line.get("basis", "").startswith(READ_OFF)
         )
-        line = next((each for each in lines if all(meant(fact(cells, name), each[name]) for name in by)), {})
+        line = next(
+            (candidate for candidate in lines if all(meant(fact(cells, name), candidate[name]) for name in by)), {}
+        )
         return {name: value_of(text) for name, text in line.items() if text and name not in (*by, *NOT_FILLED)}
 
 
@@ -98,27 +100,27 @@ def publications(folder: Path | None = None) -> tuple[Publication, ...]:
     paths = sorted((folder or CHECKOUT).glob("*.yaml"))
     if folder is not None and not paths:
         raise TruthError(f"rules={folder}: no folder with rules on published tables (*.yaml)")
-    made = [publication(path) for path in (*sorted(OWN.glob("*.yaml")), *paths)]
-    return tuple(sorted(made, key=lambda each: (not each.every, each.order, each.id)))
+    rules = [publication(path) for path in (*sorted(OWN.glob("*.yaml")), *paths)]
+    return tuple(sorted(rules, key=lambda rule: (not rule.every, rule.order, rule.id)))
 
 
 def publication(path: Path) -> Publication:
     """The rules of a file. TruthError for a file that holds something else."""
-    read = read_yaml(path, TruthError)
+    content = read_yaml(path, TruthError)
     try:
-        rules = tuple(PublishedRule(**rule, lines=lines_of(path, rule)) for rule in read.pop("rules"))
-        of, table = tuple(read.pop("of")), tuple(read.pop("table", ()))
-        made = Publication(path.stem, of, rules, table=table, **read)
-        check(made)
+        rules = tuple(PublishedRule(**rule, lines=lines_of(path, rule)) for rule in content.pop("rules"))
+        of, table = tuple(content.pop("of")), tuple(content.pop("table", ()))
+        result = Publication(path.stem, of, rules, table=table, **content)
+        check(result)
     except (KeyError, TypeError, ValueError, AttributeError, OSError, re.error, csv.Error) as error:
         raise TruthError(f"rules: {path} holds no rules on published tables: {error}") from None
-    return made
+    return result
 
 
-def check(made: Publication) -> None:
+def check(publication: Publication) -> None:
     """ValueError, re.error and their like for patterns, conditions and columns that are none."""
-    re.compile(made.said)
-    for rule in made.rules:
+    re.compile(publication.said)
+    for rule in publication.rules:
         for basis in (rule.basis, *(line.get("basis") or "" for line in rule.lines)):
             if basis and basis not in BASES and not re.fullmatch(READ_OFF + r"\w+", basis):
                 raise ValueError(f"basis: {basis!r} is none of {', '.join(BASES)}, {READ_OFF}TABLE")
@@ -133,7 +135,7 @@ def check(made: Publication) -> None:
             for cell in (line[name] for name in rule.look_up["by"] if line[name].startswith(">")):
                 if not is_number(cell[1:]):
                     raise ValueError(f"{file}, line {number}: {cell!r} is no number to be above")
-    for theirs in made.columns.values():
+    for theirs in publication.columns.values():
         if isinstance(theirs, Mapping) and not (theirs["of"] and re.compile(theirs["words"]).groups):
             raise ValueError(f"{theirs['words']} has no group")
 
@@ -150,7 +152,7 @@ def meant(text: str, cell: str) -> bool:
     """Whether the text of a row is what a cell of a file to look up in means: one of ``a|b``, more than ``>8``, all."""
     if cell.startswith(">"):
         return holds(text, {"above": float(cell[1:])})
-    return not cell or any(value_of(text) == value_of(each) for each in cell.split("|"))
+    return not cell or any(value_of(text) == value_of(choice) for choice in cell.split("|"))
 
 
 def is_number(text: str) -> bool:
@@ -172,35 +174,35 @@ def value_of(text: str) -> float | str:
 
 def columns_of(names: Iterable[str], folder: Path | None) -> Mapping[str, Any]:
     """Our columns of a table by what it calls them, where a file knows a table of such columns; else nothing."""
-    tables = (each for each in publications(folder) if each.table and set(each.table) <= set(names))
-    return next((each.columns for each in tables), {})
+    tables = (rule for rule in publications(folder) if rule.table and set(rule.table) <= set(names))
+    return next((rule.columns for rule in tables), {})
 
 
 def named(line: Mapping[str, str], columns: Mapping[str, Any]) -> dict[str, str]:
     """A line with our columns beside its own."""
-    made = dict(line)
+    cells = dict(line)
     for ours, theirs in columns.items():
         if theirs is None:
-            made.pop(ours, None)  # what they call so is something else
+            cells.pop(ours, None)  # what they call so is something else
             continue
         if isinstance(theirs, str):
-            made[ours] = line.get(theirs) or ""
-        elif part := re.search(theirs["words"], line.get(theirs["of"]) or ""):
-            made[ours] = part[1]
-    return made
+            cells[ours] = line.get(theirs) or ""
+        elif match := re.search(theirs["words"], line.get(theirs["of"]) or ""):
+            cells[ours] = match[1]
+    return cells
 
 
 def known(cells: Cells, kind: str) -> Cells:
     """The cells of a row with what is known of its publication; TruthError where a rule refuses it."""
-    told = False
-    said = cells.said  # of the row itself
-    for each in publications(cells.rules):
-        others = kind not in each.of or not cells.values.keys() >= set(each.table)
-        if others or (told and not each.every):
+    changed = False
+    statement = cells.said  # of the row itself
+    for entry in publications(cells.rules):
+        others = kind not in entry.of or not cells.values.keys() >= set(entry.table)
+        if others or (changed and not entry.every):
             continue
-        if each.every or re.search(each.said, said, re.IGNORECASE):
-            told = told or not each.every
-            for rule in each.rules:
+        if entry.every or re.search(entry.said, statement, re.IGNORECASE):
+            changed = changed or not entry.every
+            for rule in entry.rules:
                 cells = applied(cells, rule)
     return cells
 

@@ -74,8 +74,8 @@ class PublishedLayout:
 
     def __str__(self) -> str:
         degrees = {"tp": self.tp, "pp": self.pp, "vpp": self.vpp, "cp": self.cp, "ep": self.ep, "dp": self.dp}
-        said = " ".join(f"{name}{value}" for name, value in degrees.items() if value > 1)
-        return (said or "one") + (f" zero{self.zero_stage}" if self.zero_stage else "")
+        text = " ".join(f"{name}{value}" for name, value in degrees.items() if value > 1)
+        return (text or "one") + (f" zero{self.zero_stage}" if self.zero_stage else "")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ def serving_row(cells: Cells, folder: Path) -> ServingRow:
     layout = layout_of(cells, "prefill_" if apart else "")
     isl, osl = _whole(cells, "input_len_tokens"), _whole(cells, "output_len_tokens")
     name, config = model_of(cells, folder, isl + osl)
-    each = 1 if cells.has("attention_dp") or apart else layout.dp  # where no ranks are told, clients are of one
-    concurrency = _whole(cells, "clients") * each
+    clients_per = 1 if cells.has("attention_dp") or apart else layout.dp  # where no ranks are told, clients are of one
+    concurrency = _whole(cells, "clients") * clients_per
     shortest = 1.0 if cells.text("lengths") == "fixed" else SHORTEST
     tokens = osl * (1 + shortest) / 2
     throughput = concurrency * tokens / (ttft + (tokens - 1) * tpot) * 1e3  # Little's law of a closed loop
@@ -121,20 +121,20 @@ def layout_of(cells: Cells, prefix: str = "") -> PublishedLayout:
 
 def distinct(rows: Iterable[Row]) -> tuple[list[Row], list[UnsupportedRow]]:
     """Rows without later copies of the same measurement: all that was measured, to the hundredths that some keep."""
-    kept: list[Row] = []
+    unique: list[Row] = []
     copies: list[UnsupportedRow] = []
-    seen: dict[tuple[object, ...], str] = {}
+    ids: dict[tuple[object, ...], str] = {}
     for row in rows:
         if not isinstance(row, ServingRow):
-            kept.append(row)
+            unique.append(row)
             continue
         key = (round(row.measured["ttft"], 2), round(row.measured["tpot"], 2), row.tags["system"])
-        if key in seen:
-            copies.append(UnsupportedRow(row.id, f"a copy of {seen[key]}", row.source))
+        if key in ids:
+            copies.append(UnsupportedRow(row.id, f"a copy of {ids[key]}", row.source))
         else:
-            seen[key] = row.id
-            kept.append(row)
-    return kept, copies
+            ids[key] = row.id
+            unique.append(row)
+    return unique, copies
 
 
 def with_peer(rows: Iterable[Row], path: Path) -> list[Row]:
@@ -144,15 +144,15 @@ def with_peer(rows: Iterable[Row], path: Path) -> list[Row]:
     if not beside.is_file():
         return list(rows)
     with beside.open(newline="", encoding="utf-8-sig") as file:
-        known = {line["id"]: line for line in csv.DictReader(file)}
-    made = []
+        by_id = {line["id"]: line for line in csv.DictReader(file)}
+    joined = []
     for row in rows:
-        line = known.get(row.id) if isinstance(row, ServingRow) else None
+        line = by_id.get(row.id) if isinstance(row, ServingRow) else None
         if line is not None:
             peer = {name: float(line[f"aic_{name}_ms"]) for name in ("ttft", "tpot")}
             row = replace(row, peer=peer)
-        made.append(row)
-    return made
+        joined.append(row)
+    return joined
 
 
 def _whole(cells: Cells, column: str) -> int:

@@ -124,22 +124,29 @@ def configuration(shape: Cells) -> dict[str, Any]:
         return {"model_type": kind, **common, **sizes}
     experts, topk, width = shape.needed("experts"), shape.needed("topk"), shape.needed("moe_ffn")
     if "sliding" in shape.text("attn"):
-        own = {"num_local_experts": experts, "num_experts_per_tok": topk, "intermediate_size": width}
-        return {"model_type": "gpt_oss", **common, **sizes, **own}
+        expert_fields = {"num_local_experts": experts, "num_experts_per_tok": topk, "intermediate_size": width}
+        return {"model_type": "gpt_oss", **common, **sizes, **expert_fields}
     if "qwen3" in name:
-        own = {"num_experts": experts, "num_experts_per_tok": topk, "moe_intermediate_size": width}
-        return {"model_type": "qwen3_moe", **common, **sizes, **own, "norm_topk_prob": True, "decoder_sparse_step": 1}
-    own = {"num_local_experts": experts, "num_experts_per_tok": topk, "intermediate_size": width}
-    return {"model_type": "mixtral", **common, **sizes, **own}
+        expert_fields = {"num_experts": experts, "num_experts_per_tok": topk, "moe_intermediate_size": width}
+        return {
+            "model_type": "qwen3_moe",
+            **common,
+            **sizes,
+            **expert_fields,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+        }
+    expert_fields = {"num_local_experts": experts, "num_experts_per_tok": topk, "intermediate_size": width}
+    return {"model_type": "mixtral", **common, **sizes, **expert_fields}
 
 
 def _latent(shape: Cells) -> dict[str, Any]:
     """DeepSeek's attention and experts: ranks and widths stand in words (``q_lora 1536 kv_lora 512 …``)."""
-    said = shape.text("attn")
+    text = shape.text("attn")
 
     def rank(word: str, default: int | None) -> int | None:
-        found = re.search(rf"(?<![a-z_]){word}[ _]?(\d+)", said)
-        return int(found[1]) if found else default
+        match = re.search(rf"(?<![a-z_]){word}[ _]?(\d+)", text)
+        return int(match[1]) if match else default
 
     return {
         "q_lora_rank": rank("q_lora", None),
@@ -160,13 +167,13 @@ def _latent(shape: Cells) -> dict[str, Any]:
 def overlaid(config: dict[str, Any], cells: Cells) -> dict[str, Any]:
     """The configuration with the sizes that the row's own columns give."""
     names = NAMES.get(str(config.get("model_type")), NAMES[""])
-    taken = dict(config)
+    result = dict(config)
     for column, name in names.items():
         if cells.has(column) and (name in config or config.get("model_type") == "gpt2"):
-            taken[name] = cells.needed(column)
+            result[name] = cells.needed(column)
     if cells.has("tied_embeddings"):
-        taken["tie_word_embeddings"] = cells.flag("tied_embeddings")
-    return taken
+        result["tie_word_embeddings"] = cells.flag("tied_embeddings")
+    return result
 
 
 def fitted(config: dict[str, Any], seq_len: int) -> dict[str, Any]:

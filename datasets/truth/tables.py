@@ -64,7 +64,7 @@ def read_table(
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TruthError(f"{setting}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     columns = columns_of(names, rules)
-    kind, read = kind_of(path, frozenset((*names, *columns)), setting)
+    kind, reader_of = kind_of(path, frozenset((*names, *columns)), setting)
     if twice := next((name for name in names if name and names.count(name) > 1), None):
         raise TruthError(f"{setting}={path}: two columns are called {twice}")
     if not lines:
@@ -74,16 +74,16 @@ def read_table(
     failed: list[FailedRow] = []
     by_outcome: list[Row] = []
     for number, line in enumerate(lines, start=1):
-        given = {key: value for key, value in line.items() if isinstance(key, str)}
-        cells = Cells(named(given, columns), number, rules=rules, outcomes=outcomes)
+        texts = {key: value for key, value in line.items() if isinstance(key, str)}
+        cells = Cells(named(texts, columns), number, rules=rules, outcomes=outcomes)
         source = source_of(cells, kind, path.stem)
         try:
             if None in line:  # a comma in a cell without quotes: what follows it would be read one column off
                 raise TruthError(f"{len(names) + len(line[None])} cells under {len(names)} columns")
-            rows.append(replace(read(cells, path.parent), source=source))
+            rows.append(replace(reader_of(cells, path.parent), source=source))
         except OutcomeError as error:
             unsupported.append(UnsupportedRow(cells.id, str(error), source, by_outcome=True))
-            by_outcome += _without_outcomes(read, cells, path.parent, source)
+            by_outcome += _without_outcomes(reader_of, cells, path.parent, source)
         except (TruthError, DeviceError, ClusterError, OpError) as error:
             unsupported.append(UnsupportedRow(cells.id, str(error), source))
         except Exception as error:  # one row never ends a run
@@ -94,23 +94,23 @@ def read_table(
     return TruthTable(path.stem, kind, tuple(rows), (*unsupported, *copies), tuple(failed), tuple(again[len(rows) :]))
 
 
-def _without_outcomes(read: Reader, cells: Cells, folder: Path, source: str) -> list[Row]:
+def _without_outcomes(reader: Reader, cells: Cells, folder: Path, source: str) -> list[Row]:
     """The row as it is where measured results refuse nothing; none where something else does."""
     try:
-        return [replace(read(replace(cells, outcomes=()), folder), source=source)]
+        return [replace(reader(replace(cells, outcomes=()), folder), source=source)]
     except (TruthError, DeviceError, ClusterError, OpError):
         return []
 
 
 def kind_of(path: Path, columns: frozenset[str], setting: str = "truth") -> tuple[str, Reader]:
     """(kind, reader) of a table; TruthError names what the nearest kind lacks, or all kinds where none is near."""
-    for needed, kind, read in KINDS:
+    for needed, kind, reader in KINDS:
         if needed <= columns:
-            return kind, read
+            return kind, reader
     if not any(needed & columns for needed, _, _ in KINDS):
-        told = "; ".join(f"{kind} by {', '.join(sorted(needed))}" for needed, kind, _ in KINDS)
-        raise TruthError(f"{setting}={path}: no table of results; columns tell what it is about: {told}; {PUBLISHED}")
-    needed, kind, _ = min(KINDS, key=lambda known: len(known[0] - columns) / len(known[0]))
+        kinds = "; ".join(f"{kind} by {', '.join(sorted(needed))}" for needed, kind, _ in KINDS)
+        raise TruthError(f"{setting}={path}: no table of results; columns tell what it is about: {kinds}; {PUBLISHED}")
+    needed, kind, _ = min(KINDS, key=lambda row_kind: len(row_kind[0] - columns) / len(row_kind[0]))
     lacks = ", ".join(sorted(needed - columns))
     raise TruthError(
         f"{setting}={path}: no table of results; {kind} tables have the columns {lacks}, which it lacks; {PUBLISHED}"

@@ -100,8 +100,8 @@ def layout_of(cells: Cells, devices: int) -> PublishedLayout:
 
 def sequence_parallel_of(cells: Cells, layout: PublishedLayout) -> PublishedLayout:
     """The layout with sequence parallelism as published, else beside tensor parallelism."""
-    said = "+SP" in cells.text("recompute") or cells.flag("sp", True)
-    return PublishedLayout(**{**vars(layout), "sequence_parallel": said and layout.tp > 1})
+    stated = "+SP" in cells.text("recompute") or cells.flag("sp", True)
+    return PublishedLayout(**{**vars(layout), "sequence_parallel": stated and layout.tp > 1})
 
 
 def stages_of(text: str, config: Mapping[str, Any], layout: PublishedLayout) -> tuple[int, ...]:
@@ -111,8 +111,8 @@ def stages_of(text: str, config: Mapping[str, Any], layout: PublishedLayout) -> 
     """
     if text == "by_cost":
         return stages_by_cost(config, layout.pp)
-    for given in text.split("|"):
-        parts = [part.partition("x") for part in given.split(",")]
+    for variant in text.split("|"):
+        parts = [word.partition("x") for word in variant.split(",")]
         stages = tuple(int(layers) for layers, _, times in parts for _ in range(int(times or 1)))
         if len(stages) == layout.pp * layout.vpp:
             return stages
@@ -149,16 +149,16 @@ def batches(cells: Cells, layout: PublishedLayout) -> tuple[int, int]:
     Where no micro-batch is published it is one sequence, or what cuts a group's batch into as many as stages.
     """
     group = cells.whole("lbs_seqs", 0) or cells.whole("batch_per_dp_group", 0)
-    whole = cells.whole("gbs_seqs", 0) or group * layout.dp
-    if not whole:
+    global_batch = cells.whole("gbs_seqs", 0) or group * layout.dp
+    if not global_batch:
         raise TruthError("the global batch is not published")
-    usual = 1 if group or layout.pp > 1 else whole // layout.dp
+    usual = 1 if group or layout.pp > 1 else global_batch // layout.dp
     if cells.text("micro_batches") == "stages" and group and layout.pp > 1:
         usual = max(group // layout.pp, 1)
     micro = cells.whole("mbs_seqs", 0) or usual
-    if whole % (micro * layout.dp):
-        raise TruthError(f"a global batch of {whole} is no multiple of {micro} x {layout.dp} data ranks")
-    return micro, whole
+    if global_batch % (micro * layout.dp):
+        raise TruthError(f"a global batch of {global_batch} is no multiple of {micro} x {layout.dp} data ranks")
+    return micro, global_batch
 
 
 def recompute_of(text: str) -> str:
@@ -175,26 +175,26 @@ def measurements(
     cells: Cells, config: Mapping[str, Any], global_batch: int, seq_len: int, devices: int
 ) -> dict[str, float]:
     """What a row measured, by quantity; TruthError where there is nothing to compare with."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     status = cells.text("status", "ok").lower()
     if cells.has("status"):
-        found["fits"] = 0.0 if "oom" in status else 1.0
+        figures["fits"] = 0.0 if "oom" in status else 1.0
     step = step_time(cells, config, global_batch, seq_len, devices)
     if step:
-        found["step_time"] = step
+        figures["step_time"] = step
     for column, _ in MEMORY:
         if value := cells.positive(column):
             binary = column.endswith("gib") or cells.text("gb_means").lower() == "gib"
-            found["peak_memory"] = value * (1.0 if binary else GB_IN_GIB)
+            figures["peak_memory"] = value * (1.0 if binary else GB_IN_GIB)
             break
     states, activations = cells.positive("param_opt_gib"), cells.positive("activation_gib")
     if states and activations:
-        found["peak_memory"] = states + activations
+        figures["peak_memory"] = states + activations
     if share := cells.positive("activation_pct_of_tp_baseline"):
-        found["activation_share"] = share
-    if not found:
+        figures["activation_share"] = share
+    if not figures:
         raise TruthError("neither time nor memory is published")
-    return found
+    return figures
 
 
 def step_time(cells: Cells, config: Mapping[str, Any], global_batch: int, seq_len: int, devices: int) -> float | None:
@@ -227,7 +227,7 @@ def tags(
     regime = "single node" if hardware.devices <= per_node else "multi-node"
     if layout.tp > per_node:
         regime = "TP across nodes"
-    made = {
+    values = {
         "framework": framework,
         "gpu": hardware.gpu,
         "precision": cells.text("precision", "BF16"),
@@ -235,4 +235,4 @@ def tags(
         "architecture": "MoE" if sizes is not None and sizes.experts else "dense",
         "regime": regime,
     }
-    return made | ({"times": cells.text("times")} if cells.has("times") else {})
+    return values | ({"times": cells.text("times")} if cells.has("times") else {})

@@ -54,10 +54,12 @@ class Predictions:
     unsupported: list[UnsupportedRow] = field(default_factory=list)
     failed: list[FailedRow] = field(default_factory=list)
 
-    def note(self, row: Row, found: Quantities) -> None:
+    def note(self, row: Row, quantities: Quantities) -> None:
         """Keeps what is predicted for a row."""
-        self.predicted[row.id] = {name: each.value for name, each in found.items()}
-        self.intervals[row.id] = {name: each.interval for name, each in found.items() if each.interval is not None}
+        self.predicted[row.id] = {name: estimate.value for name, estimate in quantities.items()}
+        self.intervals[row.id] = {
+            name: estimate.interval for name, estimate in quantities.items() if estimate.interval is not None
+        }
 
     def left_out(self, row: Row, error: Exception) -> None:
         """Notes why a row has no prediction: opcast's own words for what it cannot do, else a failure."""
@@ -122,12 +124,12 @@ def step_quantities(row: TrainingRow | InferenceRow, setting: ValidationSettings
     case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
     report = simulated_case(case, setting, engines)
     timed = training_quantities if isinstance(row, TrainingRow) else inference_quantities
-    found = timed(report, row) | memory_quantities(report, row, case.plan.stack)
+    quantities = timed(report, row) | memory_quantities(report, row, case.plan.stack)
     if isinstance(row, TrainingRow) and "activation_share" in row.measured:
-        whole = replace(row, recompute="none", layout=replace(row.layout, sequence_parallel=False))
-        kept = simulated_case(training_case(whole, setting), setting, engines).memory.by_class[KEPT]
-        found["activation_share"] = Estimate(100.0 * report.memory.by_class.get(KEPT, 0.0) / kept)
-    return found
+        without_recompute = replace(row, recompute="none", layout=replace(row.layout, sequence_parallel=False))
+        activations = simulated_case(training_case(without_recompute, setting), setting, engines).memory.by_class[KEPT]
+        quantities["activation_share"] = Estimate(100.0 * report.memory.by_class.get(KEPT, 0.0) / activations)
+    return quantities
 
 
 def simulated_case(case: Question, setting: ValidationSettings, engines: Engines) -> StepReport | InferenceReport:
@@ -141,9 +143,9 @@ def simulated_case(case: Question, setting: ValidationSettings, engines: Engines
 def training_quantities(report: Any, row: Any) -> Quantities:
     """Step time in s: of forward and backward, where a row has no optimizer."""
     left_out = report.breakdown.optimizer_s if row.options.get("optimizer") == "none" else 0.0
-    part = 1.0 - left_out / report.step_time_s
+    share = 1.0 - left_out / report.step_time_s
     low, high = ninety(report.step_time_s, report.low_s, report.high_s, report.coverage)
-    step = Estimate(report.step_time_s - left_out, (low * part, high * part))
+    step = Estimate(report.step_time_s - left_out, (low * share, high * share))
     return {"step_time": step}
 
 
@@ -152,14 +154,14 @@ def inference_quantities(report: Any, row: Any) -> Quantities:
     low, high = ninety(report.e2e_ms, report.low_ms, report.high_ms, report.coverage)
     named = {"ttft": report.ttft_ms, "tpot": report.tpot_ms, "e2e": report.e2e_ms}
     if row.options.get("prompt") == CACHED and report.tpot_ms is not None:
-        whole = report.tpot_ms * row.output_len
-        low, high = (each * whole / report.e2e_ms for each in (low, high))
-        named |= {"ttft": report.tpot_ms, "e2e": whole}
-    made = {name: Estimate(float(value)) for name, value in named.items() if value is not None}
-    for name in ("e2e", *(("ttft",) if made.keys() == {"ttft", "e2e"} else ())):  # a prompt alone is the whole
-        made[name] = Estimate(made[name].value, (low, high))
-    made["throughput"] = Estimate(rate(row, made["e2e"].value), (rate(row, high), rate(row, low)))
-    return made
+        decode_ms = report.tpot_ms * row.output_len
+        low, high = (bound * decode_ms / report.e2e_ms for bound in (low, high))
+        named |= {"ttft": report.tpot_ms, "e2e": decode_ms}
+    quantities = {name: Estimate(float(value)) for name, value in named.items() if value is not None}
+    for name in ("e2e", *(("ttft",) if quantities.keys() == {"ttft", "e2e"} else ())):  # a prompt alone is the whole
+        quantities[name] = Estimate(quantities[name].value, (low, high))
+    quantities["throughput"] = Estimate(rate(row, quantities["e2e"].value), (rate(row, high), rate(row, low)))
+    return quantities
 
 
 def rate(row: InferenceRow, millis: float) -> float:
@@ -210,8 +212,8 @@ def network_quantities(row: NetworkRow) -> Quantities:
 
     ranks = row.hardware.devices
     fabric = Fabric(product([Dimension(row.shape, ranks, row.bandwidth_gbps, row.latency_us)]))
-    found = fabric.latency_us(row.collective, range(ranks), row.size_bytes, row.algorithm)
-    return {"latency": Estimate(found * 1e-3)}
+    latency_us = fabric.latency_us(row.collective, range(ranks), row.size_bytes, row.algorithm)
+    return {"latency": Estimate(latency_us * 1e-3)}
 
 
 def operator_quantities(
@@ -225,7 +227,7 @@ def operator_quantities(
         engine = engines.of(device, cluster)
         limits = Limits(clock_mhz=first.clock_mhz)
         ops = [row.op for row in rows]
-        found = with_power(predict_ops(ops, device, engine), ops, device, (), limits)
+        predictions = with_power(predict_ops(ops, device, engine), ops, device, (), limits)
     except Exception as error:  # one row never ends a run
         if len(rows) == 1:
             answers.left_out(first, error)
@@ -233,9 +235,12 @@ def operator_quantities(
         for row in rows:
             operator_quantities(answers, [row], setting, engines)
         return
-    for row, each in zip(rows, found, strict=True):
+    for row, prediction in zip(rows, predictions, strict=True):
         beside = max(row.empty_op_us - device.launch_us, 0.0)  # every kernel has been launched
-        times = (each.latency_us, *ninety(each.latency_us, each.low_us, each.high_us, each.coverage))
+        times = (
+            prediction.latency_us,
+            *ninety(prediction.latency_us, prediction.low_us, prediction.high_us, prediction.coverage),
+        )
         millis, low, high = ((us + beside) * 1e-3 for us in times)
         answers.note(row, {"latency": Estimate(millis, (low, high))})
 
@@ -245,23 +250,23 @@ def joined(predicted: Mapping[str, Mapping[str, float]], rows: Iterable[Row]) ->
 
     Where a run did not fit there is nothing to time: only ``fits`` counts.
     """
-    return {name: [pair for _, pair in found] for name, found in _compared(predicted, rows).items()}
+    return {name: [pair for _, pair in pairs] for name, pairs in _compared(predicted, rows).items()}
 
 
 def bounded(answers: Predictions, rows: Iterable[Row]) -> dict[str, list[Bounded]]:
     """(low, high, predicted, measured) by quantity, of rows that have an interval."""
-    made = {}
-    for name, found in _compared(answers.predicted, rows).items():
-        known = [(answers.intervals.get(key, {}).get(name), pair) for key, pair in found]
-        made[name] = [(*interval, *pair) for interval, pair in known if interval is not None]
-    return made
+    by_quantity = {}
+    for name, keyed_pairs in _compared(answers.predicted, rows).items():
+        bounds = [(answers.intervals.get(key, {}).get(name), pair) for key, pair in keyed_pairs]
+        by_quantity[name] = [(*interval, *pair) for interval, pair in bounds if interval is not None]
+    return by_quantity
 
 
 def _compared(predicted: Mapping[str, Mapping[str, float]], rows: Iterable[Row]) -> dict[str, list[tuple[str, Pair]]]:
-    found: dict[str, list[tuple[str, Pair]]] = {}
+    by_quantity: dict[str, list[tuple[str, Pair]]] = {}
     for row in rows:
         for name, measured in row.measured.items():
             value = predicted.get(row.id, {}).get(name)
             if value is not None:
-                found.setdefault(name, []).append((row.id, (value, measured)))
-    return found
+                by_quantity.setdefault(name, []).append((row.id, (value, measured)))
+    return by_quantity

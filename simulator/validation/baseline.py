@@ -49,20 +49,20 @@ def constant_mfu(rows: Sequence[TrainingRow], devices: Mapping[str, Device]) -> 
     A row's MFU is that of the median over rows of other models on the same GPU in the same format; a row without any
     such has no answer.
     """
-    made: dict[str, Pair] = {}
+    predicted: dict[str, Pair] = {}
     for members in grouped(
-        utilised(rows, devices), lambda found: (found[0].hardware.gpu, format_of(found[0]))
+        utilised(rows, devices), lambda entry: (entry[0].hardware.gpu, format_of(entry[0]))
     ).values():
         for row, ideal, _ in members:
             others = [share for other, _, share in members if other.model != row.model]
             if others:
-                made[row.id] = (ideal / float(np.median(others)), row.measured["step_time"])
-    return made
+                predicted[row.id] = (ideal / float(np.median(others)), row.measured["step_time"])
+    return predicted
 
 
 def utilised(rows: Sequence[TrainingRow], devices: Mapping[str, Device]) -> list[tuple[TrainingRow, float, float]]:
     """(row, seconds at peak rate, MFU) of the rows whose step time and FLOPs are known."""
-    found = []
+    entries = []
     for row in rows:
         sizes = dimensions_of(row.config)
         device = devices.get(row.hardware.device)
@@ -74,8 +74,8 @@ def utilised(rows: Sequence[TrainingRow], devices: Mapping[str, Device]) -> list
             continue
         tokens = row.global_batch * row.seq_len / row.hardware.devices
         ideal = tokens * sizes.flops_per_token(row.seq_len) / (peak * 1e12)
-        found.append((row, ideal, ideal / row.measured["step_time"]))
-    return found
+        entries.append((row, ideal, ideal / row.measured["step_time"]))
+    return entries
 
 
 def format_of(row: TrainingRow) -> str:

@@ -63,8 +63,8 @@ class Calibrating:
         (:func:`.intervals.interval_score`).
         """
         tables = grouped(self.observed, lambda each: each.table)
-        known = without_source(self.observed, self.errors, self.start)
-        half_widths = {how: stated(self.observed, known, how) for how in WAYS}
+        calibrations = without_source(self.observed, self.errors, self.start)
+        half_widths = {how: stated(self.observed, calibrations, how) for how in WAYS}
 
         def scored(steps: Sequence[ObservedStep]) -> dict[str, dict[str, float]]:
             ids = [step.id for step in steps]
@@ -97,8 +97,12 @@ def _mean_scores(scores: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[st
 
 
 def _intervals(errors: Mapping[str, float], half_widths: Mapping[str, float], ids: Sequence[str]) -> dict[str, float]:
-    known = [key for key in ids if key in half_widths]
-    return interval_score([errors[key] for key in known], [half_widths[key] for key in known]) if known else {}
+    stated_ids = [key for key in ids if key in half_widths]
+    return (
+        interval_score([errors[key] for key in stated_ids], [half_widths[key] for key in stated_ids])
+        if stated_ids
+        else {}
+    )
 
 
 def calibrate(
@@ -133,8 +137,8 @@ def _calibrated(
             for path in tables
         )
         observed: list[ObservedStep] = []
-        for found in Parallel(n_jobs=-1, batch_size=1, return_as="generator")(jobs):
-            observed += found
+        for steps_of_job in Parallel(n_jobs=-1, batch_size=1, return_as="generator")(jobs):
+            observed += steps_of_job
             advance(1)
         return observed
 
@@ -151,27 +155,29 @@ def _calibrated(
         )
     by_host[slowest] = simulated(NONE, {"": slowest})
     felt = held_up(by_host)
-    wanted = {path.stem: {key.partition(" ")[2] for key in felt if key.startswith(f"{path.stem} ")} for path in tables}
+    ids_of_tables = {
+        path.stem: {key.partition(" ")[2] for key in felt if key.startswith(f"{path.stem} ")} for path in tables
+    }
     for factor in others:
-        found = {each.id: each for each in simulated(NONE, {"": factor}, wanted)}
-        by_host[factor] = [found.get(each.id, each) for each in by_host[usual]]
+        by_id = {step.id: step for step in simulated(NONE, {"": factor}, ids_of_tables)}
+        by_host[factor] = [by_id.get(step.id, step) for step in by_host[usual]]
     hosts = chosen_hosts(by_host, begun)
-    observed = [each for factor, found in by_host.items() for each in found if hosts[each.framework] == factor]
+    observed = [step for factor, steps in by_host.items() for step in steps if hosts[step.framework] == factor]
     for _ in range(ROUNDS):
-        known = _calibration(observed, hosts, begun)
+        calibration_of_run = _calibration(observed, hosts, begun)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "steps.json"
-            path.write_text(as_json(known))
+            path.write_text(as_json(calibration_of_run))
             observed = simulated(str(path), {})
     rows = {path.stem: sampled(read_table(path, None, "tables", setting.rules).rows, most) for path in tables}
     cases = holdouts(observed, lambda others: hosts_of(others, by_host, begun), begun)
     held_out = answer_holdouts(cases, rows, setting, advance)
-    known, errors = concluded(observed, held_out, hosts, begun)
+    calibration_of_run, errors = concluded(observed, held_out, hosts, begun)
     errors = {**errors, **answer_rooflines(observed, rows, setting, advance)}
     made_by = f"opcast calibrate tables=[{','.join(path.name for path in tables)}] rows={most}"
-    whole = replace(known, made_by=made_by + ("" if start == NONE else f" start={start}"))
-    counts = Counter(each.table for each in observed)
-    return Calibrating(whole, tuple(observed), errors, begun, _unanswered(tables, setting, most, counts))
+    final = replace(calibration_of_run, made_by=made_by + ("" if start == NONE else f" start={start}"))
+    counts = Counter(step.table for step in observed)
+    return Calibrating(final, tuple(observed), errors, begun, _unanswered(tables, setting, most, counts))
 
 
 def concluded(
@@ -181,20 +187,20 @@ def concluded(
 
     ``held_out`` are errors of :func:`.holdout.answer_holdouts`, ``hosts`` the factors of frameworks.
     """
-    known = _calibration(observed, hosts, begun)
-    errors = {**held_out, "fitted": {each.id: corrected(each, known) for each in observed}}
-    rows = {name: len(members) for name, members in sorted(grouped(observed, lambda each: each.table).items())}
+    calibration = _calibration(observed, hosts, begun)
+    errors = {**held_out, "fitted": {step.id: corrected(step, calibration) for step in observed}}
+    rows = {name: len(members) for name, members in sorted(grouped(observed, lambda step: step.table).items())}
     spread = dict(begun.spread) if begun.widths else fit_spread(observed, errors["table"])
     widths = fit_widths(observed, errors, spread, begun)
-    return replace(known, widths=widths, spread=spread, rows={**begun.rows, **rows}), errors
+    return replace(calibration, widths=widths, spread=spread, rows={**begun.rows, **rows}), errors
 
 
 def hosts_of(
     observed: Sequence[ObservedStep], by_host: Mapping[float, Sequence[ObservedStep]], begun: Calibration = NOTHING
 ) -> dict[str, float]:
     """The factors of frameworks that some runs alone ask for, those of 1 left out; ``by_host`` are all runs."""
-    ids = {each.id for each in observed}
-    chosen = chosen_hosts({host: [each for each in of if each.id in ids] for host, of in by_host.items()}, begun)
+    ids = {step.id for step in observed}
+    chosen = chosen_hosts({host: [step for step in of if step.id in ids] for host, of in by_host.items()}, begun)
     return _slower(chosen)
 
 
@@ -202,19 +208,19 @@ def _unanswered(
     tables: Sequence[Path], setting: ValidationSettings, most: int, rows: Mapping[str, int]
 ) -> dict[str, int]:
     """How many rows of each table have no time, or were drawn and could not be simulated."""
-    made = {}
+    reasons = {}
     for path in tables:
-        read = read_table(path, setting="tables", rules=setting.rules)
-        timed = sampled(read.rows, len(read.rows))
-        untimed = len(read.rows) + len(read.unsupported) + len(read.failed) - len(timed)
-        made[path.stem] = untimed + len(sampled(timed, most)) - rows.get(path.stem, 0)
-    return made
+        content = read_table(path, setting="tables", rules=setting.rules)
+        timed = sampled(content.rows, len(content.rows))
+        untimed = len(content.rows) + len(content.unsupported) + len(content.failed) - len(timed)
+        reasons[path.stem] = untimed + len(sampled(timed, most)) - rows.get(path.stem, 0)
+    return reasons
 
 
 def held_up(by_host: Mapping[float, Sequence[ObservedStep]]) -> set[str]:
     """The runs that take longer under a slower host."""
-    usual = {each.id: each.predicted for each in by_host[min(by_host)]}
-    slowest = {each.id: each.predicted for each in by_host[max(by_host)]}
+    usual = {step.id: step.predicted for step in by_host[min(by_host)]}
+    slowest = {step.id: step.predicted for step in by_host[max(by_host)]}
     return {key for key, least in usual.items() if slowest.get(key, least) > FELT * least}
 
 
@@ -226,12 +232,13 @@ def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]], start: Calibra
     """
     felt = held_up(by_host)
     errors: dict[str, dict[float, float]] = {}
-    for factor, found in by_host.items():
-        for framework, own in grouped(found, lambda each: each.framework).items():
-            left, asked = halves(own, start), [each.id for each in own if each.id in felt]
-            if len(asked) < LEAST and factor != min(by_host):
+    for factor, steps in by_host.items():
+        for framework, steps_of_framework in grouped(steps, lambda step: step.framework).items():
+            half_errors = halves(steps_of_framework, start)
+            held_up_ids = [step.id for step in steps_of_framework if step.id in felt]
+            if len(held_up_ids) < LEAST and factor != min(by_host):
                 continue
-            missed = np.abs([left[key] for key in asked] or [0.0])
+            missed = np.abs([half_errors[key] for key in held_up_ids] or [0.0])
             errors.setdefault(framework, {})[factor] = float(np.mean(np.minimum(missed, MOST_MISSED)))
     best = {framework: min(tried.values()) for framework, tried in errors.items()}
     return {
@@ -243,8 +250,10 @@ def chosen_hosts(by_host: Mapping[float, Sequence[ObservedStep]], start: Calibra
 
 
 def _calibration(observed: Sequence[ObservedStep], hosts: Mapping[str, float], start: Calibration) -> Calibration:
-    made = known_of(observed, start)
-    return replace(made, host={**start.host, **_slower(hosts)}, widths=start.widths or dict.fromkeys(UNKNOWN, 0.0))
+    calibration = known_of(observed, start)
+    return replace(
+        calibration, host={**start.host, **_slower(hosts)}, widths=start.widths or dict.fromkeys(UNKNOWN, 0.0)
+    )
 
 
 def _slower(hosts: Mapping[str, float]) -> dict[str, float]:
@@ -286,9 +295,9 @@ def sampled(rows: Iterable[Any], most: int) -> list[TrainingRow | InferenceRow]:
     ]
     groups = grouped(timed, group_of)
     order = sorted(groups, key=lambda name: sha256(name.encode()).digest()) if len(timed) > most else list(groups)
-    made: list[TrainingRow | InferenceRow] = []
+    sample: list[TrainingRow | InferenceRow] = []
     for name in order:
-        if made and len(made) + len(groups[name]) > most:
+        if sample and len(sample) + len(groups[name]) > most:
             continue
-        made += groups[name]
-    return made
+        sample += groups[name]
+    return sample

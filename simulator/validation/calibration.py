@@ -60,17 +60,17 @@ def fit(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> Fit:
     """The most probable effects of the runs, given what was known at the ``start``."""
     from scipy.sparse import csr_array
 
-    several = not start.effects and len({each.table for each in observed}) > 1
+    several = not start.effects and len({run.table for run in observed}) > 1
     share, row, levels = _cells(observed, several)  # shares without what was applied to them already
-    wanted = np.log([each.measured / each.predicted for each in observed])
+    log_ratios = np.log([run.measured / run.predicted for run in observed])
     weight = table_of(observed)
     keys = sorted({key for cell in levels for key in cell}, key=lambda key: (_rank(key[0]), key))
-    place = {key: at for at, key in enumerate(keys)}
+    column_of = {key: at for at, key in enumerate(keys)}
     at = np.repeat(np.arange(len(levels)), [len(cell) for cell in levels])
-    column = [place[key] for cell in levels for key in cell]
+    column = [column_of[key] for cell in levels for key in cell]
     design = csr_array((np.ones(len(column)), (at, column)), shape=(len(levels), len(keys)))
     runs = csr_array((np.ones(len(row)), (row, np.arange(len(row)))), shape=(len(observed), len(row)))
-    before = {(each.of, each.family): each for each in start.effects}
+    before = {(effect.of, effect.family): effect for effect in start.effects}
     errors = (max(before[key].error, LEAST_ERROR) if key in before else _prior(key) for key in keys)
     prior = np.fromiter(errors, float) ** -2
     begun = np.array([before[key].value if key in before else 0.0 for key in keys])
@@ -79,7 +79,7 @@ def fit(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> Fit:
         parts = share * np.exp(design @ beta)
         total = runs @ parts
         slope = (runs @ (design * (parts / total[row])[:, None])).toarray()
-        error = np.log(total) - wanted
+        error = np.log(total) - log_ratios
         trust = weight * (FREEDOM + 1.0) / (FREEDOM + (error / ERROR) ** 2) / ERROR**2
         curvature = (slope * trust[:, None]).T @ slope + np.diag(prior)
         step = np.linalg.solve(curvature, slope.T @ (trust * error) + (beta - begun) * prior)
@@ -92,11 +92,11 @@ def fit(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> Fit:
 
 def known_of(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> Calibration:
     """Effects of the runs, and of the ``start`` where they say nothing."""
-    made = {(each.of, each.family): each for each in start.effects}
-    for each in fit(observed, start).effects() if observed else ():
-        earlier = made.get((each.of, each.family))
-        made[each.of, each.family] = replace(each, rows=each.rows + earlier.rows) if earlier else each
-    return replace(start, effects=tuple(sorted(made.values(), key=lambda each: (_rank(each.of), each.family))))
+    by_cell = {(effect.of, effect.family): effect for effect in start.effects}
+    for effect in fit(observed, start).effects() if observed else ():
+        earlier = by_cell.get((effect.of, effect.family))
+        by_cell[effect.of, effect.family] = replace(effect, rows=effect.rows + earlier.rows) if earlier else effect
+    return replace(start, effects=tuple(sorted(by_cell.values(), key=lambda effect: (_rank(effect.of), effect.family))))
 
 
 def _cells(
@@ -107,15 +107,15 @@ def _cells(
     ``by_source`` adds those of each source: runs that join an earlier calibration are of its user's own.
     """
     shares, rows, levels = [], [], []
-    for at, each in enumerate(observed):
-        for (cell, regime), share in each.parts.items():
-            shares.append(share * np.exp(-each.applied.get((cell, regime), 0.0)))
+    for at, step in enumerate(observed):
+        for (cell, regime), share in step.parts.items():
+            shares.append(share * np.exp(-step.applied.get((cell, regime), 0.0)))
             rows.append(at)
-            known = share > LEAST_SHARE and cell != FIXED
+            fitted = share > LEAST_SHARE and cell != FIXED
             family, _, format = cell.partition(" ")
-            source = (f"{SOURCE}={each.table}",) if by_source else ()
-            acting = (*each.settings[regime].levels(format), *source)
-            levels.append([(of, family) for of in acting] if known else [])
+            source = (f"{SOURCE}={step.table}",) if by_source else ()
+            acting = (*step.settings[regime].levels(format), *source)
+            levels.append([(of, family) for of in acting] if fitted else [])
     return np.array(shares), np.array(rows), levels
 
 
@@ -129,26 +129,26 @@ def _prior(key: tuple[str, str]) -> float:
     return (PRIOR_OF_PAIR if " " in of else of_one[of.partition("=")[0]]) * LOOSE[family]
 
 
-def corrected(each: ObservedStep, calibration: Calibration) -> float:
+def corrected(step: ObservedStep, calibration: Calibration) -> float:
     """ln of measured over predicted once a calibration is applied to the parts of a run, to first order."""
     total = 0.0
-    made = {regime: StepCalibration(factors(calibration, of)) for regime, of in each.settings.items()}
-    for (cell, regime), share in each.parts.items():
-        factor = made[regime].factor(cell)
-        own = factor / calibration.host.get(each.framework, 1.0) if cell == "host" else factor
-        total += share * own / np.exp(each.applied.get((cell, regime), 0.0))
-    return float(np.log(each.measured / each.predicted / total))
+    by_regime = {regime: StepCalibration(factors(calibration, of)) for regime, of in step.settings.items()}
+    for (cell, regime), share in step.parts.items():
+        factor = by_regime[regime].factor(cell)
+        relative = factor / calibration.host.get(step.framework, 1.0) if cell == "host" else factor
+        total += share * relative / np.exp(step.applied.get((cell, regime), 0.0))
+    return float(np.log(step.measured / step.predicted / total))
 
 
 def left_out(
     observed: Sequence[ObservedStep], by: Callable[[ObservedStep], str], start: Calibration = NOTHING
 ) -> dict[str, float]:
     """Errors (ln of measured over answered) by row, those of each group under effects fitted without it."""
-    found: dict[str, float] = {}
-    for name in sorted({by(each) for each in observed}):
-        known = known_of([each for each in observed if by(each) != name], start)
-        found |= {each.id: corrected(each, known) for each in observed if by(each) == name}
-    return found
+    errors: dict[str, float] = {}
+    for name in sorted({by(step) for step in observed}):
+        calibration = known_of([step for step in observed if by(step) != name], start)
+        errors |= {step.id: corrected(step, calibration) for step in observed if by(step) == name}
+    return errors
 
 
 def halves(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> dict[str, float]:
@@ -156,23 +156,23 @@ def halves(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> di
     return left_out(observed, half_of, start)
 
 
-def half_of(each: ObservedStep, salt: str = "") -> str:
+def half_of(step: ObservedStep, salt: str = "") -> str:
     """The half of all groups that a run is in: "0" or "1", by a hash of its group's name."""
     import hashlib
 
-    return str(hashlib.sha256((salt + each.group).encode()).digest()[0] % 2)
+    return str(hashlib.sha256((salt + step.group).encode()).digest()[0] % 2)
 
 
 def score(errors: Iterable[float]) -> dict[str, float]:
     """Median, mean, 90th percentile and bias of errors in percent; ``errors`` are ln of measured over answered."""
-    found = np.array(list(errors))
-    off = 100.0 * np.abs(np.expm1(-found))
+    residuals = np.array(list(errors))
+    off = 100.0 * np.abs(np.expm1(-residuals))
     return {
-        "rows": len(found),
+        "rows": len(residuals),
         "median": round(float(np.median(off)), 1),
         "mean": round(float(off.mean()), 1),
         "p90": round(float(np.quantile(off, NINETY)), 1),
-        "bias": round(100.0 * float(np.expm1(-np.median(found))), 1),
+        "bias": round(100.0 * float(np.expm1(-np.median(residuals))), 1),
     }
 
 
@@ -181,6 +181,6 @@ def as_json(calibration: Calibration) -> str:
     import json
 
     values = asdict(calibration)
-    lines = ",\n".join("  " + json.dumps(each) for each in values.pop("effects"))
-    rest = json.dumps(values, indent=1)[1:]
-    return '{\n "effects": [\n' + lines + "\n ]," + rest + "\n"
+    lines = ",\n".join("  " + json.dumps(effect) for effect in values.pop("effects"))
+    other_fields = json.dumps(values, indent=1)[1:]
+    return '{\n "effects": [\n' + lines + "\n ]," + other_fields + "\n"

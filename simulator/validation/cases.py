@@ -44,10 +44,10 @@ class ValidationSettings:
     rules: Path | None = None
 
     def __post_init__(self) -> None:
-        for figures, known, error in ((self.device, Device, DeviceError), (self.cluster, Cluster, ClusterError)):
-            unknown = sorted(set(figures) - {f.name for f in fields(known)})
+        for figures, cls, error in ((self.device, Device, DeviceError), (self.cluster, Cluster, ClusterError)):
+            unknown = sorted(set(figures) - {f.name for f in fields(cls)})
             if unknown:
-                raise error(f"{known.__name__.lower()} has no figure {unknown[0]!r}")
+                raise error(f"{cls.__name__.lower()} has no figure {unknown[0]!r}")
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def with_positions(config: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
 def device_of(hardware: Hardware, setting: ValidationSettings) -> Device:
     """The device of a row with the row's figures, then the user's."""
     figures = {**hardware.device_figures, **setting.device}
-    known = load_device(hardware.device)
-    return overridden(known, figures) if figures else known
+    device = load_device(hardware.device)
+    return overridden(device, figures) if figures else device
 
 
 def cluster_of(hardware: Hardware, setting: ValidationSettings) -> Cluster:

@@ -77,8 +77,8 @@ def holdout(
     ids = frozenset(step.id for step in members)
     others = [step for step in observed if step.id not in ids]
     widths = start.widths or dict.fromkeys(UNKNOWN, 0.0)  # a file has some; nobody asks for an interval here
-    known = replace(known_of(others, start), host={**start.host, **hosts_of(others)}, widths=widths)
-    return Holdout(way, ids, known, () if way == "halves" else {step.table for step in members})
+    calibration = replace(known_of(others, start), host={**start.host, **hosts_of(others)}, widths=widths)
+    return Holdout(way, ids, calibration, () if way == "halves" else {step.table for step in members})
 
 
 def physics(observed: Sequence[ObservedStep], without: tuple[str, ...] = (), way: str = PHYSICS) -> Holdout:
@@ -94,16 +94,16 @@ def answer_rooflines(
     """
     everything = tuple(modifier.name for modifier in MODIFIERS)
     case = physics(observed, everything, ROOFLINE)
-    found = answer_holdouts([case], rows, replace(setting, engine=roofline_engine), advance)[ROOFLINE]
+    answers = answer_holdouts([case], rows, replace(setting, engine=roofline_engine), advance)[ROOFLINE]
     shares: dict[str, float] = {}
     for members in grouped(observed, lambda step: (step.framework, step.setting.regime)).values():
         of = members[0]
         others = [
             step for step in observed if step.setting.regime == of.setting.regime and step.framework != of.framework
         ]
-        usual = float(np.median([found[step.id] for step in others])) if others else 0.0
-        shares |= {step.id: found[step.id] - usual for step in members}
-    return {ROOFLINE: found, CONSTANT_SHARE: shares}
+        usual = float(np.median([answers[step.id] for step in others])) if others else 0.0
+        shares |= {step.id: answers[step.id] - usual for step in members}
+    return {ROOFLINE: answers, CONSTANT_SHARE: shares}
 
 
 def answer_holdouts(
@@ -123,17 +123,17 @@ def answer_holdouts(
             path.write_text(as_json(case.calibration))
             named.append((case, str(path) if case.calibration.effects else NONE))
         parts = [
-            (table, own[at : at + AT_ONCE])
-            for table, own in sorted(rows.items(), key=lambda item: -len(item[1]))
-            for at in range(0, len(own), AT_ONCE)
+            (table, rows_of_table[at : at + AT_ONCE])
+            for table, rows_of_table in sorted(rows.items(), key=lambda item: -len(item[1]))
+            for at in range(0, len(rows_of_table), AT_ONCE)
         ]
-        tasks = (delayed(_answer)(table, part, setting, named) for table, part in parts)
-        for (table, part), found in zip(
+        tasks = (delayed(_answer)(table, rows_of_part, setting, named) for table, rows_of_part in parts)
+        for (table, rows_of_part), answers in zip(
             parts, Parallel(n_jobs=-1, batch_size=1, return_as="generator")(tasks), strict=True
         ):
-            for way, of in found.items():
+            for way, of in answers.items():
                 errors[way] |= of
-            advance(int(part[-1] is rows[table][-1]))
+            advance(int(rows_of_part[-1] is rows[table][-1]))
     for case, _ in named:
         if lost := case.ids - errors[case.way].keys():
             raise TruthError(f"{min(lost)} cannot be simulated without what was left out ({case.way})")

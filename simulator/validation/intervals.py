@@ -75,9 +75,9 @@ def fit_spread(observed: Sequence[ObservedStep], errors: Mapping[str, float]) ->
         ratio = squares / scale / FREEDOM
         value = weight @ (0.5 * np.log(scale) + 0.5 * (FREEDOM + 1.0) * np.log1p(ratio))
         slope = weight * (0.5 - 0.5 * (FREEDOM + 1.0) * ratio / (1.0 + ratio)) / scale
-        drawn = (logs - usual) / LOOSE
+        scaled = (logs - usual) / LOOSE
         gradient = 2.0 * parts * np.concatenate([[slope.sum()], slope @ shares])
-        return float(value + 0.5 * drawn @ drawn), gradient + drawn / LOOSE
+        return float(value + 0.5 * scaled @ scaled), gradient + scaled / LOOSE
 
     limits = [(np.log(LEAST_SPREAD), np.log(MOST_SPREAD))] * len(usual)
     spreads = np.exp(minimize(loss, usual, jac=True, method="L-BFGS-B", bounds=limits).x)
@@ -105,8 +105,10 @@ def fit_widths(
         steps = [step for _, step in members]
         alone = max(_quantile(np.array([scaled[step.id] for step in steps]), _weights(steps, 1), NINETY), LEAST_WIDTH)
         towards = start.widths.get(name, widths.get(ACROSS, widths[""]) if steps[0].setting.across else widths[""])
-        count, drawn = (len(steps), DRAWN_RUNS) if start.widths else (len(grouped(steps, source_of)), DRAWN_SOURCES)
-        widths[name] = float(np.exp((count * np.log(alone) + drawn * np.log(towards)) / (count + drawn)))
+        count, prior_count = (
+            (len(steps), DRAWN_RUNS) if start.widths else (len(grouped(steps, source_of)), DRAWN_SOURCES)
+        )
+        widths[name] = float(np.exp((count * np.log(alone) + prior_count * np.log(towards)) / (count + prior_count)))
     return {name: round(width, DIGITS) for name, width in widths.items()}
 
 
@@ -122,9 +124,9 @@ def usual_widths(observed: Sequence[ObservedStep], errors: Errors, spread: Mappi
     for gap in UNKNOWN:
         pairs = scaled.get(gap, [])
         count = len(grouped([step for step, _ in pairs], source_of))
-        own = max(_within(pairs), LEAST_WIDTH) if pairs else usual
-        drawn = float(np.exp((count * np.log(own) + DRAWN_SOURCES * np.log(usual)) / (count + DRAWN_SOURCES)))
-        widths[gap] = max([drawn, *(widths[less] for less in _less_unknown(gap))])
+        width = max(_within(pairs), LEAST_WIDTH) if pairs else usual
+        shrunk = float(np.exp((count * np.log(width) + DRAWN_SOURCES * np.log(usual)) / (count + DRAWN_SOURCES)))
+        widths[gap] = max([shrunk, *(widths[less] for less in _less_unknown(gap))])
     across = [step for step in observed if step.setting.across]
     if across and len(across) < len(observed):
         ratios = [(step, abs(errors["table"][step.id]) / spread_of(step, spread)) for step in across]
@@ -148,22 +150,22 @@ def without_source(
     observed: Sequence[ObservedStep], errors: Errors, start: Calibration = NOTHING
 ) -> dict[str, Calibration]:
     """By source: the spread and the widths that all others say; none where there is no other."""
-    known: dict[str, Calibration] = {}
+    by_source: dict[str, Calibration] = {}
     for source in grouped(observed, source_of):
         others = [step for step in observed if source_of(step) != source]
         if start.widths:
-            known[source] = start
+            by_source[source] = start
         elif others:
             spread = fit_spread(others, errors["table"])
-            known[source] = Calibration(widths=fit_widths(others, errors, spread), spread=spread)
-    return known
+            by_source[source] = Calibration(widths=fit_widths(others, errors, spread), spread=spread)
+    return by_source
 
 
-def stated(observed: Sequence[ObservedStep], known: Mapping[str, Calibration], how: str) -> dict[str, float]:
+def stated(observed: Sequence[ObservedStep], calibrations: Mapping[str, Calibration], how: str) -> dict[str, float]:
     """By row: the half-width (ln) that it would get with so much left out, from widths of other sources alone."""
     half_widths: dict[str, float] = {}
     for step in observed:
-        if (of := known.get(source_of(step))) is None:
+        if (of := calibrations.get(source_of(step))) is None:
             continue
         widths = dict(of.widths)
         if how in ("chip", "framework"):
@@ -176,12 +178,12 @@ def stated(observed: Sequence[ObservedStep], known: Mapping[str, Calibration], h
 
 def half_width(step: ObservedStep, widths: Mapping[str, float], spread: Mapping[str, float]) -> float:
     """Of a step's interval (ln): the widths of its kinds of step by their share of its time, times its spread."""
-    known = Calibration((Effect("gemm", "all", 0.0, 1.0, 1),), widths=widths)
+    calibration = Calibration((Effect("gemm", "all", 0.0, 1.0, 1),), widths=widths)
     total = 0.0
     for kind, setting in step.settings.items():
-        said = calibrated(known, setting)
+        setting_with_widths = calibrated(calibration, setting)
         share = sum(share for (_, of), share in step.parts.items() if of == kind)
-        total += share * ((said.width_experts if step.has_experts else said.width) or 0.0)
+        total += share * ((setting_with_widths.width_experts if step.has_experts else setting_with_widths.width) or 0.0)
     return total * spread_of(step, spread)
 
 

@@ -35,22 +35,22 @@ def verdicts(pairs: Sequence[Pair]) -> dict[str, float]:
     """
     predicted, measured = np.array(pairs, dtype=bool).reshape(-1, 2).T
     right = predicted == measured
-    made = {"n": len(pairs), "accuracy": float(right.mean() * 100)}
+    metrics = {"n": len(pairs), "accuracy": float(right.mean() * 100)}
     for name, chosen in (("accuracy_fits", measured), ("accuracy_oom", ~measured)):
         if chosen.any():
-            made[name] = float(right[chosen].mean() * 100)
-    return made
+            metrics[name] = float(right[chosen].mean() * 100)
+    return metrics
 
 
 def score(
     pairs: Mapping[str, Sequence[Pair]], bounds: Mapping[str, Sequence[Bounded]] | None = None
 ) -> dict[str, dict[str, float]]:
     """The errors of every quantity that has any pair, and how its intervals did where it has any."""
-    made = {name: (verdicts if name == "fits" else errors)(found) for name, found in pairs.items() if found}
-    for name, found in (bounds or {}).items():
-        if found:
-            made[name] |= intervals(found)
-    return made
+    metrics = {name: (verdicts if name == "fits" else errors)(pairs_of) for name, pairs_of in pairs.items() if pairs_of}
+    for name, pairs_of in (bounds or {}).items():
+        if pairs_of:
+            metrics[name] |= intervals(pairs_of)
+    return metrics
 
 
 def intervals(bounds: Sequence[Bounded]) -> dict[str, float]:
@@ -80,10 +80,10 @@ def spearman(pairs: Sequence[Pair]) -> float | None:
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
     """Items by a key, groups in order of first appearance."""
-    found: dict[Any, list[Item]] = {}
+    groups: dict[Any, list[Item]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def spread(values: Sequence[Sequence[float]]) -> dict[str, float] | None:

@@ -74,17 +74,17 @@ def observe(
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[ObservedStep]:
     """Every row of a table that has a time and can be simulated; ``changed`` says under which plan."""
-    found = []
+    steps = []
     for row in rows:
         if isinstance(row, (TrainingRow, InferenceRow)) and (timed := quantity(row)):
             try:
                 case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
-                found.append(_observed(table, row, timed, replace_plan(case, changed), setting, engines))
+                steps.append(_observed(table, row, timed, replace_plan(case, changed), setting, engines))
             except ValueError as error:
                 if not type(error).__module__.startswith("opcast"):
                     raise
         progress(1)
-    return found
+    return steps
 
 
 def replace_plan(case: Question, changed: Callable[[Plan], Plan]) -> Question:
@@ -131,14 +131,14 @@ def _observed(
     usual = load_calibration(plan.calibration).host.get(plan.stack.framework, 1.0)
     applied = {}
     for cell, regime in parts:
-        known = plan.calibrated[regime] if regime in plan.calibrated else StepCalibration()
-        applied[cell, regime] = math.log(known.factor(cell) / (usual if cell == "host" else 1.0))
+        calibration = plan.calibrated[regime] if regime in plan.calibrated else StepCalibration()
+        applied[cell, regime] = math.log(calibration.factor(cell) / (usual if cell == "host" else 1.0))
     half = half_of(row.source or table)
     return ObservedStep(f"{table} {row.id}", table, group_of(row), settings, predicted, measured, parts, applied, half)
 
 
 def table_of(observed: Sequence[ObservedStep]) -> np.ndarray:
     """How much each run weighs: many runs of one table say less than as many of several [runs]."""
-    names = [each.table for each in observed]
+    names = [step.table for step in observed]
     counts = {name: names.count(name) for name in set(names)}
     return np.array([min(1.0, (10.0 / counts[name]) ** 0.5) for name in names])

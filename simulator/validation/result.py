@@ -68,12 +68,12 @@ class Validation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; ``per_row`` and ``rival`` only where they were asked for."""
-        made: dict[str, Any] = plain(self, drop=("rival", "per_row"))
+        values: dict[str, Any] = plain(self, drop=("rival", "per_row"))
         if self.rival is not None:
-            made["rival"] = self.rival.to_dict()
+            values["rival"] = self.rival.to_dict()
         if self.per_row is not None:
-            made["per_row"] = plain(self.per_row)
-        return made
+            values["per_row"] = plain(self.per_row)
+        return values
 
     def to_pandas(self) -> Any:
         """``per_row`` as a pandas DataFrame: a row per row and quantity (empty without details)."""

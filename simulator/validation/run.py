@@ -46,8 +46,8 @@ def validate(
         raise RivalError(f"rival={rival!r} is not known; take {CARRIED}: what the table carries of another tool")
     peer = (rival, carried(table.rows)) if rival else None
     json.dumps(summary(table, as_measured(table.rows), peer, details=True).to_dict())
-    found = summary(table, simulated((*table.rows, *table.by_outcome), setting, progress), peer, details)
-    return replace(found, wall_time_s=time.perf_counter() - started)
+    result = summary(table, simulated((*table.rows, *table.by_outcome), setting, progress), peer, details)
+    return replace(result, wall_time_s=time.perf_counter() - started)
 
 
 def carried(rows: Sequence[Row]) -> Answered:
@@ -96,12 +96,12 @@ def scores(answers: Predictions, rows: Sequence[Row]) -> Metrics:
 def by_group(answers: Predictions, rows: Sequence[Row]) -> dict[str, dict[str, Metrics]]:
     """Metrics by tag and value, of tags that tell rows apart."""
     tags = dict.fromkeys(tag for row in rows for tag in row.tags)
-    made: dict[str, dict[str, Metrics]] = {}
+    metrics_of: dict[str, dict[str, Metrics]] = {}
     for tag in tags:
         groups = grouped((row for row in rows if tag in row.tags), lambda row: row.tags[tag])  # noqa: B023  used at once
         scored = {value: scores(answers, members) for value, members in groups.items()}
-        made[tag] = {value: metrics for value, metrics in scored.items() if metrics}
-    return made
+        metrics_of[tag] = {value: metrics for value, metrics in scored.items() if metrics}
+    return metrics_of
 
 
 def baseline(predicted: Predicted, rows: Sequence[Row]) -> dict[str, Any] | None:
@@ -126,7 +126,7 @@ def rank_correlation(predicted: Predicted, rows: Sequence[Row]) -> dict[str, Any
     steps = [
         row for row in rows if isinstance(row, TrainingRow) and "step_time" in row.measured and row.id in predicted
     ]
-    found: dict[str, dict[str, float]] = {}
+    by_group: dict[str, dict[str, float]] = {}
     for (model, gpu, devices), members in grouped(
         steps, lambda row: (row.model, row.hardware.gpu, row.hardware.devices)
     ).items():
@@ -138,22 +138,22 @@ def rank_correlation(predicted: Predicted, rows: Sequence[Row]) -> dict[str, Any
             for row in members
         ]
         if len({str(row.layout) for row in members}) >= 3 and (value := spearman(pairs)) is not None:
-            found[f"{model} on {devices} {gpu}"] = {"n": len(pairs), "spearman": value}
-    if not found:
+            by_group[f"{model} on {devices} {gpu}"] = {"n": len(pairs), "spearman": value}
+    if not by_group:
         return None
-    values, weights = zip(*((each["spearman"], each["n"]) for each in found.values()), strict=True)
-    return {"median": float(np.median(values)), "mean": float(np.average(values, weights=weights)), "groups": found}
+    values, weights = zip(*((group["spearman"], group["n"]) for group in by_group.values()), strict=True)
+    return {"median": float(np.median(values)), "mean": float(np.average(values, weights=weights)), "groups": by_group}
 
 
 def noise_floor(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """The spread of runs of the same configuration, by quantity."""
     groups = grouped((row for row in rows if hasattr(row, "configuration")), lambda row: row.configuration)
-    made = {}
+    floors = {}
     for name in dict.fromkeys(name for row in rows for name in row.measured if name != "fits"):
         repeats = [[row.measured[name] for row in members if name in row.measured] for members in groups.values()]
-        if (found := spread(repeats)) is not None:
-            made[name] = found
-    return made
+        if (floor := spread(repeats)) is not None:
+            floors[name] = floor
+    return floors
 
 
 def compared(name: str, answered: Answered, predicted: Predicted, rows: Sequence[Row]) -> RivalResult:
@@ -165,7 +165,7 @@ def compared(name: str, answered: Answered, predicted: Predicted, rows: Sequence
 
 def per_row(answers: Predictions, rows: Sequence[Row]) -> tuple[dict[str, Any], ...]:
     """Each simulated row with what was predicted, its 90 % interval where there is one, and what was measured."""
-    made, predicted = [], answers.predicted
+    lines, predicted = [], answers.predicted
     for row in rows:
         if row.id not in predicted:
             continue
@@ -178,14 +178,14 @@ def per_row(answers: Predictions, rows: Sequence[Row]) -> tuple[dict[str, Any], 
             quantities[name] |= {"right": value == measured} if name == "fits" else {"ape": ape(value, measured)}
             if (interval := answers.intervals[row.id].get(name)) is not None:
                 quantities[name] |= dict(zip(("low", "high"), interval, strict=True))
-        made.append({"id": row.id, **described(row), "quantities": quantities})
-    return tuple(made)
+        lines.append({"id": row.id, **described(row), "quantities": quantities})
+    return tuple(lines)
 
 
 def described(row: Row) -> dict[str, Any]:
     """What a row ran, in words."""
-    said: dict[str, Any] = {"devices": row.hardware.devices, **row.tags}
+    facts: dict[str, Any] = {"devices": row.hardware.devices, **row.tags}
     if isinstance(row, TrainingRow):
-        said |= {"layout": str(row.layout), "seq_len": row.seq_len, "recompute": row.recompute}
-        said |= {"micro_batch": row.micro_batch, "global_batch": row.global_batch}
-    return said
+        facts |= {"layout": str(row.layout), "seq_len": row.seq_len, "recompute": row.recompute}
+        facts |= {"micro_batch": row.micro_batch, "global_batch": row.global_batch}
+    return facts

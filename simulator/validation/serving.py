@@ -82,9 +82,9 @@ class Replicas:
                 kv = steps.kv_budget(rule, extent.tokens, sequences=extent.sequences)
                 return Surrogate(tabulate(simulate, steps.kernels, extent), kv=kv)
 
-            known = load_or_make(None if cache is None else cache.parent / "surrogates" / f"{key}.npz", make_tables)
-            assert known.kv is not None
-            self.known[key] = replica(steps, served_by, HostTime(), known, known.kv, row.layout.dp)
+            surrogate = load_or_make(None if cache is None else cache.parent / "surrogates" / f"{key}.npz", make_tables)
+            assert surrogate.kv is not None
+            self.known[key] = replica(steps, served_by, HostTime(), surrogate, surrogate.kv, row.layout.dp)
         return self.known[key]
 
     def plan(self, row: ServingRow) -> Plan:
@@ -102,17 +102,17 @@ class Replicas:
 
     def decoder(self, row: ServingRow, decoding: DecodeWorkers) -> ServedReplica:
         """A worker of a row that only decodes, with the way of caches to it, by NVLink where one node holds all."""
-        given = dict(row.serving) | {"only": DECODES}
-        if "decode_kv_fraction" in given:
-            given["kv_fraction"] = given["decode_kv_fraction"]
-        alone = replace(row, layout=decoding.layout, hardware=decoding.hardware, decoding=None, serving=given)
+        settings = dict(row.serving) | {"only": DECODES}
+        if "decode_kv_fraction" in settings:
+            settings["kv_fraction"] = settings["decode_kv_fraction"]
+        alone = replace(row, layout=decoding.layout, hardware=decoding.hardware, decoding=None, serving=settings)
         shipped = load_cluster(row.hardware.cluster)
         cluster = replace(shipped, nodes=max(shipped.nodes, 2))
         devices = decoding.prefill * row.hardware.devices + decoding.workers * decoding.hardware.devices
         engine = self.engine(device_of(row.hardware, self.setting), cluster)
         pair = between_two(cluster, engine, devices <= cluster.devices_per_node)
         layouts = row.layout, decoding.layout
-        return replace(self.of(alone), link=(pair.gbps * min(each.tp * each.pp for each in layouts), pair.us))
+        return replace(self.of(alone), link=(pair.gbps * min(layout.tp * layout.pp for layout in layouts), pair.us))
 
 
 def extent_of(row: ServingRow) -> Extent:
@@ -122,8 +122,8 @@ def extent_of(row: ServingRow) -> Extent:
         return Extent(sequences=most, tokens=most, context=LONGEST)
     if row.decoding is not None:
         return Extent(sequences=FEW_SEQS, tokens=MOST_TOKENS[1], context=LONGEST)
-    wanted = row.serving.get("max_tokens", USUAL_TOKENS[row.framework])
-    tokens = next((each for each in MOST_TOKENS if each >= wanted), MOST_TOKENS[-1])
+    most_tokens = row.serving.get("max_tokens", USUAL_TOKENS[row.framework])
+    tokens = next((size for size in MOST_TOKENS if size >= most_tokens), MOST_TOKENS[-1])
     return Extent(sequences=MOST_SEQS, tokens=tokens, context=LONGEST)
 
 
@@ -137,26 +137,26 @@ def lengths(nominal: int, shortest: float) -> Lengths:
 def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
     """The traffic of a row's clients and the limits of its engine."""
     dp = row.layout.dp
-    given = row.serving
+    settings = row.serving
     return ServingRequest(
         law=IterationLaw(base_us=1.0),  # the replica has its own tables
         kv=KvMemory(kv.blocks, kv.block_tokens, kv.bytes_per_token),
         traffic=RequestTraffic(
             arrival="closed",
             concurrency=row.concurrency,
-            requests=int(given.get("clients", PER_CLIENT)) * row.concurrency,
+            requests=int(settings.get("clients", PER_CLIENT)) * row.concurrency,
             input=lengths(row.input_len, row.shortest),
             output=lengths(row.output_len, row.shortest),
         ),
         scheduler=Scheduler(
             policy=row.framework,
-            max_tokens=int(given.get("max_tokens", USUAL_TOKENS[row.framework])),
+            max_tokens=int(settings.get("max_tokens", USUAL_TOKENS[row.framework])),
             max_seqs=seats_of(row),
-            chunk=int(given["chunk"]) if "chunk" in given else None,
-            wait_iterations=int(given.get("wait_iterations", 0)),
-            wait_share=given.get("wait_share", 0.0),
-            balance_iterations=int(given.get("balance_iterations", 0)),
-            gather_iterations=int(given.get("gather_iterations", 0)),
+            chunk=int(settings["chunk"]) if "chunk" in settings else None,
+            wait_iterations=int(settings.get("wait_iterations", 0)),
+            wait_share=settings.get("wait_share", 0.0),
+            balance_iterations=int(settings.get("balance_iterations", 0)),
+            gather_iterations=int(settings.get("gather_iterations", 0)),
             async_scheduling=not host_of(row).endswith(SERIAL),
             ignore_eos=policy_of(row.framework).counts_ends,  # benchmarks ask for it
         ),
@@ -199,11 +199,11 @@ def named_of(row: ServingRow) -> dict[str, str]:
 def played(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> ServingReport:
     """A row's clients served, under the hosts that ship unless others are given. The errors of simulating."""
     host = host_time(host_of(row), load_serving_engine(row.framework).host, hosts)
-    own = replace(replicas.of(row), host=host, graphs=graphs_of(row, row.layout.tp))
+    replica = replace(replicas.of(row), host=host, graphs=graphs_of(row, row.layout.tp))
     if row.decoding is None:
-        return serve(asked(row, own.kv), own).report
+        return serve(asked(row, replica.kv), replica).report
     decoder = replace(replicas.decoder(row, row.decoding), host=host, graphs=graphs_of(row, row.decoding.layout.tp))
-    return serve(asked(row, own.kv), own, decoder).report
+    return serve(asked(row, replica.kv), replica, decoder).report
 
 
 def graphs_of(row: ServingRow, tp: int) -> tuple[int, ...]:

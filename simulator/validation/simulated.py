@@ -32,18 +32,18 @@ def as_table(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str,
     return pa.Table.from_pylist(
         [
             {
-                "id": each.id,
-                "table": each.table,
-                "group": each.group,
-                "half": each.half,
-                "settings": [{"kind": kind} | asdict(of) for kind, of in each.settings.items()],
-                "predicted": each.predicted,
-                "answers": {way: float(each.measured / np.exp(errors[way][each.id])) for way in ANSWERS},
+                "id": step.id,
+                "table": step.table,
+                "group": step.group,
+                "half": step.half,
+                "settings": [{"kind": kind} | asdict(of) for kind, of in step.settings.items()],
+                "predicted": step.predicted,
+                "answers": {way: float(step.measured / np.exp(errors[way][step.id])) for way in ANSWERS},
                 "parts": [
-                    {"cell": cell, "regime": regime, "share": share, "applied": each.applied.get((cell, regime), 0.0)}
-                    for (cell, regime), share in each.parts.items()
+                    {"cell": cell, "regime": regime, "share": share, "applied": step.applied.get((cell, regime), 0.0)}
+                    for (cell, regime), share in step.parts.items()
                 ],
             }
-            for each in observed
+            for step in observed
         ]
     )
