@@ -23,56 +23,28 @@ from ..show import BadInputError, one_line
 from .answering import BusyError, DiedError, GoneError, Processes, SlowError, Together, predict_all
 from .bodies import (
     BatchBody,
-    CapsBody,
-    CompareBody,
-    PlanBody,
-    PostTrainBody,
     PredictBody,
     SearchBody,
     ServedSearchBody,
-    ServingBody,
-    SimulateBody,
-    SweepBody,
-    UpgradeBody,
-    compare_of,
-    fabric_of,
     placed,
-    plan_of,
-    posttrain_of,
     predict_of,
     search_of,
     served_search_of,
-    serving_of,
-    simulate_of,
     sources,
-    upgrade_of,
 )
+from .encoding import as_json
 from .following import followed
-from .guard import ARROW, Guard, encoded
+from .guard import ARROW, Guard
 from .measures import Measured, Measures
 from .naming import AdmittedRoute
 from .pages import calls, index, plotly
 from .refusals import Refusals
 from .searching import events
 from .settings import ServiceSettings
+from .step_routes import add_step_routes
 from .streaming import begun, taken
 from .tables import answer_table, read_stream
-from .work import (
-    Part,
-    compared,
-    pictured,
-    planned,
-    planned_page,
-    post_trained,
-    post_trained_page,
-    predicted,
-    reported,
-    served,
-    served_capped,
-    served_often,
-    simulated,
-    upgraded,
-)
+from .work import predicted
 
 ARROW_BODY = {"requestBody": {"required": True, "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
 EVENT_STREAM = "text/event-stream"
@@ -126,7 +98,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
 
     _service_routes(app, processes, measures)
     _op_routes(app, settings, ops, processes, measures)
-    _step_routes(app, settings, processes)
+    add_step_routes(app, settings, processes)
     _search_routes(app, settings, processes, refusals)
     return app
 
@@ -216,101 +188,6 @@ def _op_routes(
         return await begun(taken(parts, ops.thread), ARROW)
 
 
-def _step_routes(app: FastAPI, settings: ServiceSettings, processes: Processes) -> None:
-    """Steps, served loads and pictures of links, each in a process of its own."""
-
-    @app.post("/v1/simulate", tags=["simulate"])
-    async def simulate(request: Request, body: SimulateBody) -> Response:
-        """One training or inference step of a model on a device or a cluster, in a process of its own."""
-        question = simulate_of(body, settings)
-        return as_json(await processes.run(simulated, (question,), request.is_disconnected))
-
-    @app.post("/v1/simulate/report", tags=["simulate"])
-    async def simulate_report(request: Request, body: SimulateBody, part: Part = "page") -> Response:
-        """The same as a self-contained HTML page with its pictures; ``part=body``: its cards and sections alone."""
-        question = simulate_of(body, settings)
-        page = await processes.run(reported, (question, part), request.is_disconnected)
-        return Response(page, media_type="text/html")
-
-    @app.post("/v1/compare/chips", tags=["compare"])
-    async def compare_chips(request: Request, body: CompareBody) -> Response:
-        """One workload on several chips and power caps: speed, price, energy, break-even price."""
-        question = compare_of(body, settings)
-        return as_json(await processes.run(compared, (question,), request.is_disconnected, "search_s"))
-
-    @app.post("/v1/upgrade", tags=["upgrade"])
-    async def upgrade(request: Request, body: UpgradeBody) -> Response:
-        """What another engine, driver or library may move in a step, and what to measure of it."""
-        question = upgrade_of(body, settings)
-        return as_json(await processes.run(upgraded, (question,), request.is_disconnected))
-
-    @app.post("/v1/plan", tags=["plan"])
-    async def plan(request: Request, body: PlanBody) -> Response:
-        """A whole training job: days, GPU-hours, price, kWh and CO2 as P10, P50 and P90 of its lives."""
-        question = plan_of(body, settings)
-        return as_json(await processes.run(planned, (question,), request.is_disconnected, "search_s"))
-
-    @app.post("/v1/plan/report", tags=["plan"])
-    async def plan_report(request: Request, body: PlanBody, part: Part = "page") -> Response:
-        """The same as a self-contained HTML page with its pictures; ``part=body``: its cards and sections alone."""
-        question = plan_of(body, settings)
-        page = await processes.run(planned_page, (question, part), request.is_disconnected, "search_s")
-        return Response(page, media_type="text/html")
-
-    @app.post("/v1/posttrain", tags=["posttrain"])
-    async def posttrain(request: Request, body: PostTrainBody) -> Response:
-        """Post-training phase by phase: rollout, log-probs, training, weight sync, as P10, P50 and P90."""
-        question = posttrain_of(body, settings)
-        return as_json(await processes.run(post_trained, (question,), request.is_disconnected, "search_s"))
-
-    @app.post("/v1/posttrain/report", tags=["posttrain"])
-    async def posttrain_report(request: Request, body: PostTrainBody, part: Part = "page") -> Response:
-        """The same as a self-contained HTML page with its pictures; ``part=body``: its cards and sections alone."""
-        question = posttrain_of(body, settings)
-        page = await processes.run(post_trained_page, (question, part), request.is_disconnected, "search_s")
-        return Response(page, media_type="text/html")
-
-    @app.post("/v1/serving", tags=["serving"])
-    async def serving(request: Request, body: ServingBody) -> Response:
-        """Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput."""
-        question = serving_of(body, settings)
-        return as_json(await processes.run(served, (question,), request.is_disconnected, "search_s"))
-
-    @app.post("/v1/serving/capacity", tags=["serving"])
-    async def serving_capacity(request: Request, body: ServingBody) -> Response:
-        """The largest rate of traffic that meets ``slo``, and how sure that is."""
-        question = serving_of(body, settings)
-        return as_json(await processes.run(served_often, ("capacity", question), request.is_disconnected, "search_s"))
-
-    @app.post("/v1/serving/sweep", tags=["serving"])
-    async def serving_sweep(request: Request, body: SweepBody) -> Response:
-        """The same traffic at each of the ``rates``; none: a tenth of its rate to twice it."""
-        question = ("sweep", serving_of(body, settings), tuple(body.rates))
-        return as_json(await processes.run(served_often, question, request.is_disconnected, "search_s"))
-
-    @app.post("/v1/serving/compare", tags=["serving"])
-    async def serving_ways(request: Request, body: ServingBody) -> Response:
-        """Replicas that do both beside pools that prefill and decode, the best first."""
-        question = serving_of(body, settings)
-        return as_json(await processes.run(served_often, ("compare", question), request.is_disconnected, "search_s"))
-
-    @app.post("/v1/serving/caps", tags=["serving"])
-    async def serving_caps(request: Request, body: CapsBody) -> Response:
-        """The same traffic under power caps: joules of an output token against latency, which caps no other beats."""
-        question = (serving_of(body, settings), tuple(body.power_caps_w), body.node_w, body.pue)
-        return as_json(await processes.run(served_capped, question, request.is_disconnected, "search_s"))
-
-    @app.post("/v1/predict/report", tags=["predict"])
-    async def predict_report(request: Request, body: PredictBody, part: Part = "page") -> Response:
-        """A collective on the links of a cluster as a self-contained HTML page: how full which links are, and when.
-
-        ``part=body``: its cards and sections alone.
-        """
-        question = fabric_of(body, settings)
-        page = await processes.run(pictured, (question, part), request.is_disconnected)
-        return Response(page, media_type="text/html")
-
-
 def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes, refusals: Refusals) -> None:
     """Searches, each in a process of its own, as streams."""
 
@@ -325,11 +202,6 @@ def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes
         """The best ways to serve a model: server-sent events with progress, then the answer."""
         question = served_search_of(body, settings)
         return await begun(events(question, processes, refusals), EVENT_STREAM)
-
-
-def as_json(value: Any) -> Response:
-    """An answer as JSON; NaN and infinities become null."""
-    return Response(encoded(value), media_type="application/json")
 
 
 def listed(what: str, settings: ServiceSettings) -> list[dict[str, Any]]:

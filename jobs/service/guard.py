@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from ..cli import unforeseen
 from .refusals import Refusals
 from .settings import ServiceSettings, is_loopback
@@ -33,11 +31,6 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
-
-
-def encoded(value: Any) -> bytes:
-    """A value as JSON; numpy's numbers are numbers, NaN and infinities null."""
-    return msgspec.json.encode(value, enc_hook=lambda scalar: scalar.item())
 
 
 class Guard:

@@ -20,7 +20,7 @@ from ...simulator.search.served.request import ServedSearchRequest
 from ..cli import unforeseen
 from ..show import one_line
 from .answering import DiedError, Processes, SlowError
-from .guard import encoded
+from .encoding import encoded
 from .refusals import Refusals
 
 LOOK_S = 0.5  # between two looks at the progress

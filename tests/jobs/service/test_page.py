@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from opcast.jobs.cli import main
-from opcast.jobs.service.guard import encoded
+from opcast.jobs.service.encoding import encoded
 from opcast.jobs.service.pages import EXAMPLES
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright (the extra dev)")
