@@ -31,10 +31,14 @@ def write_atomically(
 ) -> Path:
     """Have ``write`` fill a temporary file beside ``target``, then put it in its place.
 
-    ``error`` when it cannot; ``what`` says before the path what was to be written.
+    ``error`` when it cannot; ``what`` says before the path what was to be written. A device such as ``/dev/null`` is
+    written to as it is: another file in its place would break the machine.
     """
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     try:
+        if target.is_char_device() or target.is_fifo():
+            write(target)
+            return target
         directories = _make_directory(target.parent)
         try:
             write(temporary)

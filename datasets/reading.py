@@ -70,10 +70,14 @@ def problem(values: Any, most: float = float("inf")) -> str:
 
 
 def _text(source: Path | str | bytes, error: Error, what: str) -> str | bytes:
-    if not isinstance(source, Path):
-        return source
+    return read_text(source, error, what) if isinstance(source, Path) else source
+
+
+def read_text(path: Path, error: Error, what: str = "") -> str:
+    """The text of a file, without a byte order mark; ``error`` says that ``what`` (else the file) is none, and why."""
+    what = what or str(path)
     try:
-        return source.read_text("utf-8-sig")
+        return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as reason:
         raise error(f"{what} cannot be read: {getattr(reason, 'strerror', None) or 'it is no text'}") from None
 

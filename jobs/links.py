@@ -11,6 +11,7 @@ from ..simulator.report.answer import OpPrediction
 from ..simulator.report.link_tables import fullest_table, slowdown_table, times, transfer_table
 from .show import BadInputError, microseconds, say, table
 from .show import show as show_table
+from .writing import write_text
 
 OF_COLLECTIVES = ("group", "stride", "all_groups", "algorithm", "faults_study", "report", "picture")
 OF_LINKS = ("transfers", "faults", "fault_draw")
@@ -56,23 +57,16 @@ def with_ranks(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
 
 def write(prediction: OpPrediction, config: Mapping[str, Any]) -> None:
     """The page of ``report=`` and the picture of ``picture=``, where they were asked for."""
-    for name in ("report", "picture"):
-        if config.get(name) and not isinstance(config[name], str):
-            raise BadInputError(f"{name}={config[name]!r} must be a path, such as {name}=net.{_SUFFIX[name]}")
     if config.get("report"):
         from ..simulator.html import write_network_report
 
         say(f"report: {write_network_report(prediction, Path(config['report']))}")
     if config.get("picture"):
-        from ..simulator.html.page import write_text
         from ..simulator.network.picture import draw_svg
 
         topology, load = prediction.placed
-        path = write_text(draw_svg(topology, load, "share of each link that is in use"), Path(config["picture"]))
-        say(f"picture: {path}")
-
-
-_SUFFIX = {"report": "html", "picture": "svg"}
+        drawing = draw_svg(topology, load, "share of each link that is in use")
+        say(f"picture: {write_text('picture', Path(config['picture']), drawing)}")
 
 
 def rows(prediction: OpPrediction) -> list[tuple[str, str]]:

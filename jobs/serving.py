@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,12 +206,12 @@ def show_ways(request: ServingRequest, ways: list[WayOfServing]) -> None:
     rows: list[tuple[object, ...]] = []
     for way in ways:
         report, moved = way.report, way.report.kv_transfer_ms
-        times = (f"{value:,.1f}" for spread in (report.ttft_ms, report.tpot_ms) for value in (spread.p50, spread.p90))
+        times = (time_ms(value) for spread in (report.ttft_ms, report.tpot_ms) for value in (spread.p50, spread.p90))
         rate = (f"{report.output_tokens_per_s_per_gpu:,.1f}", number_text(report.goodput / report.devices))
         share = f"{report.slo_attainment:.1%}" + (" overload" if report.overload else "")
         kv_tokens = " / ".join(f"{kv['kv_tokens']:,.0f}" for kv in (report.pools or {"": vars(report)}).values())
         rows.append(
-            (way.name, f"{report.devices}", *times, f"{moved.p50:,.1f}" if moved else "", kv_tokens, *rate, share)
+            (way.name, f"{report.devices}", *times, time_ms(moved.p50) if moved else "", kv_tokens, *rate, share)
         )
     ranked = "goodput of a GPU" if request.slo.named else "output tokens of a GPU"
     table(f"co-located and disaggregated, milliseconds, by {ranked}", heads, rows)
@@ -328,6 +329,8 @@ def show(report: ServingReport) -> None:
     if report.completed:
         heads = ("", "mean", "p50", "p90", "p99")
         table("milliseconds", heads, [(name, *figures(spread)) for name, spread in spreads.items()])
+    else:
+        print("milliseconds: none served")
     why = ", ".join(f"{limit['requests']:,} by {name.replace('_', ' ')}" for name, limit in report.rejections.items())
     rejected = f"{report.rejected:,} rejected" + (f" ({why})" if why else "")
     rows: list[tuple[str, str]] = [
@@ -354,7 +357,8 @@ def show(report: ServingReport) -> None:
     ]
     rows += price(report)
     if report.intervals:
-        rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in INTERVALS))]
+        known = [name for name in INTERVALS if name in report.intervals]
+        rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in known))]
     if report.p_slo_met is not None:
         rows.append(("chance of slo", f"{report.p_slo_met:.0%} that {report.slo['share']:.0%} of requests have it"))
     if report.p_p99_ttft_met is not None:
@@ -388,7 +392,7 @@ def show_classes(report: ServingReport) -> None:
     heads = ("", "priority", "served", "rejected", "TTFT p50", "p99", "TPOT p50", "p99", "had all of slo", "goodput")
     rows = []
     for name, seen in report.classes.items():
-        times = (f"{seen[each][part]:,.1f}" for each in ("ttft_ms", "tpot_ms") for part in ("p50", "p99"))
+        times = (time_ms(seen[each][part]) for each in ("ttft_ms", "tpot_ms") for part in ("p50", "p99"))
         counts = f"{seen['completed']:,}", f"{seen['requests'] - seen['completed']:,}"
         goodput = number_text(seen["goodput"])
         rows.append((name, f"{seen['priority']}", *counts, *times, f"{seen['slo_attainment']:.1%}", goodput))
@@ -423,7 +427,12 @@ def interval(report: ServingReport, name: str) -> str:
 
 def figures(spread: TimeSpread) -> tuple[str, ...]:
     """Its figures as text."""
-    return tuple(f"{value:,.1f}" for value in spread.to_dict().values())
+    return tuple(map(time_ms, spread.to_dict().values()))
+
+
+def time_ms(value: float | None) -> str:
+    """Milliseconds as text; a dash where nobody had that time."""
+    return "-" if value is None or math.isnan(value) else f"{value:,.1f}"
 
 
 def show_sweep(reports: list[tuple[float, ServingReport]], unit: str) -> None:
@@ -441,10 +450,7 @@ def show_sweep(reports: list[tuple[float, ServingReport]], unit: str) -> None:
 def sweep_figures(report: ServingReport) -> tuple[str, ...]:
     """A report as a row of :func:`show_sweep`."""
     return (
-        f"{report.ttft_ms.p50:,.1f}",
-        f"{report.ttft_ms.p90:,.1f}",
-        f"{report.tpot_ms.p50:,.1f}",
-        f"{report.tpot_ms.p90:,.1f}",
+        *(time_ms(value) for spread in (report.ttft_ms, report.tpot_ms) for value in (spread.p50, spread.p90)),
         f"{report.output_tokens_per_s:,.0f}",
         f"{report.slo_attainment:.1%}",
         "overload" if report.overload else "",

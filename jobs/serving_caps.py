@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..simulator.serving.caps import ServedCap, caps_values, serving_caps
 from ..simulator.serving.caps_picture import CapPoint, draw_caps
 from .questions import as_list
-from .show import print_json, say, table
+from .serving import time_ms
+from .show import BadInputError, print_json, say, table
 from .writing import write_text
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def run(config: Mapping[str, Any], request: ServingRequest, bench: Workbench, ap
     rows = serving_caps(request, as_list(config["power_caps_w"]), node_w, pue, bench, apply)
     if config["picture"]:
         model = "served traffic" if request.step is None else getattr(request.step.model, "name", request.step.model)
+        if not all(row.report.tpot_ms.count for row in rows):
+            raise BadInputError("picture= draws TPOT, and answers of one token have none: leave it out")
         title = f"{model}: the same traffic under power caps"
         points = [
             CapPoint(f"{row.cap_w:g} W" if row.cap_w else "no cap", row.report.tpot_ms.p90, row.joules, row.front)
@@ -47,7 +50,7 @@ def shown(row: ServedCap) -> tuple[str, ...]:
     report = row.report
     return (
         "" if row.cap_w is None else f"{row.cap_w:g}",
-        *(f"{value:,.1f}" for spread in (report.ttft_ms, report.tpot_ms) for value in (spread.p50, spread.p90)),
+        *(time_ms(value) for spread in (report.ttft_ms, report.tpot_ms) for value in (spread.p50, spread.p90)),
         f"{report.output_tokens_per_s:,.0f}",
         f"{report.slo_attainment:.1%}",
         f"{report.power_w:.0f}",

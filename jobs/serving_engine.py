@@ -82,7 +82,11 @@ def with_arguments(
         scheduler["prefix_caching"] = engine.prefix_caching
     if own_scheduler.get("max_model_len") in (None, "auto"):
         scheduler["max_model_len"] = None
-    scheduler |= {SCHEDULER[key]: value for key, value in read.limits.items() if key in SCHEDULER}
+    limits = dict(read.limits)
+    if limits.get("queue") == "priority" and not has_classes(values.get("traffic")):
+        tell(f"of {engine.id}'s arguments priority changes nothing: no request is of a class (traffic.classes)")
+        del limits["queue"]
+    scheduler |= {SCHEDULER[key]: value for key, value in limits.items() if key in SCHEDULER}
     if "overlapped" in read.host:
         scheduler["async_scheduling"] = read.host["overlapped"]
     if read.graphs.get("sizes") and not read.eager:
@@ -112,6 +116,12 @@ def with_arguments(
     chosen = precision_of(str(values["precision"]))[1] if "precision" in values else ""
     of_arguments = parallel | {name_: value for name_, value in formats.items() if value}
     return merge_group(settings, "", ({"quantization": chosen} if chosen else {}) | settings_, of_arguments)
+
+
+def has_classes(traffic: Any) -> bool:
+    """Whether requests are of classes, or may be: a trace has its own."""
+    given = traffic if isinstance(traffic, Mapping) else vars(traffic) if traffic is not None else {}
+    return bool(given.get("classes") or given.get("trace"))
 
 
 def check_arguments(

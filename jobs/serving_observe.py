@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets.loading import choice, flag, load, number, whole
+from ..datasets.reading import read_text
 from ..simulator.question.canonical import RequestError
 from ..simulator.question.traffic import RequestTraffic
 from .show import BadInputError, print_json, say, table, wants_json
@@ -85,10 +86,7 @@ def key_of(path: Any) -> str:
     """The first line of a file with a key; empty where none is named."""
     if path is None:
         return ""
-    try:
-        return (Path(str(path)).expanduser().read_text(encoding="utf-8").splitlines() or [""])[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"key_file={path} cannot be read: {error}") from None
+    return (read_text(Path(str(path)).expanduser(), BadInputError, f"key_file={path}").splitlines() or [""])[0].strip()
 
 
 def to_send(source: RequestStream, most: int, prompt: str, seed: int) -> list[SentRequest]:

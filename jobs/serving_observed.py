@@ -39,7 +39,10 @@ def observed_beside(path: Path, report: ServingReport) -> dict[str, dict[str, di
         if not len(values):
             continue
         figures = (float(np.mean(values)), *np.percentile(values, (50, 90, 99)).tolist())
-        simulated = getattr(report, name).to_dict()
+        spread = getattr(report, name)
+        if not spread.count:
+            continue
+        simulated = spread.to_dict()
         beside[name] = {
             figure: {"seen": value, "simulated": simulated[figure], "off": simulated[figure] / value - 1}
             for figure, value in zip(FIGURES, figures, strict=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..simulator.question.declaration import plain_default
+from ..simulator.question.unread import refuse_unread
 from .questions import of_model, settings
 from .show import BadInputError
 
@@ -47,6 +48,6 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
     if config["what"] == "compare" or pool.replicas:
         return
     usual = next(plain_default(setting.default) for setting in settings("serving") if setting.name == "decode_pool")
-    unread = [name for name, value in (config["decode_pool"] or {}).items() if value != usual.get(name)]
-    if unread:
-        raise BadInputError(f"decode_pool.{unread[0]} is not read: no replica only decodes (decode_pool.replicas=0)")
+    given = config["decode_pool"] or {}
+    unread = {f"decode_pool.{name}": value for name, value in given.items() if value != usual.get(name)}
+    refuse_unread(unread, "with decode_pool.replicas=0")

@@ -36,6 +36,7 @@ FILES = (
     "launch",
     *("observed", "output", "row", "key_file", "log"),
 )
+ENDINGS = {"picture": (".svg",), "report": (".html", ".htm")}  # of files that are written in one format alone
 FLAGS = ("all_groups", "detail", "details", "promote", "power", "watch", "set_aside", "rollback")
 GROUPS = (
     "engine",
@@ -129,6 +130,13 @@ def check(verb: str, config: Mapping[str, Any]) -> None:
     for name in FILES:
         if config.get(name) is not None and not (isinstance(config[name], str) and config[name]):
             raise BadInputError(f"{name}={shown(config[name])} must be a path, in quotes where it has odd signs")
+    for name, endings in ENDINGS.items():
+        path = Path(str(config.get(name) or ""))
+        if path.suffix and path.suffix.lower() not in endings:
+            right = path.with_suffix(endings[0])
+            raise BadInputError(
+                f"{name}={path} would be {endings[0][1:].upper()} under another name: take {name}={right}"
+            )
     for name in FLAGS:
         if name in config and not isinstance(config[name], bool):
             raise BadInputError(f"{name}={shown(config[name])} must be true or false")

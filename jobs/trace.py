@@ -78,7 +78,7 @@ def check(config: dict[str, Any]) -> int:
 def link(config: dict[str, Any]) -> int:
     """Profiles, with host traces where there are any, as execution traces in a folder."""
     from ..datasets.traces import protobuf
-    from ..datasets.traces.groups import GROUPS_FILE, groups_text
+    from ..datasets.traces.groups import groups_text, write_groups
     from ..datasets.traces.linking import link_files
 
     path = given(config, "path", "the profiler's trace, or a folder with one of each rank")
@@ -90,7 +90,7 @@ def link(config: dict[str, Any]) -> int:
     for rank, trace in traces.items():
         protobuf.write(output / f"linked.{rank}.et", trace)
     known = {name: ranks for name, ranks in groups.items() if set(ranks) <= set(traces)}
-    (output / GROUPS_FILE).write_text(groups_text(known))
+    write_groups(output, groups_text(known))
     if wants_json(config):
         print_json({"output": str(output), "ranks": {rank: asdict(each) for rank, each in reports.items()}})
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.traces import protobuf
-from ..datasets.traces.groups import GROUPS_FILE, RankedTraces, groups_text
+from ..datasets.traces.groups import RankedTraces, groups_text, write_groups
 from .show import BadInputError, print_json, say, wants_json
 from .writing import write_text
 
@@ -26,7 +26,7 @@ def write_run(run: RankedTraces, target: Path, name: str) -> int:
     """Write the traces of a run as ``NAME.RANK.et`` beside ``comm_group.json``; how many nodes."""
     for rank, trace in run.traces.items():
         protobuf.write(target / f"{name}.{rank}.et", trace)
-    (target / GROUPS_FILE).write_text(groups_text(run.members))
+    write_groups(target, groups_text(run.members))
     return sum(map(len, run.traces.values()))
 
 

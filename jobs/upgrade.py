@@ -10,6 +10,7 @@ from ..datasets.devices import Device
 from ..datasets.drift import FEWEST
 from ..datasets.ops import KINDS, Op, OpError, make_op
 from ..simulator.engines.chain import caller_of
+from ..simulator.question.unread import refuse_unread
 from ..simulator.upgrade.answer import UpgradeReport, headline, table
 from . import resolve
 from .show import print_json, say, show, wants_json
@@ -33,6 +34,9 @@ def run(config: dict[str, Any]) -> int:
     for name in ("plan_out", "picture"):
         if config[name]:
             check_place(name, Path(str(config[name])))
+    if not config["plan_out"]:
+        of_campaign = {f"settings.{name}": value for name, value in (config["settings"] or {}).items()}
+        refuse_unread(of_campaign, "without plan_out=FILE")
     bench, request = resolve.bench(config), resolve.request_of("upgrade", config)
     report: UpgradeReport = bench.upgrade(request)
     if config["plan_out"]:

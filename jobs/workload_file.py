@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.files import write_atomically
+from ..datasets.reading import read_text
 from ..simulator.formats.simai import FormatError, read_busbw, read_workload, write_workload
 from ..simulator.question.network import needs_cluster
 from ..simulator.question.requests import SimulateRequest, WorkloadFile
@@ -83,13 +84,10 @@ def write(report: StepReport | InferenceReport, path: str | Path) -> Path:
 
 def check_file(parse: Callable[[str], object], path: Any, name: str) -> str:
     """The text of a file that ``parse`` can read. BadInputError when it cannot be read, FormatError for another."""
+    text = read_text(Path(str(path)), BadInputError, f"{name}={path}")
     try:
-        text = Path(str(path)).read_text(encoding="utf-8")
         parse(text)
         return text
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise BadInputError(f"{name}={path} cannot be read: {reason}") from None
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
 

@@ -13,11 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import write_atomically
 from .dependencies import Edges, sorted_dependencies, topological_order
 from .schema import CollectiveKind, NodeKind, TraceFileError
 from .table import ExecutionTrace
 
 GROUPS_FILE = "comm_group.json"
+
+
+def write_groups(folder: Path, text: str) -> Path:
+    """Write the groups beside the traces of a folder. TraceFileError where that cannot be."""
+    return write_atomically(folder / GROUPS_FILE, lambda file: file.write_text(text), TraceFileError, "the groups ")
+
+
 GROUP_LABEL = "group_name"
 """Our own attribute (string): what a process group is called, where ``pg_name`` is a number."""
 UNKNOWN_KIND = -(1 << 62)  # in the place of a collective's kind

@@ -61,7 +61,9 @@ def read_table(
             reader = csv.DictReader(file)
             names = list(reader.fieldnames or ())
             lines = [line for _, line in zip(range(limit or 1 << 62), reader, strict=False)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise TruthError(f"{setting}={path} cannot be read: it is no text") from None
+    except (OSError, csv.Error) as error:
         raise TruthError(f"{setting}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     columns = columns_of(names, rules)
     kind, reader_of = kind_of(path, frozenset((*names, *columns)), setting)

@@ -42,21 +42,26 @@ def package(name: str, inputs: Inputs | None = None) -> Any:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a build for another torch, CUDA or NCCL fails in its own way: by an assertion, too
-        module = _carried(name)
-        if module is None:
-            raise Unsupported(f"{name} is not installed ({first_words(error)}): {EXTRAS[root]}") from error
+        module = _carried(name, error)
         carried = str(getattr(module, "__version__", "of another package"))
     if inputs is not None:
         inputs.kernel = f"{root} {carried or version(root)}".strip()
     return module
 
 
-def _carried(name: str) -> Any:
-    """A package as another one carries it, or None."""
+def _carried(name: str, reason: Exception) -> Any:
+    """A package as another one carries it, where it cannot be imported for a reason of its own. Unsupported, with all
+    reasons, where no other has it or that copy is broken, too."""
+    root = name.partition(".")[0]
+    absent = isinstance(reason, ModuleNotFoundError) and reason.name == root
+    reasons = f"{name} {'is not installed' if absent else 'cannot be imported'} ({first_words(reason)})"
     try:
-        return importlib.import_module(CARRIED[name]) if name in CARRIED else None
-    except Exception:
-        return None
+        if name in CARRIED:
+            return importlib.import_module(CARRIED[name])
+    except Exception as broken:
+        if not (isinstance(broken, ModuleNotFoundError) and f"{CARRIED[name]}.".startswith(f"{broken.name}.")):
+            reasons += f", and neither can {CARRIED[name]} ({first_words(broken)})"
+    raise Unsupported(f"{reasons}: {EXTRAS[root]}") from reason
 
 
 @lru_cache

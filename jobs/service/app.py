@@ -36,6 +36,7 @@ from .encoding import as_json
 from .following import followed
 from .guard import ARROW, Guard
 from .measures import Measured, Measures
+from .misshapen import complaint
 from .naming import AdmittedRoute
 from .pages import calls, index, plotly
 from .refusals import Refusals
@@ -227,6 +228,12 @@ def op_kind(kind: OpKind) -> dict[str, Any]:
     return {"kind": kind.name, "family": kind.family, "dims": dims, "is": kind.doc.splitlines()[0]}
 
 
+def body_of_call(call: Request) -> Any:
+    """The class of a call's body; None where it has none."""
+    field = getattr(call.scope.get("route"), "body_field", None)
+    return None if field is None else field.field_info.annotation
+
+
 def _explain_errors(app: FastAPI, refusals: Refusals) -> None:
     """Every refusal is one JSON object; what nobody foresaw goes through to :class:`.guard.Guard`."""
 
@@ -234,14 +241,13 @@ def _explain_errors(app: FastAPI, refusals: Refusals) -> None:
         return Response(refusals.body(status, code, message), status, media_type="application/json")
 
     @app.exception_handler(RequestValidationError)
-    async def misshapen(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(key) for key in first["loc"] if key != "body")
-        return refused(422, "bad_body", f"{where or 'the body'}: {first['msg']}")
+    async def misshapen(call: Request, error: RequestValidationError) -> Response:
+        return refused(422, "bad_body", complaint(error.errors(), error.body, body_of_call(call)))
 
     @app.exception_handler(HTTPException)
     async def no_route(_: Request, error: HTTPException) -> Response:
-        return refused(error.status_code, "http", str(error.detail))
+        words = {404: "there is no such address here", 405: "this address takes another method"}
+        return refused(error.status_code, "http", words.get(error.status_code, str(error.detail)) + "; /docs lists all")
 
     @app.exception_handler(ValueError)
     async def bad_input(_: Request, error: ValueError) -> Response:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...datasets.reading import read_text
 from ...simulator.question.sources import HOME, Sources
 from .. import resolve
 from ..show import BadInputError
@@ -118,10 +119,7 @@ def _token(config: Mapping[str, Any]) -> str | None:
     """The token of ``token_file=…``, else of the environment. A word of the command line would show in every ``ps``."""
     if config["token_file"]:
         path = Path(str(config["token_file"])).expanduser()
-        try:
-            token = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInputError(f"token_file={path} cannot be read: {getattr(error, 'strerror', error)}") from None
+        token = read_text(path, BadInputError, f"token_file={path}").strip()
         where = f"token_file={path}"
     else:
         token, where = os.environ.get(TOKEN, "").strip(), TOKEN

@@ -18,7 +18,7 @@ from ...datasets.traces.builder import TraceBuilder
 from ...datasets.traces.classes import GAP, OP
 from ...datasets.traces.gaps import FLOAT_ROUNDING_US, fill_gaps
 from ...datasets.traces.gathering import take_rows, with_numbers, with_values, with_words
-from ...datasets.traces.groups import GROUP_LABEL, GROUPS_FILE, GroupNumbers
+from ...datasets.traces.groups import GROUP_LABEL, GroupNumbers, write_groups
 from ...datasets.traces.schema import EXACT_DURATION, EXACT_START, VERSION, CollectiveKind, NodeKind
 from ...datasets.traces.table import ExecutionTrace, SparseRows
 from ...datasets.version import __version__
@@ -102,7 +102,7 @@ def emit_step(step: Step, folder: Path) -> list[Path]:
     written = []
     for device, trace in traces(step, groups):
         written.append(protobuf.write(folder / f"opcast.{device}.et", trace))
-    (folder / GROUPS_FILE).write_text(groups.written())
+    write_groups(folder, groups.written())
     return sorted(written)
 
 

@@ -55,6 +55,11 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
     )
 
 
+def microseconds(time_ms: float | None) -> float | None:
+    """A time that nobody may have had."""
+    return None if time_ms is None else time_ms * 1e3
+
+
 def count_text(count: int, what: str) -> str:
     """A count and its noun, in the plural where there are several."""
     return f"{units.count(count)} {what}" + ("s" if count != 1 else "")
@@ -280,7 +285,7 @@ def classes_section(report: ServingReport) -> PageSection | None:
         rows = [
             (Cell(name), Cell(str(seen["priority"])), Cell(units.count(seen["completed"])),
              Cell(units.count(seen["requests"] - seen["completed"])),
-             *(Cell(units.duration(seen[f"{time}_ms"][part] * 1e3)) for time, part in CLASS_TIMES),
+             *(Cell(units.duration(microseconds(seen[f"{time}_ms"][part]))) for time, part in CLASS_TIMES),
              Cell(units.share(seen["slo_attainment"]), bar=seen["slo_attainment"]))
             for name, seen in report.classes.items()
         ]  # fmt: skip

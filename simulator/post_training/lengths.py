@@ -19,11 +19,12 @@ COLUMNS = ("prompt_tokens", "response_tokens")
 @dataclass(frozen=True)
 class LengthBatch:
     """Tokens of ``prompt`` and ``response`` of each sequence, int64 [sequences]; so many ``responses`` to a prompt lie
-    together."""
+    together. ``cut`` prompts were longer than a sequence may be."""
 
     prompt: np.ndarray
     response: np.ndarray
     responses: int = 1
+    cut: int = 0
 
     @property
     def group(self) -> np.ndarray:
@@ -71,8 +72,10 @@ def batch_of(request: PostTrainRequest, index: int, prompts: int | None = None) 
         of_prompt = lengths(request.prompt_len, random[0], count)
         response = lengths(request.response_len, random[1], count * responses)
     most = request.step.work.seq_len
-    prompt = np.repeat(np.minimum(of_prompt, max(most - 1, 1)), responses)
-    return LengthBatch(prompt, np.minimum(response, np.maximum(most - prompt, 1)), responses)
+    longest = max(most - 1, 1)
+    prompt = np.repeat(np.minimum(of_prompt, longest), responses)
+    cut = int((of_prompt > longest).sum())
+    return LengthBatch(prompt, np.minimum(response, np.maximum(most - prompt, 1)), responses, cut)
 
 
 def lengths_of_file(path: str) -> np.ndarray:

@@ -12,6 +12,7 @@ from ..question.declaration import FILES, setting
 from ..question.place import looked_up
 from ..question.requests import SimulateRequest
 from ..question.traffic import Lengths
+from ..question.unread import changed, refuse_unread
 
 METHODS = ("sft", "dpo", "ppo", "grpo")
 RL = ("ppo", "grpo")  # methods that roll out
@@ -23,6 +24,9 @@ MOST_RESPONSES = 1 << 20
 MOST_BATCHES = 64
 MOST_LIVES = 100_000
 MOST_PARTIAL = 4.0
+OF_ROLLOUT = (  # settings that only methods with a rollout (ppo, grpo) read
+    *("rollout", "reward", "placement", "partial", "asynchronous", "offload_training", "kl", "old_log_probs"),
+)
 
 
 @dataclass(frozen=True)
@@ -177,25 +181,12 @@ class PostTrainRequest(Request):
 
     def _check_method(self) -> None:
         """RequestError for settings that a method or placement does not read."""
-        alone = (
-            []
-            if self.rolls_out
-            else [
-                *(name for name in ("partial", "asynchronous") if getattr(self, name)),
-                *(["placement"] if self.placement != "colocated" else []),
-            ]
-        )
-        parts = (("rollout", self.rollout, RolloutEngine()), ("reward", self.reward, RewardSource()))
-        if not self.rolls_out and (unread := next((name for name, group, unset in parts if group != unset), "")):
-            raise RequestError(
-                f"{unread}.* is of methods that roll out (ppo, grpo): leave it out of method={self.method}"
-            )
-        if alone:
-            raise RequestError(f"{alone[0]}={getattr(self, alone[0])} is of methods that roll out (ppo, grpo)")
-        if self.method in ("sft", "dpo") and self.responses not in (None, RESPONSES[self.method]):
-            raise RequestError(f"responses={self.responses} is not read with method={self.method}: leave it out")
-        if self.critic is not None and self.method != "ppo":
-            raise RequestError(f"critic={self.critic} is of ppo: {self.method} has none")
+        if not self.rolls_out:
+            refuse_unread(changed(self, OF_ROLLOUT), f"with method={self.method}")
+            if self.responses not in (None, RESPONSES[self.method]):
+                refuse_unread({"responses": self.responses}, f"with method={self.method}")
+        if self.method != "ppo":
+            refuse_unread(changed(self, ("critic",)), f"with method={self.method}")
         if self.placement == "colocated":
             if self.asynchronous:
                 raise RequestError("asynchronous=true needs GPUs of its own for rollout: placement=apart")

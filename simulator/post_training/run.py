@@ -133,7 +133,7 @@ def report_of(trial: PlacementTrial, run: PlacedRun, ways: tuple[PostTrainWay, .
         ways=ways,
         lives=request.lives,
         seed=request.seed,
-        notes=tuple(notes_of(request, run)),
+        notes=tuple(notes_of(request, run, trial.batches)),
         wall_time_s=0.0,
         timeline=timeline(phases, run.asynchronous),
         running=running(rollouts[0]) if rollouts else (),
@@ -169,13 +169,20 @@ def running(rollout: BatchRollout) -> tuple[tuple[float, float], ...]:
     return tuple(zip(at.tolist(), share.tolist(), strict=True))
 
 
-def notes_of(request: PostTrainRequest, run: PlacedRun) -> list[str]:
-    """What the answer leaves out, and what does not fit."""
+def notes_of(request: PostTrainRequest, run: PlacedRun, batches: Sequence[LengthBatch]) -> list[str]:
+    """What the answer leaves out, what was cut, and what does not fit."""
     notes = [
         f"{memory.name} DOES NOT FIT: it needs {memory.needed_gib:.1f} of {memory.total_gib:.1f} GiB of a GPU"
         for memory in run.memory
         if not memory.fits
     ]
+    if cut := sum(batch.cut for batch in batches):
+        share = cut * request.responses_of_prompt / sum(len(batch.prompt) for batch in batches)
+        most = request.step.work.seq_len
+        notes.append(
+            f"{share:.0%} of the prompts are longer than workload.seq_len={most}: they are cut to leave one token for "
+            "a response; take a longer seq_len or shorter prompt_len"
+        )
     if request.rolls_out:
         notes += [] if run.rollout is None else list(run.rollout.replica.notes)
         if request.step.work.lora_rank:

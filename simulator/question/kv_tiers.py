@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from ...datasets.loading import choice, number
 from .canonical import RequestError
 from .declaration import setting
+from .unread import changed, refuse_unread
 
 LOADS = ("async", "layers", "blocking")
 SSD_GBPS = 6.9  # sequential read of one PCIe 4.0 x4 drive: Samsung PM9A3, data sheet (6,900 MB/s)
 PCIE_SHARE = 0.8  # of the nominal rate of PCIe that large copies reach: 25 of 32 GB/s on PCIe 4.0 x16, as for swapping
+OF_TIER = {  # the size of a tier -> what is read where there is that tier
+    "host_gib": ("host_gbps", "load"),
+    "ssd_gib": ("ssd_gbps",),
+    "remote_gib": ("remote_gbps", "remote_us"),
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,9 @@ class KvTiers:
                 raise RequestError(f"tiers.{name}=0 must be more than 0")
         if self.load is not None:
             choice(RequestError, "tiers.load", self.load, LOADS)
+        for tier, names in OF_TIER.items():
+            if not getattr(self, tier):
+                refuse_unread(changed(self, names, "tiers."), f"without tiers.{tier}")
         if self.exist and not self.host_gib:
             raise RequestError(
                 "tiers.ssd_gib and tiers.remote_gib need tiers.host_gib: all that is loaded goes through host memory"

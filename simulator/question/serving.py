@@ -13,6 +13,7 @@ from .kv_tiers import KvTiers
 from .request_classes import QUEUES, Admission
 from .requests import SimulateRequest
 from .traffic import RequestTraffic
+from .unread import changed, refuse_unread
 
 POLICIES = (
     "vllm",
@@ -322,6 +323,8 @@ class ServingRequest(Request):
             )
         if self.tiers.exist and not self.scheduler.prefix_caching:
             raise RequestError("tiers keep what the prefix cache forgets: set scheduler.prefix_caching=true")
+        if not self.traffic.classes and self.traffic.trace is None:
+            refuse_unread(changed(self.scheduler, ("queue",), "scheduler."), "without traffic.classes")
         if ":" not in self.router:
             choice(RequestError, "router", self.router, ROUTERS)
         if (self.step is None) == (self.law is None):

@@ -8,6 +8,7 @@ from ...datasets.loading import choice, number, whole
 from .canonical import RequestError
 from .declaration import FILES, setting
 from .request_classes import RequestClass, check_classes
+from .unread import refuse_unread
 
 ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
 LENGTHS = ("fixed", "uniform", "zipf", "normal", "lognormal", "empirical")
@@ -68,9 +69,7 @@ class Lengths:
             value = getattr(self, field.name)
             defaults: tuple[object, ...] = (field.default, getattr(usual_lengths, field.name), [])
             if field.name not in OF_KIND[self.kind] and value not in defaults:
-                raise RequestError(
-                    f"{name}.{field.name}={value} is not read with {name}.kind={self.kind}: leave it out"
-                )
+                refuse_unread({f"{name}.{field.name}": value}, f"with {name}.kind={self.kind}")
 
     @property
     def average(self) -> float:

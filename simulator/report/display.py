@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -50,8 +51,8 @@ def _table(table: NotebookTable) -> str:
 
 
 def time_text(us: float | None) -> str:
-    """Microseconds as a person reads them; empty for None."""
-    if us is None:
+    """Microseconds as a person reads them; empty for None and NaN."""
+    if us is None or math.isnan(us):
         return ""
     unit, size = ("s", 1e6) if us >= 1e6 else ("ms", 1e3) if us >= 1e3 else ("µs", 1.0)
     return f"{us / size:,.4g} {unit}"

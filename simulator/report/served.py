@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from .display import NotebookTable, display_html, time_text
 
 @dataclass(frozen=True)
 class TimeSpread:
-    """A time over all requests, in milliseconds."""
+    """A time over all requests, in milliseconds; NaN where ``count`` is 0: nobody had it."""
 
     mean: float
     p50: float
@@ -20,9 +21,14 @@ class TimeSpread:
     count: int
     cdf: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (ms, share of requests at most as long)
 
-    def to_dict(self) -> dict[str, float]:
-        """Without the CDF."""
-        return {"mean": self.mean, "p50": self.p50, "p90": self.p90, "p99": self.p99}
+    def to_dict(self) -> dict[str, float | None]:
+        """Without the CDF; None where nobody had it."""
+        figures = {"mean": self.mean, "p50": self.p50, "p90": self.p90, "p99": self.p99}
+        return dict.fromkeys(figures) if self.count == 0 else {**figures}
+
+
+NOBODY = TimeSpread(math.nan, math.nan, math.nan, math.nan, 0)
+"""A time that nobody had."""
 
 
 @dataclass(frozen=True)

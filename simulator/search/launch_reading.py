@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets.clusters import ClusterError, load_cluster
-from ...datasets.reading import UNREADABLE, problem, read_yaml
+from ...datasets.reading import UNREADABLE, problem, read_text, read_yaml
 from ..trace.models import known_models, resolve
 from .launch import RECIPES
 from .launch_errors import LaunchError
@@ -86,10 +86,7 @@ def settings_of_launch(path: Path, model: str = "") -> dict[str, Any]:
     LaunchError for a file of no such kind, a model that it does not say, or is not the one that is named, and what may
     change the step and opcast does not read.
     """
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"launch={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path.expanduser(), LaunchError, f"launch={path}")
     head = own_header(text)
     settings = megatron_settings(path, text, model)
     if settings is None:

@@ -17,6 +17,7 @@ from ..trace.models import known_models, resolve, shipped_source
 from .architecture import megatron_model
 from .launch import FP8_RECIPES, MADE_UP, MEGATRON_LM
 from .launch_errors import LaunchError
+from .relaunch_values import whole
 
 FUSED_LAYERS = "transformer_engine"  # what Megatron-LM runs unless told otherwise
 SCRIPT = re.compile(r"pretrain_\w+\.py$")
@@ -74,6 +75,10 @@ COUNTS = {
     "--expert-model-parallel-size": "parallel.ep",
     "--expert-tensor-parallel-size": "parallel.etp",
 }
+SIZES = (  # of a model, in whole numbers
+    *("--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups"),
+    *("--kv-channels", "--max-position-embeddings", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size"),
+)
 
 
 def megatron_settings(path: Path, text: str, model: str = "") -> dict[str, Any] | None:
@@ -86,13 +91,16 @@ def megatron_settings(path: Path, text: str, model: str = "") -> dict[str, Any] 
     if command is None:
         return None
     start, flags = command
+    numbers = {name: whole(path, name, flags[name]) for name in (*COUNTS, *SIZES) if name in flags}
     model = model or _model(flags)
     model_flags = megatron_model(dict(resolve(model).language))
     if differ := _differences(flags, model_flags):
         raise LaunchError(f"launch={path} starts another model than {model}: they differ in {', '.join(differ)}")
     settings: dict[str, Any] = {"model": model}
-    settings |= {setting: int(_number(flags, name)) for name, setting in COUNTS.items() if name in flags}
-    settings |= {f"cluster.{setting}": int(start[name]) for name, setting in PLACES.items() if name in start}
+    settings |= {setting: numbers[name] for name, setting in COUNTS.items() if name in flags}
+    settings |= {
+        f"cluster.{setting}": whole(path, name, start[name]) for name, setting in PLACES.items() if name in start
+    }
     settings["parallel.sequence_parallel"] = "--sequence-parallel" in flags
     settings["parallel.zero_stage"] = _zero_stage(flags)
     settings["precision"] = _precision(flags)
@@ -141,13 +149,6 @@ def _pairs(words: Sequence[str]) -> dict[str, Any]:
         name: True if not values else values[0] if len(values) == 1 else values
         for name, values in values_by_name.items()
     }
-
-
-def _number(flags: Mapping[str, Any], name: str) -> float:
-    try:
-        return float(flags[name])
-    except (TypeError, ValueError):
-        raise LaunchError(f"{name} {flags[name]} must be a number") from None
 
 
 def _same(one: Any, other: Any) -> bool:

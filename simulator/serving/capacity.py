@@ -145,10 +145,11 @@ def capacity(request: ServingRequest, side: PlayedReplicas, apply: Apply) -> Cap
     _check_rate(request, "capacity")
     first = largest(side, request, traffic.speed if traffic.trace is not None else traffic.rate, FAR)
     if not first.rate:
-        best = first.report.ttft_ms.p50, first.report.tpot_ms.p50
+        best = first.report
+        tpot = f" and TPOT {best.tpot_ms.p50:.1f} ms" if best.tpot_ms.count else ""
         raise RequestError(
-            f"no rate meets slo: even at {first.tried[-1][0]:.3g} requests a second the median TTFT is {best[0]:.0f} "
-            f"ms and TPOT {best[1]:.1f} ms"
+            f"no rate meets slo: even at {first.tried[-1][0]:.3g} requests a second "
+            + (f"the median TTFT is {best.ttft_ms.p50:.0f} ms{tpot}" if best.completed else "nobody is served")
         )
     seeds = (
         [replace(traffic, seed=traffic.seed + more) for more in range(SEEDS)] if traffic.trace is None else [traffic]

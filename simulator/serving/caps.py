@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,7 +37,10 @@ class ServedCap:
     @property
     def worse(self) -> float:
         """What a cap makes worse: requests without their targets, else milliseconds of a token."""
-        return 1.0 - self.report.slo_attainment if self.report.slo else self.report.tpot_ms.p90
+        tpot_ms = self.report.tpot_ms
+        if self.report.slo:
+            return 1.0 - self.report.slo_attainment
+        return tpot_ms.p90 if tpot_ms.count else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """The run as plain values."""

@@ -55,6 +55,8 @@ def with_intervals(report: ServingReport, request: ServingRequest, at: AtQuantil
     for name, value in vars(report).items():
         one, other = getattr(fast, name), getattr(slow, name)
         if isinstance(value, TimeSpread):
+            if not (value.count and one.count and other.count):
+                continue
             for attribute in value.to_dict():
                 intervals[f"{name}.{attribute}"] = ascending(getattr(one, attribute), getattr(other, attribute))
         elif name in FIGURES + SHARES or (name.endswith("_per_million_tokens") and value is not None):
@@ -128,10 +130,11 @@ def chance_of_p99(seeds: Sequence[ServingReport], fast: ServingReport, slow: Ser
 
 
 def with_seeds(report: ServingReport, seeds: Sequence[ServingReport], at: AtQuantile, most_ms: float) -> ServingReport:
-    """The report with the chance that the 99th percentile of TTFT is as expected; ``seeds`` are runs of other
-    requests."""
-    chance = chance_of_p99([report, *seeds], at(-Z90), at(Z90), most_ms)
-    return replace(report, p_p99_ttft_met=chance)
+    """The report with the chance that the 99th percentile of TTFT is as expected, None where a run serves nobody;
+    ``seeds`` are runs of other requests."""
+    runs, fast, slow = [report, *seeds], at(-Z90), at(Z90)
+    known = all(run.ttft_ms.count for run in (*runs, fast, slow))
+    return replace(report, p_p99_ttft_met=chance_of_p99(runs, fast, slow, most_ms) if known else None)
 
 
 def ascending(one: Any, other: Any) -> tuple[float, float]:

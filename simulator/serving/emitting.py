@@ -17,7 +17,7 @@ from ...datasets.traces import protobuf
 from ...datasets.traces.builder import Attribute, TraceBuilder
 from ...datasets.traces.classes import GAP, OP
 from ...datasets.traces.gaps import FLOAT_ROUNDING_US, fill_gaps
-from ...datasets.traces.groups import GROUPS_FILE
+from ...datasets.traces.groups import write_groups
 from ...datasets.traces.schema import NodeKind
 from ...datasets.traces.table import ExecutionTrace
 from ..question.serving import SWAP_GBPS
@@ -43,12 +43,11 @@ class _Event(NamedTuple):
 def emit(iterations: np.ndarray, requests: np.ndarray, bytes_per_token: float, folder: Path) -> list[Path]:
     """Write ``serving.RANK.et`` for each rank that ran an iteration, and an empty ``comm_group.json``: ranks of
     schedulers exchange nothing. TraceFileError where nothing can be written."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for rank in np.unique(iterations["rank"]).tolist():
         trace = rank_trace(iterations[iterations["rank"] == rank], requests, rank, bytes_per_token)
         written.append(protobuf.write(folder / f"serving.{rank}.et", trace))
-    (folder / GROUPS_FILE).write_text("{}\n")
+    write_groups(folder, "{}\n")
     return written
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
-from ..report.served import ServingReport, TimeSpread
+from ..report.served import NOBODY, ServingReport, TimeSpread
 from .histogram import Histogram
 from .limits import rejection_note, rejections
 from .rules import SchedulerRules, ServingSetup, first_decode_rank
@@ -36,6 +36,8 @@ def number_text(value: float) -> str:
 
 def spread(times: Histogram) -> TimeSpread:
     """The spread of times in microseconds."""
+    if not times.count:
+        return NOBODY
     points = tuple((value / MS, share) for value, share in times.cdf(CDF_POINTS))
     p50, p90, p99 = (times.percentiles(np.array(PERCENTILES)) / MS).tolist()
     return TimeSpread(times.mean / MS, p50, p90, p99, int(times.count), points)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..question.traffic import RequestTraffic, check_own_arrivals
+from ..question.unread import changed, refuse_unread
 from .arrivals import ArrivalClock, generators
 from .streams import SECOND_US, RequestStream, chunk
 from .trace_formats.drawn import drawn_requests, is_drawn
@@ -23,6 +24,8 @@ def trace_stream(traffic: RequestTraffic) -> RequestStream:
     says itself."""
     assert traffic.trace is not None
     if is_drawn(traffic.trace):
+        own_format = changed(traffic, ("trace_format", "tokenizer"), "traffic.")
+        refuse_unread(own_format, f"with traffic.trace={traffic.trace}")
         rows = drawn_requests(traffic.trace)
     else:
         rows = read_requests(Path(traffic.trace).expanduser(), traffic.trace_format, traffic.tokenizer)

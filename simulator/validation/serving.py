@@ -217,7 +217,7 @@ def graphs_of(row: ServingRow, tp: int) -> tuple[int, ...]:
 def served(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> dict[str, float]:
     """TTFT and TPOT in ms, and output tokens a second of all GPUs. The errors of simulating."""
     report = played(row, replicas, hosts)
-    times = {"ttft": report.ttft_ms.mean, "tpot": report.tpot_ms.mean}
+    times = {"ttft": report.ttft_ms.mean, "tpot": report.tpot_ms.mean if report.tpot_ms.count else 0.0}
     return times | {"throughput": throughput(row, times)}
 
 

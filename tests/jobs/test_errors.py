@@ -108,6 +108,9 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*STEP, "workload=decode", "+workload.seq_len=4"], "workload.seq_len is no setting of workload=decode"),
         ([*GEMM, "cluster=h100"], "did you mean dgx_h100"),
         (["list", "devices", "models"], "takes one of devices, models at a time"),
+        # files under a name that says another format
+        (["plan", "picture=job.png"], "picture=job.png would be SVG under another name: take picture=job.svg"),
+        ([*GEMM, "report=net.pdf"], "report=net.pdf would be HTML under another name: take report=net.html"),
         # names of another place, and words
         ([*GEMM, "device=h10"], "did you mean h100 or"),
         ([*GEMM, "device=cpuu"], "did you mean cpu?"),

@@ -40,11 +40,13 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["cluster=dgx_h100", "rollout.gpus=4"], "rollout.gpus=4 is of placement=apart"),
         (["cluster=dgx_h100", "rollout.tp=3", "placement=apart", "rollout.gpus=4"], "no multiple of a replica's 3"),
         (["cluster=dgx_h100", "rollout.tp=3"], "do not divide the 8 GPUs"),
-        (["cluster=dgx_h100", "method=sft", "partial=0.5"], "partial=0.5 is of methods that roll out"),
-        (["cluster=dgx_h100", "method=dpo", "rollout.tp=4"], "rollout.* is of methods that roll out"),
-        (["cluster=dgx_h100", "method=sft", "reward.seconds=9"], "reward.* is of methods that roll out"),
+        (["cluster=dgx_h100", "method=sft", "partial=0.5"], "partial=0.5 is not read with method=sft"),
+        (["cluster=dgx_h100", "method=dpo", "rollout.tp=4"], "rollout.tp=4 is not read with method=dpo"),
+        (["cluster=dgx_h100", "method=sft", "reward.seconds=9"], "reward.seconds=9 is not read with method=sft"),
         (["cluster=dgx_h100", "method=sft", "responses=4"], "responses=4 is not read with method=sft"),
-        (["cluster=dgx_h100", "critic=llama3_8b"], "critic=llama3_8b is of ppo"),
+        (["cluster=dgx_h100", "critic=llama3_8b"], "critic=llama3_8b is not read with method=grpo"),
+        (["cluster=dgx_h100", "method=sft", "kl=0.1"], "kl=0.1 is not read with method=sft: leave it out"),
+        (["cluster=dgx_h100", "method=sft", "offload_training=true"], "offload_training=true is not read with"),
         (["cluster=dgx_h100", "rollout.kv_fraction=2"], "rollout.kv_fraction=2 must be a share"),
         (["cluster=dgx_h100", "response_len.mean=-1"], "must be a number of at least 1"),
         (["cluster=dgx_h100", "lengths=/no/such.csv"], "lengths=/no/such.csv must be a CSV file"),
@@ -82,6 +84,13 @@ def test_grpo_has_its_phases(grpo: PostTrainReport) -> None:
     assert grpo.iteration_s.p10 <= grpo.iteration_s.p50 <= grpo.iteration_s.p90
     assert sum(phase.seconds for phase in grpo.phases) == pytest.approx(grpo.iteration_s.mean, rel=0.3)
     assert grpo.fits
+
+
+def test_prompts_that_are_cut_are_told(grpo: PostTrainReport) -> None:
+    assert not any("prompts are longer" in note for note in grpo.notes)
+    long = {**LENGTHS, "prompt_len": {"kind": "uniform", "low": 1, "high": 400}}
+    notes = opcast.posttrain(TINY, method="sft", **FEW, **long).notes
+    assert any("of the prompts are longer than workload.seq_len=" in note for note in notes)
 
 
 def test_a_weight_sync_moves_all_weights_once(grpo: PostTrainReport) -> None:

@@ -43,6 +43,27 @@ def test_the_answer_has_what_the_contract_names(capsys: pytest.CaptureFixture[st
     assert rows.tpot_ms.mean() == pytest.approx(found["tpot_ms"]["mean"])
 
 
+def test_who_is_not_served_has_no_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A time that nobody had is null and a dash, never 0; of answers of one token that is so of TPOT and ITL."""
+    none = ["scheduler.max_model_len=2", "traffic.classes=[{name: chat}]"]
+    found = asked(capsys, f"report={tmp_path / 'none.html'}", "slo.ttft_ms=100", *none)
+    assert found["completed"] == 0
+    times = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "queue_ms", "normalised_ms")
+    for seen in (*(found[name] for name in times), found["classes"]["chat"]["ttft_ms"]):
+        assert seen == {"mean": None, "p50": None, "p90": None, "p99": None}
+    for words, said in (((), "none served"), (("sweep", "rates=[5]"), " - ")):
+        assert main(["serving", *words, *LAW, *FEW, *none]) == 0
+        out = capsys.readouterr().out
+        assert said in out
+        assert "nan" not in out
+    assert main(["serving", "capacity", *LAW, *FEW, *none, "slo.ttft_ms=100"]) == 2
+    assert "nobody is served" in capsys.readouterr().err
+    assert main(["serving", *LAW, *FEW, "traffic.output.mean=1", "format=json"]) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert (one["tpot_ms"]["mean"], one["itl_ms"]["p99"]) == (None, None)
+    assert one["ttft_ms"]["mean"] > 0
+
+
 def test_how_many_tokens_fit_is_in_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
     """2,000 blocks of 16 tokens; four ranks have as many each, and so has each pool."""
     found = asked(capsys)
@@ -200,7 +221,11 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["decode_pool.share=0.5"], "decode_pool.share=0.5 must be between 0 and 1, of replicas=2 or more"),
         (["decode_pool.share=0.5", "decode_pool.replicas=1", "replicas=2"], "say the same"),
         (["decode_pool.link_gbps=0", "decode_pool.replicas=1"], "decode_pool.link_gbps=0"),
-        (["decode_pool.max_seqs=3"], "decode_pool.max_seqs is not read: no replica only decodes"),
+        (["decode_pool.max_seqs=3"], "decode_pool.max_seqs=3 is not read with decode_pool.replicas=0"),
+        (["tiers.host_gbps=20"], "tiers.host_gbps=20 is not read without tiers.host_gib: leave it out"),
+        (["tiers.load=async"], "tiers.load=async is not read without tiers.host_gib"),
+        (["tiers.remote_us=9", "tiers.host_gib=1"], "tiers.remote_us=9 is not read without tiers.remote_gib"),
+        (["scheduler.queue=priority"], "scheduler.queue=priority is not read without traffic.classes"),
         (["rates=[1,2]"], "rates=[1, 2] are of `opcast serving sweep`"),
         (["capacity", "slo.ttft_ms=60", "chakra=/tmp/x"], "chakra=/tmp/x is of one run"),
         (["replicas=1000000"], "replicas=1,000,000"),
@@ -220,6 +245,10 @@ def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.Captu
         (["traffic.trace=/nowhere.csv"], "/nowhere.csv does not exist"),
         (["traffic.trace=x.csv", "traffic.turns=2"], "a trace has its own"),
         (["traffic.trace=x.csv", "traffic.rate=2"], "traffic.trace=x.csv does not exist"),
+        (
+            ["traffic.trace=azure_code_like", "traffic.trace_format=azure"],
+            "traffic.trace_format=azure is not read with traffic.trace=azure_code_like: leave it out",
+        ),
         (["sweep", "traffic.arrival=closed", "traffic.concurrency=2"], "take poisson for sweep"),
     ],
 )

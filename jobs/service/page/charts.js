@@ -115,7 +115,7 @@
 
   const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "zero_stage", "sequence_parallel", "micro_batch", "recompute"];
   function servingCards(found) {
-    const spread = (title, held) => card(title, seconds(held.p50 * 1e3), [["p90", seconds(held.p90 * 1e3)], ["p99", seconds(held.p99 * 1e3)], ["mean", seconds(held.mean * 1e3)]]);
+    const spread = (title, held) => held.p50 === null ? card(title, "none served", []) : card(title, seconds(held.p50 * 1e3), [["p90", seconds(held.p90 * 1e3)], ["p99", seconds(held.p99 * 1e3)], ["mean", seconds(held.mean * 1e3)]]);
     return make("div", {}, found.overload ? make("p", { class: "error" }, found.overload) : null, make("div", { class: "cards" },
       spread("First token (TTFT)", found.ttft_ms), spread("Each next token (TPOT)", found.tpot_ms), spread("Whole answer", found.e2e_ms),
       card("Served", `${rounded(found.requests_per_s)} requests/s`, [["output tokens/s and GPU", rounded(found.output_tokens_per_s_per_gpu)], ["met what users expect", percent(found.slo_attainment)], ["KV memory at its peak", percent(found.kv_peak)], ["tokens in an iteration, mean", rounded(found.mean_batch)], ["preempted", rounded(found.preemptions)], ["rejected", rounded(found.rejected)]])));

@@ -56,7 +56,7 @@
     stored(sessionStorage, "opcast-pins", JSON.stringify([...pins(), { tab, body, figures }].slice(-6)));
     $("status").textContent = `Pinned; ${pins().length} ${pins().length === 1 ? "answer" : "answers"} to compare.`;
   }
-  const WRITTEN = { us: seconds, ms: (ms) => seconds(ms * 1e3), s: (s) => seconds(s * 1e6), share: percent, gib: (gib) => `${rounded(gib)} GiB`, gbps: (rate) => `${rounded(rate)} GB/s`, w: (watts) => `${rounded(watts)} W`, j: (joules) => (joules >= 1e6 ? `${rounded(joules / 1e6)} MJ` : joules >= 1e3 ? `${rounded(joules / 1e3)} kJ` : `${rounded(joules)} J`), count: rounded };
+  const WRITTEN = { us: seconds, ms: (ms) => seconds(ms === null ? null : ms * 1e3), s: (s) => seconds(s * 1e6), share: percent, gib: (gib) => `${rounded(gib)} GiB`, gbps: (rate) => `${rounded(rate)} GB/s`, w: (watts) => `${rounded(watts)} W`, j: (joules) => (joules >= 1e6 ? `${rounded(joules / 1e6)} MJ` : joules >= 1e3 ? `${rounded(joules / 1e3)} kJ` : `${rounded(joules)} J`), count: rounded };
   function comparison() {
     const held = pins();
     if (held.length < 2) return make("p", { class: "caption" }, `${held.length} of at least two answers are pinned.`);

@@ -151,13 +151,14 @@ def highest_rate(part: PlayedPart, start: float, least: float = 0.0, step: float
 
 
 def figures_at(part: PlayedPart, rate: float) -> dict[str, Any]:
-    """What users have at a rate: times in ms (mean), whether queues stay short, requests a second that have all of
-    ``slo``, and their share."""
+    """What users have at a rate: times in ms (mean; None where nobody is served), whether queues stay short, requests a
+    second that have all of ``slo``, and their share."""
     report = part.at(rate)
+    tpot_ms = report.tpot_ms.mean if report.tpot_ms.count else 0.0  # of answers of one token
     return {
         "rate": rate,
-        "ttft_ms": report.ttft_ms.mean,
-        "tpot_ms": report.tpot_ms.mean,
+        "ttft_ms": report.ttft_ms.mean if report.completed else None,
+        "tpot_ms": tpot_ms if report.completed else None,
         "keeps_up": not report.overload,
         "goodput": report.goodput * part.parts,
         "slo_attainment": report.slo_attainment,

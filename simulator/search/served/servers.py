@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....datasets.reading import read_json, read_yaml
+from ....datasets.reading import read_json, read_text, read_yaml
 from ...serving.engine_args import read_arguments
 from ...serving.engines import load_serving_engine
 from ...trace.models import known_models, shipped_source
@@ -64,10 +64,7 @@ def settings_of_servers(path: Path) -> dict[str, Any]:
 
     LaunchError for a file without any, and for servers that differ within a role.
     """
-    try:
-        text = path.expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"launch={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path.expanduser(), LaunchError, f"launch={path}")
     counts: dict[Server, int] = {}
     for server, copies in servers_of(path, text):
         counts[server] = counts.get(server, 0) + copies

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -19,7 +20,8 @@ from opcast.jobs.service.guard import ARROW
 from opcast.jobs.service.settings import ServiceSettings
 from opcast.simulator.question.sources import Sources
 
-from .conftest import running
+from .conftest import own_server, running
+from .test_traversal import BODIES
 
 OP = {"op": {"kind": "gemm", "m": 64, "n": 64, "k": 64}, "device": "h100_sxm"}
 HEAD = "POST /v1/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {}\r\n"
@@ -35,6 +37,15 @@ def connected(address: str, text: str = "", count: int = 1) -> Iterator[list[soc
             made.append(stack.enter_context(socket.create_connection((place.hostname, place.port), timeout=20)))
             made[-1].sendall(text.encode())
         yield made
+
+
+def arrow_table(rows: int) -> bytes:
+    """So many products as an Arrow stream."""
+    table = pa.table({"m": np.arange(1, rows + 1), "n": np.full(rows, 64), "k": np.full(rows, 64)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
 
 
 def ended(connection: socket.socket) -> bool:
@@ -99,12 +110,7 @@ def test_bodies_in_memory_are_bounded_together(home: str) -> None:
 
 
 def test_an_answer_that_nobody_takes_is_let_go(settings: ServiceSettings) -> None:
-    rows = 60_000
-    table = pa.table({"m": np.arange(1, rows + 1), "n": np.full(rows, 64), "k": np.full(rows, 64)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    body = sink.getvalue().to_pybytes()
+    body = arrow_table(60_000)
     head = HEAD.format(ARROW).replace("predict", "predict/table?kind=gemm&device=h100_sxm")
     with running(settings, take_s=1.0) as address, socket.socket() as slow:
         place = urlsplit(address)
@@ -149,3 +155,48 @@ def test_clients_that_leave_leave_nothing_behind(settings: ServiceSettings) -> N
                 return
             time.sleep(0.1)
     pytest.fail("calls of clients that left are still under way")
+
+
+def belongings(process: int) -> dict[str, int]:
+    """How many open files, threads and processes a process has."""
+    place = Path("/proc") / str(process)
+    children = [child for task in (place / "task").iterdir() for child in (task / "children").read_text().split()]
+    files, threads = (len(list((place / name).iterdir())) for name in ("fd", "task"))
+    return {"files": files, "threads": threads, "processes": len(children)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="what a process has is looked up in /proc")
+def test_two_hundred_that_leave_in_mid_answer_leave_nothing_behind(tmp_path: Path) -> None:
+    """Of a table that is being sent, of a search that tells its progress, of a step: a server of its own goes on."""
+    table = arrow_table(20_000)
+    search = json.dumps({**BODIES["/v1/search"], "space": {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch": [1]}}).encode()
+    step = json.dumps(BODIES["/v1/simulate"]).encode()
+    asked = [("predict/table?kind=gemm&device=h100_sxm", ARROW, table)] * 8
+    asked += [("search", "application/json", search), ("simulate", "application/json", step)]
+    with own_server(tmp_path, "workers=1") as server:
+        for path, kind, body in asked[-3:]:  # all that stays is there from now on
+            url = f"{server.address}/v1/{path}"
+            assert httpx.post(url, content=body, headers={"Content-Type": kind}, timeout=120).status_code == 200
+        before = belongings(server.process.pid)
+        for number in range(200):
+            path, kind, body = asked[number % len(asked)]
+            head = HEAD.format(kind).replace("predict", path) + f"Content-Length: {len(body)}\r\n\r\n"
+            with connected(server.address, head) as (leaving,):
+                leaving.sendall(body)
+                if path != "simulate":  # which answers at once or not at all
+                    assert leaving.recv(10) == b"HTTP/1.1 2"
+                leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        deadline = time.monotonic() + 60
+        while "opcast_requests_under_way 1.0" not in httpx.get(f"{server.address}/metrics").text:
+            assert time.monotonic() < deadline, "calls of clients that left are still under way"
+            time.sleep(0.1)
+        assert httpx.post(f"{server.address}/v1/predict", json=OP).status_code == 200
+        assert httpx.post(f"{server.address}/v1/simulate", json=BODIES["/v1/simulate"]).status_code == 200
+        after = belongings(server.process.pid)
+        while any(after[name] > before[name] + 2 for name in after) and time.monotonic() < deadline:
+            time.sleep(0.1)  # connections of this test's own questions end, too
+            after = belongings(server.process.pid)
+        assert all(after[name] <= before[name] + 2 for name in after), (before, after)
+        assert "Traceback" not in server.said()
+        assert not list((tmp_path / "tmp").iterdir())

@@ -19,6 +19,7 @@ from opcast.simulator.search.launch import MEGATRON_BRIDGE, launch_file
 from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.launch_reading import settings_of_launch
 from opcast.simulator.search.request import SearchRequest, request_of, set_up
+from opcast.simulator.search.served.servers import settings_of_servers
 from opcast.simulator.search.space import AXES
 from opcast.simulator.trace.models import resolve
 
@@ -282,7 +283,7 @@ def test_a_script_of_one_s_own_with_arrays_and_variables_is_read(tmp_path: Path)
         (("--bf16", "--bf16 \\\n--moe-extended-tp"), "--moe-extended-tp may change the step and is not read"),
         (("pretrain_gpt.py", "other.py"), "is nothing that opcast reads back: a command of Megatron-LM"),
         (("--bf16", "--bf16 \\\n--transformer-impl local"), "--transformer-impl local runs layers without"),
-        (("--seq-length 4096", "--seq-length many"), "--seq-length many must be a number"),
+        (("--seq-length 4096", "--seq-length many"), "--seq-length=many must be a whole number"),
     ],
 )
 def test_a_command_that_is_not_understood_is_refused(
@@ -295,3 +296,21 @@ def test_a_command_that_is_not_understood_is_refused(
     file.write_text(text.replace(*change))
     with pytest.raises(LaunchError, match=says):
         settings_of_launch(file)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers x", "--num-layers=x must be a whole number"),
+        (b"torchrun --nnodes $NODES pretrain_gpt.py --num-layers 2 --bf16", r"--nnodes=\$NODES must be a whole number"),
+        (b"\x7fELF\x02\x01\x01\x00\xff\xfe", "cannot be read: it is no text"),
+    ],
+)
+def test_what_is_no_number_and_no_text_is_named(content: bytes, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "start.sh"
+    file.write_bytes(content)
+    with pytest.raises(LaunchError, match=rf"^launch={file}:? {says}"):
+        settings_of_launch(file, "tiny_llama_100m")
+    if says.endswith("text"):
+        with pytest.raises(LaunchError, match=says):
+            settings_of_servers(file)

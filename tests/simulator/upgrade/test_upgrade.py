@@ -120,6 +120,7 @@ def test_the_campaign_is_one_that_the_harness_reads(tmp_path: Path, capsys: pyte
         (["changes=[ncl]"], "did you mean nccl?"),
         (["changes=[]"], "nothing changes: name what gets another version"),
         (["minutes=-1"], "minutes=-1 must be"),
+        (["settings.seed=3"], "settings.seed=3 is not read without plan_out=FILE: leave it out"),
         (["plan_out=/no/where/plan.json"], "there is no folder /no/where"),
     ],
 )
