@@ -139,7 +139,7 @@ POST_TRAINED: Drawn = {
     "kl": ("kl", (0.0,)),
     "partial": ("partial", (0.5,)),
     "epochs": ("epochs", (2,)),
-    "packing": ("packing", (False,)),
+    "packing": ("packing", ("bins", "none")),
 }
 PLANNED: Drawn = {
     "checkpoint": (
