@@ -67,7 +67,7 @@ def test_bins_of_log_probs_fill_better_than_those_of_training() -> None:
 @pytest.mark.parametrize(
     ("settings_", "why"),
     [
-        ({"packing": "true"}, "packing=true"),
+        ({"packing": "true"}, "packing=.true"),
         ({"log_prob_micro_batch": 0}, "log_prob_micro_batch=0"),
     ],
 )
