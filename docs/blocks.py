@@ -38,6 +38,7 @@ HOW = {  # a verb -> the page on it, where that has another name
     "upgrade": "upgrades.md",
     "new": "clusters.md#hardware-that-is-not-in-the-list",
     "list": "limits.md",
+    "sweep": "plan.md#many-jobs-at-once",
     "completion": "install.md",
 }
 

@@ -46,6 +46,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "a whole training job: days, price and energy, with failures"),
     "upgrade": ("upgrade", "what a new engine, driver or NCCL may move, and what to measure"),
     "posttrain": ("posttrain", "SFT, LoRA, DPO, PPO, GRPO: rollout, training, weight sync"),
+    "sweep": ("sweep", "one question many times, here, on Ray or Slurm: one table"),
     "validate": ("validate", "every row of a table of published results, simulated and scored"),
     "calibrate": ("calibrate", "what known runs teach of steps, scored on tables left out"),
     "trace": ("trace", "traces (Chakra, PyTorch): check, convert, analyse, explain"),

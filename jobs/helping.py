@@ -27,7 +27,7 @@ WANTED = (
     ("how fast is it under my traffic?", "opcast serving model=llama3_8b device=h100 traffic.rate=4"),
 )
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Ask": ("predict", "simulate", "serving", "search", "plan", "posttrain", "compare", "upgrade", "list"),
+    "Ask": ("predict", "simulate", "serving", "search", "plan", "posttrain", "compare", "upgrade", "sweep", "list"),
     "Measure and learn": ("quickstart", "new", "onboard", "profile", "import", "data", "train"),
     "Check and explain": ("validate", "calibrate", "trace"),
     "Share": ("api", "mcp", "completion"),

@@ -47,7 +47,11 @@ HALVINGS = 40  # of the range in which a clock is sought
 # Of the limit: what lanes, registers and caches of kernels other than plain products draw, beside idle and memory (H200
 # and B200 scaling tensors and decoding attention for 100 us and more: tests/evidence/power.py)
 ACTIVE_SHARE = 0.1
-# Of the data sheet's rate: where products reach the limit, on chips that nobody timed for long (bf16 of H200 and B200)
+# Of the limit: what memory adds at most. Decode attention at four tenths of the bandwidth draws nearly as much as at all
+# of it, and kernels that only stream 0.83 and 0.89 of the limit in all (B200, H200). A fit to the same tables
+MOST_MEMORY_SHARE = 0.5
+# Of the data sheet's rate: where products reach the limit, on chips that nobody timed for long. Judged on two chips
+# (bf16 of H200 and B200)
 LIMITING_RATE = 0.6
 PRODUCTS = clocks.PRODUCTS
 LEAST_CORE = 0.1  # of the limit: products whose matrix units draw less wait for memory, and no law of rates holds them
@@ -210,13 +214,11 @@ def drawn(
             f"{clocks.idle_w(usual):.0f} W"
         )
     busy = parts(kind, columns, dtype, out_dtype, usual, cache)
-    watts = estimated_w(kind, columns, dtype, out_dtype, usual, latency_us)
-    inside = np.zeros(len(watts), dtype=bool)
-    if model is not None:
-        watts = baseline_w(usual, busy)
-        ops = frame(kind, columns, dtype, out_dtype, usual, cache)
-        found = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
-        watts, inside = np.minimum(found.latency_us, usual.tdp_w), found.in_envelope
+    if model is None:
+        watts = estimated_w(kind, columns, dtype, out_dtype, usual, latency_us)
+        inside = np.zeros(len(watts), dtype=bool)
+    else:
+        watts, inside = modelled_w(model, kind, columns, dtype, out_dtype, usual, cache)
     if limits.cap_w is not None and _knows_its_cap(kind, dtype, device):
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
     rated: list[Demand] = []
@@ -230,6 +232,22 @@ def drawn(
     slower, power = held(usual, busy, demands, limits)
     power = power if model is not None else np.minimum(power, watts)
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
+
+
+def modelled_w(
+    model: Predictor,
+    kind: str,
+    columns: Mapping[str, np.ndarray],
+    dtype: str,
+    out_dtype: str,
+    device: Device,
+    cache: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Watts of n ops by a power model, no more than the limit, and whether they are like those of training."""
+    watts = baseline_w(device, parts(kind, columns, dtype, out_dtype, device, cache))
+    ops = frame(kind, columns, dtype, out_dtype, device, cache)
+    found = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
+    return np.minimum(found.latency_us, device.tdp_w), found.in_envelope
 
 
 def estimated_w(
@@ -263,8 +281,9 @@ def demands(
 
 
 def traffic_w(device: Device, gbps: np.ndarray | float) -> np.ndarray:
-    """Watts of memory that moves so many GB/s, no more than it can."""
-    return np.asarray(clocks.MEMORY_PJ * 1e-3 * np.minimum(gbps, device.memory_gbps))
+    """Watts of memory that moves so many GB/s: no more than it can, and no more than its share of the limit."""
+    most_w = MOST_MEMORY_SHARE * clocks.stock_limit_w(device)
+    return np.asarray(np.minimum(clocks.MEMORY_PJ * 1e-3 * np.minimum(gbps, device.memory_gbps), most_w))
 
 
 def _knows_its_cap(kind: str, dtype: str, device: Device) -> bool:
@@ -294,8 +313,8 @@ def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend
     for kind, dtype, out_dtype, at, columns in iterate_groups(list(ops)):
         model = None if KINDS[kind].family in WITHOUT_POWER else find(roots, kind, device.id, backend)
         if model is not None:
-            answer = drawn(model, kind, columns, dtype, out_dtype, usual, "warm", Limits(), np.ones(len(at)))
-            watts[at] = np.clip(answer.power_w, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
+            drawn_w, _ = modelled_w(model, kind, columns, dtype, out_dtype, usual, "warm")
+            watts[at] = np.clip(drawn_w, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
     return watts
 
 

@@ -55,6 +55,27 @@ class JobLives:
         return self.steps_s / self.total_s
 
 
+@dataclass
+class LifeProgress:
+    """Where each life is, arrays [lives]: the checkpoint ``at`` that it goes on from at ``up_s``, the moment of its
+    last event, its end (NaN until it is known), and sums as those of :class:`JobLives`."""
+
+    at: np.ndarray
+    up_s: np.ndarray
+    now_s: np.ndarray
+    total_s: np.ndarray
+    lost_s: np.ndarray
+    down_s: np.ndarray
+    held_s: np.ndarray
+    interruptions: np.ndarray
+
+    @classmethod
+    def at_start(cls, count: int, begin_s: float) -> LifeProgress:
+        """Of so many lives that begin after ``begin_s``."""
+        whole, zero = np.zeros((2, count), dtype=np.int64), np.zeros((4, count))
+        return cls(whole[0], np.full(count, begin_s), zero[0], np.full(count, np.nan), *zero[1:], whole[1])
+
+
 def live(
     job: JobTimeline,
     factors: np.ndarray,
@@ -69,13 +90,7 @@ def live(
     ``spares`` nodes stand by; one that is replaced is back after ``repair_s``. None: there is always another.
     """
     count = len(factors)
-    last = job.checkpoints
-    at = np.zeros(count, dtype=np.int64)  # the checkpoint that a life goes on from
-    up_s = np.full(count, begin_s)  # when it does
-    now_s = np.zeros(count)
-    total_s = np.full(count, np.nan)
-    lost_s, down_s, held_s = np.zeros(count), np.zeros(count), np.zeros(count)
-    interruptions = np.zeros(count, dtype=np.int64)
+    lives = LifeProgress.at_start(count, begin_s)
     happened = np.zeros(0, dtype=np.int64)
     shelf_s = None if spares is None else np.zeros((count, max(spares, 1)))  # when each spare is ready
     traces = [LifeTrace() for _ in range(min(traced, count))]
@@ -83,49 +98,79 @@ def live(
     longest_s = MOST_LOST * job.undisturbed_s * max(float(factors.max()), 1.0)
     for _ in range(MOST_EVENTS):
         event = events(alive)
-        now_s[alive] += event.gap_s
-        ends_s = up_s[alive] + _until(job, factors[alive], at[alive], last) + job.durable_s
-        done = ends_s <= now_s[alive]
-        total_s[alive[done]] = ends_s[done]
-        endless = ~done & (now_s[alive] > longest_s)
-        total_s[alive[endless]] = now_s[alive[endless]]
+        lives.now_s[alive] += event.gap_s
+        ends_s = lives.up_s[alive] + _until(job, factors[alive], lives.at[alive], job.checkpoints) + job.durable_s
+        done = ends_s <= lives.now_s[alive]
+        lives.total_s[alive[done]] = ends_s[done]
+        endless = ~done & (lives.now_s[alive] > longest_s)
+        lives.total_s[alive[endless]] = lives.now_s[alive[endless]]
         going = ~(done | endless)
         alive, event = alive[going], _of(event, going)
         if not len(alive):
             break
         happened = _counted(happened, event.cause)
-        moment_s = now_s[alive]
-        stands = event.held_s > 0
+        stands, hit = event.held_s > 0, event.down_s > 0
         if stands.any():
-            _hold(job, factors, at, up_s, alive[stands], moment_s[stands], event.held_s[stands], (held_s, down_s))
-        hit = event.down_s > 0
-        if not hit.any():
-            continue
-        which, moment_s = alive[hit], moment_s[hit]
-        running = moment_s >= up_s[which]
-        reached = _reached(job, factors[which], at[which], moment_s - up_s[which] - job.durable_s)
-        reached = np.where(running, reached, at[which])
-        kept_s = _until(job, factors[which], at[which], reached)
-        if traces:
-            _trace(traces, job, factors, at, up_s, which, moment_s, running)
-        lost_s[which] += np.where(running, moment_s - up_s[which] - kept_s, 0.0)
-        wait_s = np.zeros(len(which))
-        if shelf_s is not None:
-            wait_s = _from_shelf(shelf_s, which, moment_s, event.replaced[hit], spares or 0, repair_s)
-        back_s = np.maximum(up_s[which], moment_s + wait_s + event.down_s[hit])
-        down_s[which] += back_s - np.maximum(up_s[which], moment_s)
-        at[which], up_s[which] = reached, back_s
-        interruptions[which] += 1
-    given_up = np.isnan(total_s)
-    total_s[given_up] = now_s[given_up]
-    given_up |= total_s > longest_s
+            _hold(job, factors, lives, alive[stands], event.held_s[stands])
+        if hit.any():
+            which, wait_s = alive[hit], np.zeros(int(hit.sum()))
+            if shelf_s is not None:
+                wait_s = _from_shelf(shelf_s, which, lives.now_s[which], event.replaced[hit], spares or 0, repair_s)
+            _interrupt(job, factors, lives, which, wait_s + event.down_s[hit], traces)
+    return _ended(job, factors, lives, longest_s, begin_s, happened, traces)
+
+
+def _ended(
+    job: JobTimeline,
+    factors: np.ndarray,
+    lives: LifeProgress,
+    longest_s: float,
+    begin_s: float,
+    happened: np.ndarray,
+    traces: list[LifeTrace],
+) -> JobLives:
+    """What came of lives of which none goes on."""
+    given_up = np.isnan(lives.total_s)
+    lives.total_s[given_up] = lives.now_s[given_up]
+    given_up |= lives.total_s > longest_s
+    last = job.checkpoints
     for number, trace in enumerate(traces):
-        trace.moments_s += [float(up_s[number]), float(total_s[number])]
-        trace.tokens += [float(job.tokens[at[number]]), float(job.tokens[last])]
+        trace.moments_s += [float(lives.up_s[number]), float(lives.total_s[number])]
+        trace.tokens += [float(job.tokens[lives.at[number]]), float(job.tokens[last])]
     steps_s = factors * job.steps_s[last]
-    other_s = np.full(count, job.other_s[last] + job.durable_s)
-    parts_s = (total_s, steps_s, other_s, lost_s, down_s, held_s)
-    return JobLives(*parts_s, begin_s, interruptions, happened, given_up, tuple(traces))
+    other_s = np.full(len(factors), job.other_s[last] + job.durable_s)
+    parts_s = (lives.total_s, steps_s, other_s, lives.lost_s, lives.down_s, lives.held_s)
+    return JobLives(*parts_s, begin_s, lives.interruptions, happened, given_up, tuple(traces))
+
+
+def _interrupt(
+    job: JobTimeline,
+    factors: np.ndarray,
+    lives: LifeProgress,
+    which: np.ndarray,
+    down_s: np.ndarray,
+    traces: list[LifeTrace],
+) -> None:
+    """Lives lose what they have not saved, and go on so much later."""
+    moment_s = lives.now_s[which]
+    running, reached, kept_s = _saved(job, factors, lives, which)
+    if traces:
+        _trace(traces, job, factors, lives, which, running)
+    lives.lost_s[which] += np.where(running, moment_s - lives.up_s[which] - kept_s, 0.0)
+    back_s = np.maximum(lives.up_s[which], moment_s + down_s)
+    lives.down_s[which] += back_s - np.maximum(lives.up_s[which], moment_s)
+    lives.at[which], lives.up_s[which] = reached, back_s
+    lives.interruptions[which] += 1
+
+
+def _saved(
+    job: JobTimeline, factors: np.ndarray, lives: LifeProgress, which: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Whether lives run at their last event, the checkpoint that is written by then, and the seconds of work in it."""
+    moment_s, up_s, at = lives.now_s[which], lives.up_s[which], lives.at[which]
+    running = moment_s >= up_s
+    reached = np.where(running, _reached(job, factors[which], at, moment_s - up_s - job.durable_s), at)
+    return running, reached, _until(job, factors[which], at, reached)
 
 
 def _counted(happened: np.ndarray, cause: np.ndarray) -> np.ndarray:
@@ -153,30 +198,15 @@ def _reached(job: JobTimeline, factors: np.ndarray, start: np.ndarray, seconds: 
     return low
 
 
-def _hold(
-    job: JobTimeline,
-    factors: np.ndarray,
-    at: np.ndarray,
-    up_s: np.ndarray,
-    which: np.ndarray,
-    moment_s: np.ndarray,
-    still_s: np.ndarray,
-    sums: tuple[np.ndarray, np.ndarray],
-) -> None:
-    """Lives stand still for a while: what they have saved stays saved, and one that is down is down so long at least.
-
-    ``sums`` are the seconds held and down, which grow.
-    """
-    held_s, down_s = sums
-    running = moment_s >= up_s[which]
-    reached = _reached(job, factors[which], at[which], moment_s - up_s[which] - job.durable_s)
-    reached = np.where(running, reached, at[which])
-    kept_s = _until(job, factors[which], at[which], reached)
-    down_until_s = np.maximum(up_s[which], moment_s + still_s)
-    held_s[which] += np.where(running, still_s, 0.0)
-    down_s[which] += np.where(running, 0.0, down_until_s - up_s[which])
-    up_s[which] = np.where(running, up_s[which] + kept_s + still_s, down_until_s)
-    at[which] = reached
+def _hold(job: JobTimeline, factors: np.ndarray, lives: LifeProgress, which: np.ndarray, still_s: np.ndarray) -> None:
+    """Lives stand still for a while: what they saved stays saved, and one that is down is down so long at least."""
+    moment_s, up_s = lives.now_s[which], lives.up_s[which]
+    running, reached, kept_s = _saved(job, factors, lives, which)
+    down_until_s = np.maximum(up_s, moment_s + still_s)
+    lives.held_s[which] += np.where(running, still_s, 0.0)
+    lives.down_s[which] += np.where(running, 0.0, down_until_s - up_s)
+    lives.up_s[which] = np.where(running, up_s + kept_s + still_s, down_until_s)
+    lives.at[which] = reached
 
 
 def _of(event: JobEvents, which: np.ndarray) -> JobEvents:
@@ -206,19 +236,18 @@ def _trace(
     traces: list[LifeTrace],
     job: JobTimeline,
     factors: np.ndarray,
-    at: np.ndarray,
-    up_s: np.ndarray,
+    lives: LifeProgress,
     which: np.ndarray,
-    moment_s: np.ndarray,
     running: np.ndarray,
 ) -> None:
     """Note how far the first lives came before they were interrupted."""
     for index, number in enumerate(which[: len(traces)]):
         if number >= len(traces) or not running[index]:
             continue
-        places_s = factors[number] * (job.steps_s - job.steps_s[at[number]]) + (job.other_s - job.other_s[at[number]])
-        far = float(np.interp(moment_s[index] - up_s[number], places_s, job.tokens))
+        at, up_s, moment_s = lives.at[number], float(lives.up_s[number]), float(lives.now_s[number])
+        places_s = factors[number] * (job.steps_s - job.steps_s[at]) + (job.other_s - job.other_s[at])
+        far = float(np.interp(moment_s - up_s, places_s, job.tokens))
         trace = traces[number]
-        trace.moments_s += [float(up_s[number]), float(moment_s[index])]
-        trace.tokens += [float(job.tokens[at[number]]), far]
+        trace.moments_s += [up_s, moment_s]
+        trace.tokens += [float(job.tokens[at]), far]
         trace.interruptions.append(len(trace.tokens) - 1)

@@ -274,16 +274,10 @@ def report_of(
     intervals: Sequence[float | None],
 ) -> PlanReport:
     """What all lives say."""
-    hours = lives.total_s / 3600.0
-    paid = cluster.devices + (request.spares or 0) * cluster.devices_per_node
-    price = request.step.price_per_gpu_hour
-    price = cluster.price_per_device_hour if price is None else price
-    kwh = kilowatt_hours(request, timed, job, lives, cluster, device)
-    grams = request.energy.grid_g_per_kwh
-    mean_s = float(lives.total_s.mean())
     report = timed.report
     histogram, edges = np.histogram(lives.total_s / DAY_S, bins=BINS)
-    daly, best = intervals
+    price = request.step.price_per_gpu_hour
+    price = cluster.price_per_device_hour if price is None else price
     return PlanReport(
         model=report.model if report else str(_name(request.step.model)),
         device=device.name,
@@ -297,40 +291,14 @@ def report_of(
         step_high_s=timed.high_s,
         step_coverage=report.coverage if report else None,
         phases=timed.phases,
-        days=spread_of(lives.total_s / DAY_S),
-        gpu_hours=spread_of(hours * paid),
-        cost=spread_of(hours * paid * price) if price else None,
-        kwh=None if kwh is None else spread_of(kwh),
-        co2_kg=None if kwh is None or grams is None else spread_of(kwh * grams / 1000.0),
-        goodput=spread_of(lives.goodput),
-        interruptions=spread_of(lives.interruptions.astype(float)),
-        lost_hours=spread_of(lives.lost_s / 3600.0),
-        down_hours=spread_of(lives.down_s / 3600.0),
+        **spreads_of(request, timed, job, lives, cluster, device, price),
         undisturbed_days=(job.undisturbed_s + lives.begin_s) / DAY_S,
-        parts={
-            "steps that count": float(lives.steps_s.mean()) / mean_s,
-            "waiting for checkpoints": job.waits_s / mean_s,
-            "evaluation": job.evaluation_s / mean_s,
-            "work done twice": float(lives.lost_s.mean()) / mean_s,
-            "down": float(lives.down_s.mean()) / mean_s,
-            "standing still": (float(lives.held_s.mean()) + lives.begin_s) / mean_s,
-        },
+        parts=parts_of(job, lives),
         mtbf_hours=1.0 / rates.interruptions_per_s / 3600.0 if rates.interruptions_per_s else None,
         rate_spread=rates.spread,
         rates_from=rates.source,
         causes=counted_causes(rates, lives),
-        checkpoint=PlannedCheckpoints(
-            cost.size_gb,
-            job.checkpoints,
-            float(np.diff(job.steps_s).mean()) / 60.0,
-            cost.blocking_s,
-            cost.durable_s,
-            cost.load_s,
-            cost.write_gbps,
-            cost.read_gbps,
-            None if daly is None else daly / 60.0,
-            None if best is None else best / 60.0,
-        ),
+        checkpoint=checkpoints_of(cost, job, intervals),
         gpu_w=None if timed.gpu_j is None else timed.gpu_j / float(job.steps_s[-1]),
         lives=request.lives,
         seed=request.seed,
@@ -341,6 +309,53 @@ def report_of(
         traces=lives.traces,
         step=report,
     )
+
+
+def spreads_of(
+    request: PlanRequest,
+    timed: TimedPhases,
+    job: JobTimeline,
+    lives: JobLives,
+    cluster: Cluster,
+    device: Device,
+    price: float,
+) -> dict[str, Any]:
+    """Figures over all lives: times, price and energy."""
+    hours = lives.total_s / 3600.0
+    paid = cluster.devices + (request.spares or 0) * cluster.devices_per_node
+    kwh, grams = kilowatt_hours(request, timed, job, lives, cluster, device), request.energy.grid_g_per_kwh
+    return {
+        "days": spread_of(lives.total_s / DAY_S),
+        "gpu_hours": spread_of(hours * paid),
+        "cost": spread_of(hours * paid * price) if price else None,
+        "kwh": None if kwh is None else spread_of(kwh),
+        "co2_kg": None if kwh is None or grams is None else spread_of(kwh * grams / 1000.0),
+        "goodput": spread_of(lives.goodput),
+        "interruptions": spread_of(lives.interruptions.astype(float)),
+        "lost_hours": spread_of(lives.lost_s / 3600.0),
+        "down_hours": spread_of(lives.down_s / 3600.0),
+    }
+
+
+def parts_of(job: JobTimeline, lives: JobLives) -> dict[str, float]:
+    """Shares of the mean life."""
+    mean_s = float(lives.total_s.mean())
+    return {
+        "steps that count": float(lives.steps_s.mean()) / mean_s,
+        "waiting for checkpoints": job.waits_s / mean_s,
+        "evaluation": job.evaluation_s / mean_s,
+        "work done twice": float(lives.lost_s.mean()) / mean_s,
+        "down": float(lives.down_s.mean()) / mean_s,
+        "standing still": (float(lives.held_s.mean()) + lives.begin_s) / mean_s,
+    }
+
+
+def checkpoints_of(cost: CheckpointCost, job: JobTimeline, intervals: Sequence[float | None]) -> PlannedCheckpoints:
+    """Checkpoints as they were lived with; ``intervals`` are the best in seconds, by Daly and by simulation."""
+    daly, best = (None if interval is None else interval / 60.0 for interval in intervals)
+    every = float(np.diff(job.steps_s).mean()) / 60.0
+    times = (cost.blocking_s, cost.durable_s, cost.load_s, cost.write_gbps, cost.read_gbps)
+    return PlannedCheckpoints(cost.size_gb, job.checkpoints, every, *times, daly, best)
 
 
 def counted_causes(rates: JobRates, lives: JobLives) -> dict[str, float]:

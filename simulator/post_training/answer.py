@@ -53,8 +53,9 @@ class PostTrainReport:
     """Post-training by a method. Spreads are over lives and batches: errors of the parts, and lengths by chance.
 
     ``iteration_s`` is of one batch, ``hours`` of all ``iterations``. ``phases`` are of a mean batch. ``idle`` is the
-    share of the time that each group of GPUs waits. ``memory`` is of a GPU, phase by phase. ``ways`` are what was
-    searched. ``timeline`` and ``running`` (seconds, share of the responses that run) are for pictures.
+    share of the time that each group of GPUs waits. ``kwh`` and ``co2_kg`` are of the whole run, None where watts or
+    the grid's grams are not known; ``phase_kwh`` is of a mean batch. ``memory`` is of a GPU, phase by phase. ``ways``
+    are what was searched. ``timeline`` and ``running`` (seconds, share of the responses that run) are for pictures.
     """
 
     model: str
@@ -76,6 +77,10 @@ class PostTrainReport:
     hours: LifeSpread
     gpu_hours: LifeSpread
     cost: LifeSpread | None
+    iteration_kwh: LifeSpread | None
+    kwh: LifeSpread | None
+    co2_kg: LifeSpread | None
+    phase_kwh: Mapping[str, float]
     tokens_per_s_per_gpu: LifeSpread
     phases: tuple[Phase, ...]
     idle: Mapping[str, float]

@@ -14,6 +14,7 @@ from ..serving.arrivals import lengths
 from .request import PostTrainRequest
 
 COLUMNS = ("prompt_tokens", "response_tokens")
+TOGETHER = 4096  # sequences that are put into bins at a time
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class MicroBatches:
     micro_batch: int
     count: int
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of a rank in a step, padding included."""
+        return self.seq_len * self.micro_batch * self.count
+
 
 def batch_of(request: PostTrainRequest, index: int, prompts: int | None = None) -> LengthBatch:
     """A batch, of another draw for each ``index``: that of its settings, or so many prompts."""
@@ -94,29 +100,62 @@ def lengths_of_file(path: str) -> np.ndarray:
     return rounded
 
 
-def micro_batches(request: PostTrainRequest, batches: Sequence[LengthBatch], devices: int) -> MicroBatches:
-    """What each data rank runs in an optimizer step, the mean of ``batches``.
+def micro_batches(
+    request: PostTrainRequest, batches: Sequence[LengthBatch], devices: int, micro_batch: int | None = None
+) -> MicroBatches:
+    """What each data rank runs in an optimizer step, the mean of ``batches``; ``micro_batch``: another than training's.
 
-    Packed sequences fill micro-batches of ``micro_batch * seq_len`` tokens, balanced over the data ranks (veRL's
-    ``ppo_max_token_len_per_gpu`` and ``balance_batch``, NeMo-RL's ``train_mb_tokens``). Padded ones are as long as the
-    longest of the batch.
+    - ``balanced``: micro-batches of ``micro_batch * seq_len`` tokens, balanced over the data ranks (veRL's
+      ``ppo_max_token_len_per_gpu`` and ``balance_batch``).
+    - ``bins``: :func:`filled_bins` of as many tokens at most, as many on each rank (NeMo-RL's
+      ``modified_first_fit_decreasing``). Stages of a pipeline exchange tensors of one size, so that all are padded to
+      the fullest (``pad_full_seq_to`` of its Megatron worker).
+    - ``none``: sequences are as long as the longest of the batch.
     """
     work, layout = request.step.work, request.step.parallel
+    micro_batch = micro_batch or work.micro_batch
     ranks = data_ranks(request, devices)
     steps = request.optimizer_steps // request.epochs
     total = np.concatenate([batch.total for batch in batches]).astype(np.float64)
     sequences = request.sequences / steps
     unit = 2 * layout.tp * layout.cp if layout.tp * layout.cp > 1 else 1
-    if not request.packing:
+    if request.packing == "none":
         longest = int(max(batch.total.max() for batch in batches))
-        count = max(math.ceil(sequences / ranks / work.micro_batch), 1)
-        return MicroBatches(_up(longest, unit), work.micro_batch, _in_rounds(count, layout.pp, layout.vpp))
-    longest = np.mean([share.max() for batch in batches for share in np.array_split(batch.total, steps)])
-    tokens = max(total.mean() * sequences / ranks, longest)  # a step ends with the rank that has the longest sequence
-    count = _in_rounds(max(math.ceil(tokens / (work.micro_batch * work.seq_len)), 1), layout.pp, layout.vpp)
-    rank_tokens = tokens / count
-    together = max(round(rank_tokens * total.sum() / np.square(total).sum()), 1)
-    return MicroBatches(_up(max(round(rank_tokens / together), 1), unit), together, count)
+        count = max(math.ceil(sequences / ranks / micro_batch), 1)
+        return MicroBatches(_up(longest, unit), micro_batch, _in_rounds(count, layout.pp, layout.vpp))
+    together = total.sum() ** 2 / np.square(total).sum() / len(total)  # 1: equal ones; attention pairs are as many
+    mean_length = total.mean() / together
+    if request.packing == "bins":
+        shares = [share for batch in batches for share in np.array_split(batch.total, steps)]
+        bins = [filled_bins(share, micro_batch * work.seq_len) for share in shares]
+        count = math.ceil(np.mean([-(-len(each) // ranks) for each in bins]))
+        rank_tokens = total.mean() * sequences / ranks
+        if layout.pp > 1:
+            rank_tokens = count * float(np.mean([each.max() for each in bins]))
+        count = _in_rounds(max(count, 1), layout.pp, layout.vpp)
+    else:
+        longest = np.mean([share.max() for batch in batches for share in np.array_split(batch.total, steps)])
+        # a step ends with the rank that has the longest sequence
+        rank_tokens = max(total.mean() * sequences / ranks, longest)
+        count = max(math.ceil(rank_tokens / (micro_batch * work.seq_len)), 1)
+        count = _in_rounds(count, layout.pp, layout.vpp)
+    micro_tokens = rank_tokens / count
+    alike = max(round(micro_tokens / mean_length), 1)
+    return MicroBatches(_up(max(round(micro_tokens / alike), 1), unit), alike, count)
+
+
+def filled_bins(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Tokens of each bin that sequences are put into whole: the longest first, each into the first that has room.
+
+    Of many sequences :data:`TOGETHER` at a time.
+    """
+    bins: list[np.ndarray] = []
+    for part in np.array_split(lengths, -(-len(lengths) // TOGETHER)):
+        filled = np.zeros(len(part), np.int64)
+        for length in -np.sort(-part):
+            filled[np.argmax(filled + length <= capacity)] += length
+        bins.append(filled[filled > 0])
+    return np.concatenate(bins)
 
 
 def data_ranks(request: PostTrainRequest, devices: int) -> int:

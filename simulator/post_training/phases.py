@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
+from ...models import clocks
 from ..memory.breakdown import GIB
 from ..report.answer import StepReport
 from .groups import ALL, ROLLOUT, TRAINING, GpuGroups
@@ -29,6 +30,7 @@ class TrainingParts:
     actor: StepReport
     critic: StepReport | None = None
     reward: StepReport | None = None
+    forward_share: float = 1.0  # tokens of forward passes over those of training, padding included
 
     @property
     def all(self) -> tuple[StepReport, ...]:
@@ -41,7 +43,7 @@ class Phase:
     """A part of an iteration in which a group of GPUs does one thing.
 
     ``by_tokens``: it takes longer with more tokens in the batch. ``simulated``: its time is that of a step, and as
-    unsure.
+    unsure. ``gpu_w`` is what each GPU of the group draws meanwhile; None where nobody knows.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Phase:
     seconds: float
     by_tokens: bool = False
     simulated: bool = False
+    gpu_w: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,27 +75,31 @@ def forward_s(report: StepReport) -> float:
     return report.step_time_s * by_phase.get("forward", 0.0) / kernels_s if kernels_s else 0.0
 
 
-def training_phases(request: PostTrainRequest, parts: TrainingParts, group: str) -> list[Phase]:
-    """What happens to a batch once it is rolled out, in order."""
-    passes = request.optimizer_steps / request.epochs  # optimizer steps' worth of sequences in the batch
+def training_phases(
+    request: PostTrainRequest, parts: TrainingParts, group: str, idle_w: float | None = None
+) -> list[Phase]:
+    """What happens to a batch once it is rolled out, in order. Forward passes draw what their training step does."""
+    # optimizer steps' worth of sequences in the batch
+    passes = parts.forward_share * request.optimizer_steps / request.epochs
     phases = []
 
-    def simulated(name: str, seconds: float) -> None:
-        phases.append(Phase(name, group, seconds, by_tokens=True, simulated=True))
+    def simulated(name: str, seconds: float, report: StepReport) -> None:
+        watts = request.energy.gpu_w or report.power_w
+        phases.append(Phase(name, group, seconds, by_tokens=True, simulated=True, gpu_w=watts))
 
     if request.rolls_out:
         if parts.reward is not None:
-            simulated(REWARD_MODEL, passes * forward_s(parts.reward))
+            simulated(REWARD_MODEL, passes * forward_s(parts.reward), parts.reward)
         if request.reward.seconds:
-            phases.append(Phase(REWARD_RULES, group, request.reward.seconds))
+            phases.append(Phase(REWARD_RULES, group, request.reward.seconds, gpu_w=idle_w))
         if request.old_log_probs:
-            simulated(OLD, passes * forward_s(parts.actor))
+            simulated(OLD, passes * forward_s(parts.actor), parts.actor)
     if request.has_reference:
-        simulated(REFERENCE, passes * forward_s(parts.actor))
+        simulated(REFERENCE, passes * forward_s(parts.actor), parts.actor)
     if parts.critic is not None:
-        simulated(VALUES, passes * forward_s(parts.critic))
-        simulated(CRITIC, request.optimizer_steps * parts.critic.step_time_s)
-    simulated(TRAIN, request.optimizer_steps * parts.actor.step_time_s)
+        simulated(VALUES, passes * forward_s(parts.critic), parts.critic)
+        simulated(CRITIC, request.optimizer_steps * parts.critic.step_time_s, parts.critic)
+    simulated(TRAIN, request.optimizer_steps * parts.actor.step_time_s, parts.actor)
     return phases
 
 
@@ -102,18 +109,21 @@ def phases_of(
     groups: GpuGroups,
     device: Device,
     rollout_s: float,
+    rollout_w: float | None,
     sync: WeightSync | None,
 ) -> tuple[Phase, ...]:
     """All phases of an iteration in order: rollout first, weight sync last."""
     group = ALL if groups.colocated else TRAINING
-    training = training_phases(request, parts, group)
+    idle_w = clocks.idle_w(device)
+    training = training_phases(request, parts, group, idle_w)
     if not request.rolls_out or sync is None:
         return tuple(training)
-    rollout = [Phase(ROLL, ALL if groups.colocated else ROLLOUT, rollout_s)]
-    sync_phase = [Phase(SYNC, ALL, sync.seconds)]
+    rollout = [Phase(ROLL, ALL if groups.colocated else ROLLOUT, rollout_s, gpu_w=rollout_w)]
+    sync_phase = [Phase(SYNC, ALL, sync.seconds, gpu_w=idle_w)]
     if groups.colocated and offloads(request, groups):
         seconds = state_gib(parts) * GIB / 1e9 / host_gbps(device, groups.training)
-        return (*rollout, Phase(TO_GPUS, ALL, seconds), *training, *sync_phase, Phase(TO_HOST, ALL, seconds))
+        to_gpus, to_host = (Phase(name, ALL, seconds, gpu_w=idle_w) for name in (TO_GPUS, TO_HOST))
+        return (*rollout, to_gpus, *training, *sync_phase, to_host)
     return (*rollout, *training, *sync_phase)
 
 

@@ -58,6 +58,7 @@ class PlacedRun:
     """A way to place post-training, with its phases of a first batch."""
 
     groups: GpuGroups
+    device: Device
     asynchronous: bool
     parts: TrainingParts
     micro: MicroBatches
@@ -107,16 +108,16 @@ class PlacementTrial:
         parts, micro = self.parts(groups.training)
         if not request.rolls_out:
             memory = memory_of(request, parts, groups, device, 0.0)
-            phases = phases_of(request, parts, groups, device, 0.0, None)
-            return PlacedRun(groups, False, parts, micro, None, None, None, phases, memory)
+            phases = phases_of(request, parts, groups, device, 0.0, None, None)
+            return PlacedRun(groups, device, False, parts, micro, None, None, None, phases, memory)
         resident = 0.0
         if groups.colocated and not offloads(request, groups):
             resident = (state_gib(parts) + frozen_gib(request, parts)) / device.memory_gib
         rollout, first = self.first_rollout(groups, resident)
         sync = weight_sync(request, parts.actor, groups, self.bench)
-        phases = phases_of(request, parts, groups, device, first.seconds, sync)
+        phases = phases_of(request, parts, groups, device, first.seconds, first.gpu_w, sync)
         memory = memory_of(request, parts, groups, device, engine_share(rollout, device))
-        return PlacedRun(groups, asynchronous, parts, micro, rollout, first, sync, phases, memory)
+        return PlacedRun(groups, device, asynchronous, parts, micro, rollout, first, sync, phases, memory)
 
     def parts(self, cluster: Cluster) -> tuple[TrainingParts, MicroBatches]:
         """Optimizer steps on so many GPUs, and their micro-batches."""
@@ -136,7 +137,11 @@ class PlacementTrial:
                 )
             if request.reward.model is not None:
                 reward = self.bench.simulate(replace(optimizer_step, model=request.reward.model))
-            self._parts[cluster.devices] = TrainingParts(actor, critic, reward), micro
+            share = 1.0
+            if request.log_prob_micro_batch is not None:
+                forward = micro_batches(request, self.batches, cluster.devices, request.log_prob_micro_batch)
+                share = forward.tokens / micro.tokens
+            self._parts[cluster.devices] = TrainingParts(actor, critic, reward, share), micro
         return self._parts[cluster.devices]
 
     def first_rollout(self, groups: GpuGroups, resident_share: float) -> tuple[RolloutReplicas, BatchRollout]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...datasets.loading import choice, flag, number, whole
+from ..job.request import JobEnergy
 from ..question.canonical import Request, RequestError
 from ..question.declaration import FILES, setting
 from ..question.place import looked_up
@@ -27,6 +28,7 @@ MOST_PARTIAL = 4.0
 OF_ROLLOUT = (  # settings that only methods with a rollout (ppo, grpo) read
     *("rollout", "reward", "placement", "partial", "asynchronous", "offload_training", "kl", "old_log_probs"),
 )
+PACKINGS = ("balanced", "bins", "none")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,12 @@ class RolloutEngine:
     )
     max_seqs: int | None = setting(None, "that run at a time; null: as the engine has it")
     max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it")
+    async_scheduling: bool | None = setting(
+        None, "the next iteration is scheduled while one runs; null: as the engine does today (vLLM from 0.14 on)"
+    )
+    token_us: float = setting(
+        0.0, "until the trainer has each token and its log-prob, once a replica is done (NeMo-RL's loop in Python: 16)"
+    )
 
     def __post_init__(self) -> None:
         choice(RequestError, "rollout.engine", self.engine, ENGINES)
@@ -69,6 +77,9 @@ class RolloutEngine:
         for name in ("gpus", "max_seqs", "max_tokens"):
             if getattr(self, name) is not None:
                 whole(RequestError, f"rollout.{name}", getattr(self, name), 1)
+        if self.async_scheduling is not None:
+            flag(RequestError, "rollout.async_scheduling", self.async_scheduling)
+        number(RequestError, "rollout.token_us", self.token_us)
         if self.kv_fraction is not None and not 0 < number(RequestError, "rollout.kv_fraction", self.kv_fraction) <= 1:
             raise RequestError(f"rollout.kv_fraction={self.kv_fraction} must be a share, above 0 and at most 1")
         if self.gpus is not None and self.gpus % self.replica_gpus:
@@ -136,7 +147,15 @@ class PostTrainRequest(Request):
     offload_training: bool | None = setting(
         None, "training's state is in host memory while the GPUs roll out; null: where they are colocated"
     )
-    packing: bool = setting(True, "sequences are packed and balanced by tokens; false: each is padded to the longest")
+    packing: str = setting(
+        "balanced",
+        "sequences in micro-batches: balanced: as many tokens in each (veRL) | bins: whole ones, the longest first, in "
+        "a pipeline padded to the fullest (NeMo-RL with Megatron) | none: each padded to the longest",
+    )
+    log_prob_micro_batch: int | None = setting(
+        None, "times workload.seq_len: tokens of a micro-batch of log-probs; null: as in training"
+    )
+    energy: JobEnergy = field(default_factory=JobEnergy)
     batches: int = setting(4, "that are rolled out with lengths of their own")
     lives: int = setting(1000, "times that the run is lived through")
     seed: int = setting(0, "of lengths and lives: the same seed has the same answer")
@@ -155,8 +174,11 @@ class PostTrainRequest(Request):
         whole(RequestError, "seed", self.seed)
         for name in ("kl", "partial"):
             number(RequestError, name, getattr(self, name))
-        for name in ("old_log_probs", "asynchronous", "packing"):
+        for name in ("old_log_probs", "asynchronous"):
             flag(RequestError, name, getattr(self, name))
+        choice(RequestError, "packing", self.packing, PACKINGS)
+        if self.log_prob_micro_batch is not None:
+            whole(RequestError, "log_prob_micro_batch", self.log_prob_micro_batch, 1)
         for name, most in (("batches", MOST_BATCHES), ("lives", MOST_LIVES), ("partial", MOST_PARTIAL)):
             if getattr(self, name) > most:
                 raise RequestError(f"{name}={getattr(self, name):,} is more than the {most:,} that are simulated")

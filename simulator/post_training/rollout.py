@@ -51,6 +51,7 @@ class BatchRollout:
     preemptions: int
     kv_peak: float
     carried: int = 0  # responses that were begun and go on in the next batch
+    gpu_w: float | None = None
 
     @property
     def tail_share(self) -> float:
@@ -71,6 +72,7 @@ class RolloutReplicas:
     replica: ServedReplica
     replicas: int
     of_tokens: float = field(default=0.0)
+    token_s: float = 0.0  # until the trainer has a token, once all responses of a replica are there
 
     def with_gpus(self, gpus: int) -> RolloutReplicas:
         """The same with so many GPUs."""
@@ -82,8 +84,8 @@ class RolloutReplicas:
 
     def ends_s(
         self, prompt: np.ndarray, response: np.ndarray, group: np.ndarray, shared: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, int, float]:
-        """Seconds until the first and the last token of each response, preemptions, and KV memory at its peak.
+    ) -> tuple[np.ndarray, np.ndarray, int, float, float | None]:
+        """Seconds until the first and the last token of each response, preemptions, KV memory at its peak, and watts.
 
         Sequences of a ``group`` have their first ``shared`` tokens in common. Replicas get neighbours, as many each, so
         that responses to a prompt find its keys and values. RequestError where a sequence does not fit.
@@ -113,12 +115,14 @@ class RolloutReplicas:
         first, last = np.zeros(count), np.zeros(count)
         first[order], last[order] = requests["first_token_us"] / 1e6, requests["finish_us"] / 1e6
         peak = served.report.kv_peak * blocks / self.replica.kv.blocks
-        return first, last, served.report.preemptions, peak
+        return first, last, served.report.preemptions, peak, served.report.power_w
 
     def play(self, batch: LengthBatch) -> BatchRollout:
         """A batch of which every response is waited for."""
-        _, ends, preemptions, peak = self.ends_s(batch.prompt, batch.response, batch.group, batch.prompt)
-        return BatchRollout(float(ends.max()), np.sort(ends), batch, preemptions, peak)
+        _, ends, preemptions, peak, watts = self.ends_s(batch.prompt, batch.response, batch.group, batch.prompt)
+        shares = np.array_split(np.arange(len(ends)), self.replicas)
+        read_s = [ends[share].max() + self.token_s * batch.response[share].sum() for share in shares if len(share)]
+        return BatchRollout(float(max(read_s)), np.sort(ends), batch, preemptions, peak, gpu_w=watts)
 
 
 def replica_cluster(cluster: Cluster, gpus: int) -> Cluster:
@@ -155,7 +159,7 @@ def _partly(rollout: RolloutReplicas, request: PostTrainRequest, batches: int) -
         remaining = response - already
         group = np.repeat(np.arange(len(prompt)), size).reshape(-1, size)
         sequences = (prompt + already, remaining, group, prompt)
-        first_s, last_s, preemptions, peak = rollout.ends_s(*(column[running] for column in sequences))
+        first_s, last_s, preemptions, peak, watts = rollout.ends_s(*(column[running] for column in sequences))
         first[running], last[running] = first_s, last_s
         group_ends = last.max(axis=1)
         cut_s = float(np.sort(group_ends)[request.prompts - 1])
@@ -170,7 +174,8 @@ def _partly(rollout: RolloutReplicas, request: PostTrainRequest, batches: int) -
             np.minimum((already + new)[~complete], response[~complete]),
         )
         unfinished = int((already < response).sum())
-        rows.append(BatchRollout(cut_s, np.sort(np.minimum(last_s, cut_s)), batch, preemptions, peak, unfinished))
+        ends_s = np.sort(np.minimum(last_s, cut_s))
+        rows.append(BatchRollout(cut_s, ends_s, batch, preemptions, peak, unfinished, watts))
     return rows[WARM_UP:]
 
 
@@ -217,6 +222,7 @@ def rollout_of(
             max_seqs=engine.max_seqs,
             max_tokens=engine.max_tokens,
             prefix_caching=request.responses_of_prompt > 1,
+            async_scheduling=engine.async_scheduling,
         ),
         kv=KvMemory(fraction=engine.kv_fraction),
         intervals=False,
@@ -229,5 +235,9 @@ def rollout_of(
     replica = replica_of(question, served, None, question.kv, bench, 1)
     outputs = sum(batch_of(request, index).response.sum() for index in range(request.batches))
     return RolloutReplicas(
-        question, replica, groups.rollout_gpus // engine.replica_gpus, of_tokens=2.0 * float(outputs)
+        question,
+        replica,
+        groups.rollout_gpus // engine.replica_gpus,
+        of_tokens=2.0 * float(outputs),
+        token_s=engine.token_us / 1e6,
     )

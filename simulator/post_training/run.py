@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from ..question.work import COVERAGE
 from ..report.distribution import factors
 from ..serving.figures import Z90
 from .answer import PostTrainReport, PostTrainWay, RolloutFigures
+from .energy import iteration_kwh, phase_kwh
 from .groups import cluster_of
 from .lengths import LengthBatch, batch_of
 from .phases import ROLL, SYNC
@@ -36,11 +38,12 @@ def post_train(request: PostTrainRequest, bench: PostTrainBench) -> PostTrainRep
 
 @dataclass(frozen=True)
 class RunLives:
-    """Lives of a run: seconds of iterations [lives, iterations] and of the start [lives], and tokens of each."""
+    """Lives of a run: seconds of iterations [lives, iterations] and of the start [lives], tokens and kWh of each."""
 
     iteration_s: np.ndarray
     begin_s: np.ndarray
     tokens: np.ndarray
+    kwh: np.ndarray | None
 
 
 def live_through(
@@ -67,7 +70,9 @@ def live_through(
         rollout_s = ends[which] * engine_factors(request, run.rollout, rollouts[0], z[1])[:, None]
     sync_s = 0.0 if run.sync is None else run.sync.seconds
     times = iteration_times(rollout_s, training_s, sync_s, run.asynchronous)
-    return RunLives(times.iteration_s, times.begin_s, tokens[which])
+    seconds = {"rollout": rollout_s, "training": training_s, "iteration": times.iteration_s}
+    kwh = iteration_kwh(run.phases, run.groups, run.device, request.energy, seconds)
+    return RunLives(times.iteration_s, times.begin_s, tokens[which], kwh)
 
 
 def engine_factors(
@@ -85,24 +90,11 @@ def engine_factors(
 def report_of(trial: PlacementTrial, run: PlacedRun, ways: tuple[PostTrainWay, ...]) -> PostTrainReport:
     """What all lives of a way say."""
     request, groups = trial.request, run.groups
-    rollouts: list[BatchRollout] = []
-    batches = trial.batches
-    phases = run.phases
-    if run.rollout is not None and run.first is not None:
-        rollouts = (
-            roll_out(run.rollout, request, trial.batches)
-            if request.partial
-            else [run.first, *roll_out(run.rollout, request, trial.batches[1:])]
-        )
-        batches = [batch.batch for batch in rollouts]
-        mean_s = float(np.mean([batch.seconds for batch in rollouts]))
-        phases = tuple(replace(phase, seconds=mean_s) if phase.name == ROLL else phase for phase in phases)
-        run = replace(run, phases=phases)
+    rollouts = rollouts_of(trial, run)
+    batches = [batch.batch for batch in rollouts] or trial.batches
+    run = with_mean_rollout(run, rollouts)
+    phases, actor = run.phases, run.parts.actor
     lives = live_through(request, run, rollouts, batches)
-    hours = (lives.iteration_s.mean(axis=1) * request.iterations + lives.begin_s) / 3600.0
-    price = request.step.price_per_gpu_hour
-    price = cluster_of(request).price_per_device_hour if price is None else price
-    actor = run.parts.actor
     return PostTrainReport(
         model=actor.model,
         method=request.method,
@@ -119,11 +111,8 @@ def report_of(trial: PlacementTrial, run: PlacedRun, ways: tuple[PostTrainWay, .
         optimizer_steps=request.optimizer_steps,
         micro_batches=run.micro,
         iterations=request.iterations,
-        iteration_s=spread_of(lives.iteration_s.ravel()),
-        hours=spread_of(hours),
-        gpu_hours=spread_of(hours * groups.gpus),
-        cost=spread_of(hours * groups.gpus * price) if price else None,
-        tokens_per_s_per_gpu=spread_of((lives.tokens / lives.iteration_s).ravel() / groups.gpus),
+        **spreads_of(request, run, lives),
+        phase_kwh=phase_kwh(phases, groups, run.device, request.energy, run.iteration_s),
         phases=phases,
         idle=idle_shares(phases, run.iteration_s),
         rollout=figures_of(run.rollout, rollouts, request) if run.rollout is not None else None,
@@ -138,6 +127,44 @@ def report_of(trial: PlacementTrial, run: PlacedRun, ways: tuple[PostTrainWay, .
         timeline=timeline(phases, run.asynchronous),
         running=running(rollouts[0]) if rollouts else (),
     )
+
+
+def rollouts_of(trial: PlacementTrial, run: PlacedRun) -> list[BatchRollout]:
+    """All batches of a way rolled out; none of a method that does not roll out."""
+    if run.rollout is None or run.first is None:
+        return []
+    if trial.request.partial:
+        return roll_out(run.rollout, trial.request, trial.batches)
+    return [run.first, *roll_out(run.rollout, trial.request, trial.batches[1:])]
+
+
+def with_mean_rollout(run: PlacedRun, rollouts: Sequence[BatchRollout]) -> PlacedRun:
+    """The way with the rollout of a mean batch in place of the first one's."""
+    if not rollouts:
+        return run
+    watts = [batch.gpu_w for batch in rollouts if batch.gpu_w is not None]
+    mean: dict[str, float] = {"seconds": float(np.mean([batch.seconds for batch in rollouts]))}
+    mean |= {"gpu_w": float(np.mean(watts))} if watts else {}
+    return replace(run, phases=tuple(replace(each, **mean) if each.name == ROLL else each for each in run.phases))
+
+
+def spreads_of(request: PostTrainRequest, run: PlacedRun, lives: RunLives) -> dict[str, Any]:
+    """Figures over all lives: times, price and energy."""
+    hours = (lives.iteration_s.mean(axis=1) * request.iterations + lives.begin_s) / 3600.0
+    price = request.step.price_per_gpu_hour
+    price = cluster_of(request).price_per_device_hour if price is None else price
+    gpus, grams = run.groups.gpus, request.energy.grid_g_per_kwh
+    kwh = None if lives.kwh is None else lives.kwh.mean(axis=1) * request.iterations
+    return {
+        "iteration_s": spread_of(lives.iteration_s.ravel()),
+        "hours": spread_of(hours),
+        "gpu_hours": spread_of(hours * gpus),
+        "cost": spread_of(hours * gpus * price) if price else None,
+        "iteration_kwh": None if lives.kwh is None else spread_of(lives.kwh.ravel()),
+        "kwh": None if kwh is None else spread_of(kwh),
+        "co2_kg": None if kwh is None or grams is None else spread_of(kwh * grams / 1000.0),
+        "tokens_per_s_per_gpu": spread_of((lives.tokens / lives.iteration_s).ravel() / gpus),
+    }
 
 
 def figures_of(rollout: RolloutReplicas, rollouts: Sequence[BatchRollout], request: PostTrainRequest) -> RolloutFigures:
@@ -191,8 +218,22 @@ def notes_of(request: PostTrainRequest, run: PlacedRun, batches: Sequence[Length
             notes.append("rewards take no time: give reward.seconds, or reward.model")
         if run.groups.colocated:
             notes.append("an engine that wakes keeps its CUDA graphs, and allocates its KV memory at no cost")
+    notes += energy_notes(request, run)
     if run.sync is not None:
         notes.append(
             f"weight sync: {run.sync.size_bytes / 1e9:,.3g} GB over the network; load time of the engine is left out"
         )
+    return notes
+
+
+def energy_notes(request: PostTrainRequest, run: PlacedRun) -> list[str]:
+    """What kWh leave out, in the words of ``opcast plan``."""
+    if not run.device.tdp_w or any(phase.gpu_w is None for phase in run.phases):
+        return ["no energy: nobody knows the watts of a phase (energy.gpu_w)"]
+    notes = []
+    if request.energy.node_w is None:
+        notes.append("kWh are those of the GPUs: hosts and switches are left out (energy.node_w, energy.pue)")
+    notes.append("watts have no interval: kWh differ between lives by time alone")
+    if request.energy.grid_g_per_kwh is None:
+        notes.append("no CO2 without the grid's grams (energy.grid_g_per_kwh)")
     return notes

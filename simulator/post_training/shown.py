@@ -15,6 +15,9 @@ ROWS = {  # of the first table: what a figure is called -> the figure
     "whole run, hours": "hours",
     "GPU-hours": "gpu_hours",
     "price": "cost",
+    "kWh an iteration": "iteration_kwh",
+    "kWh": "kwh",
+    "CO2, kg": "co2_kg",
 }
 
 
@@ -54,15 +57,22 @@ def spreads(report: PostTrainReport) -> ViewTable:
 
 
 def phases(report: PostTrainReport) -> ViewTable:
-    """Phases of a mean batch in order, and which GPUs wait."""
-    rows: list[list[object]] = [[phase.name, phase.group, phase.seconds] for phase in report.phases]
-    rows += [[f"{group} waits", group, share * report.iteration_s.mean] for group, share in report.idle.items()]
+    """Phases of a mean batch in order, what they draw, and which GPUs wait."""
+    kwh = dict(report.phase_kwh)
+    rows: list[list[object]] = [
+        [phase.name, phase.group, phase.seconds, phase.gpu_w, kwh.pop(phase.name, None)] for phase in report.phases
+    ]
+    rows += [
+        [f"{group} waits", group, share * report.iteration_s.mean, None, None] for group, share in report.idle.items()
+    ]
+    rows += [[name, "", None, None, amount] for name, amount in kwh.items()]
     columns = [ViewColumn("phase"), ViewColumn("on"), ViewColumn("seconds", "hundredths", bar=True)]
+    columns += [ViewColumn("W a GPU", "count"), ViewColumn("kWh", "figure")]
     return ViewTable("phases of a mean batch", columns, rows)
 
 
 def rollout(report: PostTrainReport) -> ViewTable:
-    """How a batch is figures out, and what the weight sync moves."""
+    """How a batch is rolled out, and what the weight sync moves."""
     figures, sync = report.rollout, report.sync
     assert figures is not None
     layout = f", {figures.layout}" if figures.layout else ""

@@ -27,6 +27,7 @@ LEAST_US = 20.0  # NVML's counter of shorter calls is that of what runs around t
 FEWEST = 40
 PICOJOULES = (60.0, 80.0, 100.0, 120.0, 140.0)  # a byte
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2)  # of the limit, of kernels other than plain products
+MOST_MEMORY = (0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 1.0)  # of the limit, of memory
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,11 @@ class PowerRows:
     gbps: np.ndarray
     core: np.ndarray
 
-    def refit(self, picojoules: float, share: float) -> np.ndarray:
+    def refit(self, picojoules: float, share: float, most: float) -> np.ndarray:
         """The estimate with other constants."""
         active = 0.0 if KINDS[self.kind].family == "gemm" else share
         memory = picojoules * 1e-3 * np.minimum(self.gbps, self.device.memory_gbps)
+        memory = np.minimum(memory, most * self.device.tdp_w)
         watts = clocks.idle_w(self.device) + active * self.device.tdp_w + memory + self.core
         return np.asarray(np.minimum(watts, self.device.tdp_w))
 
@@ -83,10 +85,10 @@ def group(source: str, asked: tuple, device: Device, latency_us: np.ndarray, wat
     return PowerRows(source, asked[0], asked[2], device, watts, estimate, moved_gbps, core_w)
 
 
-def best_constants(groups: Sequence[PowerRows]) -> tuple[float, float]:
+def best_constants(groups: Sequence[PowerRows]) -> tuple[float, float, float]:
     """The constants with the least mean error over groups."""
-    tried = itertools.product(PICOJOULES, SHARES)
-    return min(tried, key=lambda pair: float(np.mean([each.error(each.refit(*pair)) for each in groups])))
+    tried = itertools.product(PICOJOULES, SHARES, MOST_MEMORY)
+    return min(tried, key=lambda three: float(np.mean([each.error(each.refit(*three)) for each in groups])))
 
 
 def percent(estimate: np.ndarray, watts: np.ndarray) -> str:
@@ -110,7 +112,7 @@ def lines(groups: Sequence[PowerRows]) -> Iterator[str]:
         spread = [f"{100 * np.mean(np.abs(np.array(found) - 1)):.0f}" for found in (ratios, others)]
         yield (
             f"| **{source}** | mean of kinds | | | | {spread[0]} | {spread[1]} "
-            f"({constants[0]:g} pJ a byte, share {constants[1]:g}) |"
+            f"({constants[0]:g} pJ a byte, share {constants[1]:g}, memory {constants[2]:g}) |"
         )
 
 

@@ -133,13 +133,18 @@ POST_TRAINED: Drawn = {
     "tp": ("parallel.tp", (1, 2)),
     "method": ("method", ("sft", "dpo", "ppo", "grpo")),
     "responses": ("responses", (2, 4)),
-    "rollout": ("rollout", ({"tp": 2}, {"kv_fraction": 0.5}, {"engine": "sglang"})),
+    "rollout": (
+        "rollout",
+        ({"tp": 2}, {"kv_fraction": 0.5, "token_us": 16.0}, {"engine": "sglang", "async_scheduling": False}),
+    ),
     "reward": ("reward", ({"seconds": 3.0}, {"model": "tiny_llama_100m"})),
     "placement": ("placement", ("apart", "search")),
     "kl": ("kl", (0.0,)),
     "partial": ("partial", (0.5,)),
     "epochs": ("epochs", (2,)),
-    "packing": ("packing", (False,)),
+    "packing": ("packing", ("bins", "none")),
+    "log_prob_micro_batch": ("log_prob_micro_batch", (2,)),
+    "energy": ("energy", ({"pue": 1.3, "node_w": 2000.0, "grid_g_per_kwh": 350.0},)),
 }
 PLANNED: Drawn = {
     "checkpoint": (

@@ -187,7 +187,7 @@ def test_a_sequence_is_not_shared_over_data_ranks() -> None:
 
 
 def test_padded_sequences_are_as_long_as_the_longest() -> None:
-    request = asked(packing=False, prompts=64, responses=8)
+    request = asked(packing="none", prompts=64, responses=8)
     micro = micro_batches(request, [batch_of(request, 0)], 16)
     assert micro.seq_len == int(batch_of(request, 0).total.max())
     assert micro.count * micro.micro_batch * 16 == request.sequences

@@ -50,7 +50,7 @@ def test_no_device_draws_more_than_its_limit() -> None:
 def test_large_products_draw_the_limit_and_those_that_wait_for_memory_far_less() -> None:
     assert product_w(8192, tflops=650.0) == pytest.approx(H100.tdp_w)
     few_rows = product_w(1, gbps=0.9 * H100.memory_gbps)
-    floor = clocks.idle_w(H100) + clocks.MEMORY_PJ * 1e-3 * 0.9 * H100.memory_gbps
+    floor = clocks.idle_w(H100) + power.MOST_MEMORY_SHARE * H100.tdp_w
     assert few_rows == pytest.approx(floor, rel=0.03)
     assert product_w(64, gbps=0.9 * H100.memory_gbps) > 1.2 * few_rows
 
@@ -65,13 +65,22 @@ def test_a_faster_call_never_draws_less_and_none_more_than_the_limit(us: float, 
     assert least_w(H100) <= slow <= fast <= H100.tdp_w
 
 
+@pytest.mark.parametrize("name", ["h20_sxm", "h20_141gb", "a100_sxm_80gb", "h100_sxm", "h200_sxm", "b200_sxm"])
+def test_memory_alone_is_not_what_meets_the_limit(name: str) -> None:
+    """An H20 has an H200's memory and two fifths of its limit; it streams at full rate all the same."""
+    device = load_device(name)
+    watts = watts_of([None], np.array([100.0]), device)[0]
+    assert least_w(device) < watts < 0.8 * device.tdp_w
+
+
 def test_kernels_add_to_what_the_device_draws_idle() -> None:
     ops = [COPY, REDUCED, None, HOST]
     call_us = np.array([400.0, 2000.0, 100.0, 50.0])
     watts = watts_of(ops, call_us, H100)
     active = power.ACTIVE_SHARE * H100.tdp_w
-    assert watts[0] == pytest.approx(least_w(H100) + active + clocks.MEMORY_PJ * 1e-6 * COPY.cost.bytes / 400.0)
-    assert watts[2] == pytest.approx(least_w(H100) + active + clocks.MEMORY_PJ * 1e-3 * H100.memory_gbps)
+    copied_w = clocks.MEMORY_PJ * 1e-6 * COPY.cost.bytes / 400.0
+    assert watts[0] == pytest.approx(least_w(H100) + active + min(copied_w, power.MOST_MEMORY_SHARE * H100.tdp_w))
+    assert watts[2] == pytest.approx(least_w(H100) + active + power.MOST_MEMORY_SHARE * H100.tdp_w)
     assert watts[3] == least_w(H100)
     us = 1000.0 * call_us
     found = drawn_by(ops, us, call_us, H100, [])
