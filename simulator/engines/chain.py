@@ -96,9 +96,10 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
     device = next((engine.device for engine in engines if isinstance(engine, (LearnedEngine, TransferEngine))), None)
     if device is None or any(getattr(engine, "backend", None) for engine in engines):
         return []
-    kernels = [MatVecEngine(device, stack.mat_vecs)] if stack is not None and stack.mat_vecs else []
+    kernels = MatVecEngine(device, stack.mat_vecs) if stack is not None and stack.mat_vecs else None
     eight_bits = [name for name in EIGHT_BITS if device.supports(name)]
-    return [*kernels, *([] if device.synchronous else [FewRowsEngine(chain, eight_bits)])]
+    few_rows = [] if device.synchronous else [FewRowsEngine(chain, eight_bits, kernels)]
+    return few_rows if kernels is None else [kernels, *few_rows]
 
 
 def sums_itself(network: NetworkEngine, stack: Stack) -> bool:
