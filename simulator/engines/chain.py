@@ -3,7 +3,7 @@
 Where measured rows and predictors are asked in turn:
 
 0. products with few rows and experts of few bits: kernels of the stack's own, and others where a table contradicts
-   bytes over bandwidth (:mod:`.mat_vec`),
+   bytes over bandwidth (:mod:`.mat_vec`); caches that a table reads faster than memory (:mod:`.streams`),
 1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own_rows`); sums
    that an engine leaves to NCCL by rows of that, and sums with the norm in them by rows of kernels that have it
    (:mod:`.large_sums`),
@@ -33,6 +33,7 @@ from .mat_vec import EIGHT_BITS, FewRowsEngine, MatVecEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine
 from .own_rows import OwnEngine
+from .streams import StreamEngine
 from .transfer import TransferEngine
 
 RULES_WITHOUT_KERNEL = (
@@ -92,13 +93,18 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
 
 
 def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: Stack | None) -> list[Engine]:
-    """Who answers for products with few rows before a table: a stack's own kernels, and the bytes of their weights."""
+    """Who answers before a table what waits for memory: a stack's own kernels for products with few rows, the bytes of
+    their weights, and those of caches."""
     device = next((engine.device for engine in engines if isinstance(engine, (LearnedEngine, TransferEngine))), None)
     if device is None or any(getattr(engine, "backend", None) for engine in engines):
         return []
-    kernels = [MatVecEngine(device, stack.mat_vecs)] if stack is not None and stack.mat_vecs else []
+    kernels = MatVecEngine(device, stack.mat_vecs) if stack is not None and stack.mat_vecs else None
     eight_bits = [name for name in EIGHT_BITS if device.supports(name)]
-    return [*kernels, *([] if device.synchronous else [FewRowsEngine(chain, eight_bits)])]
+    own = [] if kernels is None else [kernels]
+    if device.synchronous:
+        return own
+    few_rows = FewRowsEngine(chain, eight_bits, kernels)
+    return [*own, StreamEngine(device, [few_rows, *chain]), few_rows]
 
 
 def sums_itself(network: NetworkEngine, stack: Stack) -> bool:

@@ -82,10 +82,12 @@ class FewRowsEngine:
     """Answers products of few rows, and experts of few bits, where who would answer contradicts bytes over bandwidth.
 
     ``others`` are asked for these and for what has as much to read, in ``eight_bits`` for one: formats of the device.
+    A product of more rows than ``kernels`` of the stack take is no faster than one that they take.
     """
 
     others: Sequence[Engine]
     eight_bits: Sequence[str] = ()
+    kernels: MatVecEngine | None = None
     name: str = "learned"
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
@@ -93,7 +95,11 @@ class FewRowsEngine:
             return in_turn(self.others, kind, asked_columns, asked_dtype, out_dtype, cache)
 
         if kind == "gemm":
-            return few_row_products(columns, dtype, self.eight_bits, ask)
+            answers = few_row_products(columns, dtype, self.eight_bits, ask)
+            if self.kernels is not None:
+                one_row = {**columns, "m": np.ones_like(columns["m"])}
+                raise_to(answers, self.kernels.answer(kind, one_row, dtype, out_dtype, cache))
+            return answers
         if kind == "fused_moe" and dtype not in SIXTEEN_BITS and dtype not in WEIGHT_BITS and BITS[dtype] < WHOLE_BITS:
             return experts_of_few_bits(columns, dtype, ask)
         return Answers.declined(len(next(iter(columns.values()))))
@@ -149,6 +155,14 @@ def experts_of_few_bits(columns: Columns, dtype: str, ask: Ask) -> Answers:
         bytes_alike = ask(with_share(columns, "inter", BITS[dtype] / WHOLE_BITS), "bf16")
         put_wrong(answers, np.arange(len(wrong)), wrong, bytes_alike, table_answers, SIXTEEN_BITS_FASTER)
     return answers
+
+
+def raise_to(answers: Answers, least: Answers) -> None:
+    """Put ``least`` where a table or physics answers less."""
+    with np.errstate(invalid="ignore"):
+        at = np.flatnonzero(is_told(answers) & (answers.latency_us < least.latency_us))
+    if len(at):
+        answers.put(at, least.take(at))
 
 
 def put_wrong(

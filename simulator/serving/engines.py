@@ -77,12 +77,30 @@ class UsualLimits:
 
 
 @dataclass(frozen=True)
+class SerialHost:
+    """What the host adds to an iteration, and for each sequence in it, where an engine schedules no step ahead: in
+    versions ``before`` one (empty: all)."""
+
+    step_us: float = 0.0
+    seq_us: float = 0.0
+    before: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("step_us", "seq_us"):
+            number(ServingEngineError, f"host.serial.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
 class HostRule:
-    """From which version on an engine schedules a step ahead; its times are fitted (:mod:`.host`). ``stream_us`` is
-    what its server to clients takes for each token that it streams, in a process of its own."""
+    """From which version on an engine schedules a step ahead; what a first token waits for is fitted (:mod:`.host`).
+
+    ``serial`` is what its host adds where it does not, oldest versions first. ``stream_us`` is what its server to
+    clients takes for each token that it streams, in a process of its own.
+    """
 
     overlapped_from: str = ""
     stream_us: float = 0.0
+    serial: Sequence[SerialHost] = ()
 
     def __post_init__(self) -> None:
         number(ServingEngineError, "host.stream_us", self.stream_us)

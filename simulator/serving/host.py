@@ -2,7 +2,8 @@
 
 Figures are fitted on runs that were measured (``conf/serving_host.json``, by ``tests/evidence/hosts.py``), one set for
 each engine and way to schedule: ``vllm`` works a step ahead, ``vllm serial`` did not. An iteration takes what the GPU
-takes, then ``step_us`` and ``seq_us`` for each sequence in it: what no step ahead hides (sampling, input preparation).
+takes, then ``step_us`` and ``seq_us`` for each sequence in it: what no step ahead hides (sampling, input preparation),
+by version of the engine (``serial`` in ``conf/serving_engine``).
 The server that streams tokens to clients works in a process of its own, beside the GPU: an iteration takes at least
 ``stream_us`` for each token that it yields (``conf/serving_engine``). A first token waits for HTTP, the tokeniser and
 launches of a pass that no CUDA graph holds (:meth:`HostTime.first_token_parts`).
@@ -22,7 +23,7 @@ import numpy as np
 from ...datasets.figure_sources import FigureSource
 from ...datasets.loading import choice, load, number
 from ...datasets.reading import read_json
-from .engines import HostRule, ServingEngineError
+from .engines import HostRule, SerialHost, ServingEngineError
 from .rules import MOST_BEHIND_US
 
 NUMBERS = re.compile(r"\d+")
@@ -167,10 +168,21 @@ def fitted_hosts(path: Path = SHIPPED) -> FittedHosts:
     return FittedHosts(engines, values.get("widths", {}), values.get("made_by", ""), source, values.get("known", {}))
 
 
-def host_time(name: str, rule: HostRule, hosts: FittedHosts | None = None) -> HostTime:
+def host_time(name: str, rule: HostRule, hosts: FittedHosts | None = None, version: str = "") -> HostTime:
     """The host that :func:`host_name` names, by the fitted ones that ship unless others are given, with what the
-    engine's rule says of its server."""
-    return replace((hosts or fitted_hosts()).of(name), stream_us=rule.stream_us)
+    engine's rule says of its server, and of iterations of a ``version`` that schedules no step ahead (empty: the
+    newest)."""
+    host = replace((hosts or fitted_hosts()).of(name), stream_us=rule.stream_us)
+    serial = serial_host(rule, version)
+    if host.overlapped or serial is None:
+        return host
+    return replace(host, step_us=serial.step_us, seq_us=serial.seq_us)
+
+
+def serial_host(rule: HostRule, version: str) -> SerialHost | None:
+    """What a rule says of iterations of a version that schedules no step ahead; None where it says nothing."""
+    numbers = _numbers(version) or (math.inf,)
+    return next((each for each in rule.serial if not each.before or numbers < _numbers(each.before)), None)
 
 
 def host_name(engine: str, rule: HostRule, version: str = "", overlapped: bool | None = None) -> str:
@@ -182,5 +194,5 @@ def host_name(engine: str, rule: HostRule, version: str = "", overlapped: bool |
     return engine if beside else engine + SERIAL
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> tuple[float, ...]:
     return tuple(int(digits) for digits in NUMBERS.findall(version)[:2]) if version[:1].isdigit() else ()

@@ -198,7 +198,7 @@ def named_of(row: ServingRow) -> dict[str, str]:
 
 def played(row: ServingRow, replicas: Replicas, hosts: FittedHosts | None = None) -> ServingReport:
     """A row's clients served, under the hosts that ship unless others are given. The errors of simulating."""
-    host = host_time(host_of(row), load_serving_engine(row.framework).host, hosts)
+    host = host_time(host_of(row), load_serving_engine(row.framework).host, hosts, row.version)
     replica = replace(replicas.of(row), host=host, graphs=graphs_of(row, row.layout.tp))
     if row.decoding is None:
         return serve(asked(row, replica.kv), replica).report

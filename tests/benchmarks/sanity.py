@@ -1,20 +1,33 @@
-"""Answers that physics forbids or makes unlikely, found without any measurement: decode steps of engines by chip.
+"""Answers that physics forbids or makes unlikely, found without any measurement.
 
-    python tests/benchmarks/sanity.py [--device ID...] [--stack ID...] [--batch 1 4 16]
+    python tests/benchmarks/sanity.py [LAW...] [--device ID...] [--stack ID...] [--batch 1 4 16]
 
-Each line is a chip, an engine, a format and a time per token for each batch, with its ratio to what weights and caches
-take at the memory's bandwidth. Marked are a ratio below ``LEAST`` or above ``MOST``, a larger batch that is faster, and
-a format of fewer bits that is slower than one of more.
+``decode``: a time per token of each chip, engine, format and batch, with its ratio to what weights and caches take at
+the memory's bandwidth. Marked are a ratio below ``LEAST`` or above ``MOST``, a larger batch that is faster, and a
+format of fewer bits that is slower than one of more. ``streams``: products of few rows and decode attention, whose
+bytes come faster than memory gives them. ``products``: a product that takes longer than its two halves or is beyond
+the peak. ``chips``: one slower than another of its generation with less bandwidth and FLOPs. ``train``: steps whose
+share of the peak (MFU) is outside of ``MFU``, and tensor ranks that gain more than their number.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise, permutations
+from pathlib import Path
+
+import numpy as np
 
 import opcast
 from opcast.datasets.devices import load_device
+from opcast.datasets.ops import Op, make_op
+from opcast.simulator.engines.answers import ask
+from opcast.simulator.engines.fused import FusedEngine, build_engine
+from opcast.simulator.question.stack import load_stack
 
 MODEL, EMBEDDING_BYTES = "llama3_8b", 128256 * 4096 * 2  # a step reads a row of it
 LEAST, MOST = (
@@ -22,7 +35,10 @@ LEAST, MOST = (
     2.5,
 )  # of a decode step over its bytes at the bandwidth: below no kernel gets, above none is that slow
 FASTER = 0.98  # of a smaller batch or more bits: less is no noise of a table
+HALVES = 1.15  # of two halves: more is no step of waves, but a table that throttled, or another kernel
+MFU = (0.12, 0.75)  # of a training step of one sequence of 4,096 tokens a rank; cut chips are above
 CONTEXT = 512
+SHIPPED = Path(__file__).parents[2] / "models" / "shipped"
 SERVERS = {"vllm": ("bf16", "fp8", "w4a16"), "sglang": ("bf16", "fp8", "w4a16"), "trtllm": ("bf16", "fp8", "w4a16")}
 SINGLE = {
     "llama_cpp": ("fp16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"),
@@ -33,9 +49,14 @@ SINGLE = {
     "tgi": ("fp16", "w4a16"),
 }
 STACKS = {**SERVERS, **SINGLE}
+TRAINING = ("megatron", "torchtitan", "nanotron", "nemo", "llm_foundry", "deepspeed")
+CLUSTERS = {"a100_sxm_80gb": "dgx_a100", "h100_sxm": "dgx_h100", "h200_sxm": "dgx_h200", "b200_sxm": "dgx_b200"}
 DEVICES = (
-    "a100_sxm_80gb h100_sxm h200_sxm b200_sxm l40s mi300x mi355x rtx_3090 rtx_4090 rtx_5090 apple_m2_ultra".split()
-)
+    "a100_sxm_80gb h100_sxm h200_sxm h20_sxm gh200 b200_sxm gb200 l40s l4 a10g mi300x mi355x rtx_3090 rtx_4090 "
+    "rtx_5090 apple_m2_ultra"
+).split()
+LAYERS = ((6144, 4096), (28672, 4096), (4096, 14336), (57344, 8192))  # (n, k) of products of 8B and 70B models
+HEADS = [{"heads_q": q, "heads_kv": kv, "head_dim": 128, "v_head_dim": 128} for q, kv in ((32, 8), (64, 8), (8, 1))]
 Time = tuple[float, float]  # TPOT in ms, and its ratio to the bytes of a step over the bandwidth
 
 
@@ -67,27 +88,132 @@ def faults(now: Mapping[int, Time], before: Mapping[int, Time]) -> Iterator[str]
         slower = max(slower, tpot_ms)
 
 
+def decode(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Decode steps of every chip, engine and format; those with a mark say it."""
+    for device in devices:
+        for stack in stacks:
+            before: dict[int, Time] = {}
+            for precision in STACKS.get(stack, ()):
+                now = times(device, stack, precision, batches)
+                if not now:
+                    continue
+                wrong = list(faults(now, before))
+                shown = " ".join(f"{tpot_ms:7.2f} ({ratio:.2f})" for tpot_ms, ratio in now.values())
+                yield f"{device:16} {stack:10} {precision:8} {shown}  {'; '.join(wrong)}".rstrip()
+                before = now
+
+
+@lru_cache
+def engine_of(device: str, stack: str) -> FusedEngine:
+    """Who answers for the kernels of a stack on a device."""
+    return replace(build_engine(load_device(device), [], [SHIPPED]), stack=load_stack(stack))
+
+
+def latencies_us(device: str, stack: str, ops: Sequence[Op]) -> np.ndarray | None:
+    """Microseconds of cold ops; None where the device has no units for them."""
+    try:
+        return np.asarray(ask(engine_of(device, stack), ops, "cold").latency_us)
+    except ValueError:
+        return None
+
+
+def streams(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Weights and caches that come faster than memory gives them."""
+    products = {
+        dtype: [make_op("gemm", dtype, m=m, n=n, k=k) for m in batches for n, k in LAYERS]
+        for dtype in ("bf16", "fp8", "w4a16")
+    }
+    caches = [
+        make_op(
+            "attention_decode", "bf16", batch=64, heads_q=q, heads_kv=kv, head_dim=d, v_head_dim=d, seq_q=1, seq_kv=n
+        )
+        for q, kv, d in HEADS
+        for n in (4096, 32768)
+    ]
+    for device in devices:
+        for stack in stacks:
+            for name, ops in {**products, "caches": caches}.items():
+                found = latencies_us(device, stack, ops)
+                if found is None:
+                    continue
+                share = np.array([op.cost.read_bytes for op in ops]) / found / load_device(device).memory_gbps / 1e3
+                if share.max() > 1 / LEAST:
+                    yield f"{device} {stack} {name}: {ops[int(share.argmax())]} at {share.max():.2f} of the bandwidth"
+
+
+def products(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Products that take longer than their two halves, or are beyond the peak."""
+    rows = [2**power for power in range(9, 16)]
+    for device in devices:
+        for stack in stacks:
+            for dtype in ("bf16", "fp8", "w4a16"):
+                for n, k in LAYERS:
+                    found = latencies_us(device, stack, [make_op("gemm", dtype, m=m, n=n, k=k) for m in rows])
+                    if found is None:
+                        break
+                    halves = [whole / (2 * half) for half, whole in pairwise(found)]
+                    rate = load_device(device).tensor_rate("bf16" if dtype == "w4a16" else dtype)
+                    share = (2.0 * np.array(rows) * n * k / found / 1e6 / rate).max()
+                    said = f"{device} {stack} {dtype} n={n} k={k}"
+                    if max(halves) > HALVES:
+                        m = rows[1 + int(np.argmax(halves))]
+                        yield f"{said}: m={m} takes {max(halves):.2f} of two halves"
+                    if share > 1.02:
+                        yield f"{said}: {share:.2f} of the peak"
+
+
+def chips(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Chips slower than one of their vendor and generation that has less of everything."""
+    figures = {name: load_device(name) for name in devices}
+    for stack in stacks:
+        for precision in STACKS.get(stack, ())[:1]:
+            found = {name: times(name, stack, precision, batches) for name in devices}
+            for less, more in permutations(devices, 2):
+                a, b = figures[less], figures[more]
+                grows = a.memory_gbps < b.memory_gbps and a.vector_tflops <= b.vector_tflops
+                if not (grows and (a.vendor, a.architecture) == (b.vendor, b.architecture)):
+                    continue
+                for batch in found[less].keys() & found[more].keys():
+                    if FASTER * found[more][batch][0] > found[less][batch][0]:
+                        yield f"{stack} {precision} batch {batch}: {more} is slower than {less}"
+
+
+def train(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Training steps whose share of the peak is unlikely, and tensor ranks that gain more than their number."""
+    for device in devices:
+        for stack in TRAINING:
+            if device not in CLUSTERS:
+                continue
+            work = opcast.Work("train", seq_len=4096, global_batch=8, micro_batch=1)
+            shared = {"cluster": CLUSTERS[device], "stack": stack, "calibration": "none", "precision": "bf16"}
+            steps = {tp: opcast.simulate(MODEL, work, tp=tp, **shared) for tp in (1, 4)}
+            for tp, step in steps.items():
+                if not MFU[0] <= step.mfu <= MFU[1]:
+                    yield f"{device} {stack} tp={tp}: MFU {step.mfu:.2f}"
+            if steps[4].step_time_s * 4 < FASTER * steps[1].step_time_s:
+                yield f"{device} {stack}: four tensor ranks gain more than four times"
+
+
+LAWS: Mapping[str, Callable[[Sequence[str], Sequence[str], Sequence[int]], Iterator[str]]] = {
+    "decode": decode,
+    "streams": streams,
+    "products": products,
+    "chips": chips,
+    "train": train,
+}
+
+
 def main() -> None:
-    """Print every combination, and how many are marked."""
-    options = argparse.ArgumentParser(description=__doc__)
+    """Print what each law finds."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("laws", nargs="*", default=list(LAWS), choices=[*LAWS, []])
     options.add_argument("--device", nargs="+", default=DEVICES)
     options.add_argument("--stack", nargs="+", default=list(STACKS))
     options.add_argument("--batch", nargs="+", type=int, default=[1, 4, 16])
     chosen = options.parse_args()
-    marked = 0
-    for device in chosen.device:
-        for stack in chosen.stack:
-            before: dict[int, Time] = {}
-            for precision in STACKS[stack]:
-                now = times(device, stack, precision, chosen.batch)
-                if not now:
-                    continue
-                wrong = list(faults(now, before))
-                marked += bool(wrong)
-                shown = " ".join(f"{tpot_ms:7.2f} ({ratio:.2f})" for tpot_ms, ratio in now.values())
-                print(f"{device:16} {stack:10} {precision:8} {shown}  {'; '.join(wrong)}", flush=True)
-                before = now
-    print(f"{marked} are marked")
+    for name in chosen.laws or LAWS:
+        for line in LAWS[name](chosen.device, chosen.stack, chosen.batch):
+            print(f"{name}: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@
 
 Runs are simulated without a host. An iteration's host time lengthens every token by itself, a first token's the TTFT by
 itself; to first order nothing else changes. The figures of an engine (``HostTime``, none below 0) are those of least
-error in ln under a loss that lets single runs go (soft L1), drawn towards those of all engines. What
-an engine that works a step ahead adds to an iteration is hidden behind the GPU (:data:`HIDDEN`): fitted, it would only
-take up errors of some models' steps, and worsen others. A group is a model on a system; a group of many rows counts as
-the root of its number.
+error in ln under a loss that lets single runs go (soft L1), drawn towards those of all engines. What an engine adds to
+an iteration is not fitted (:data:`HIDDEN`): it would only take up errors of some models' steps, and worsen others. One
+that works a step ahead adds nothing, of others the engine's rule says it. A group is a model on a system; a group of
+many rows counts as the root of its number.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from opcast.datasets.figure_sources import FigureSource
 from opcast.datasets.truth import Row, ServingRow, read_table
 from opcast.datasets.truth.halves import half_of
 from opcast.simulator.question.sources import Sources
+from opcast.simulator.serving.engines import SerialHost, load_serving_engine
 from opcast.simulator.serving.host import (
     FIGURES,
     KNOWN_OF,
@@ -36,6 +37,7 @@ from opcast.simulator.serving.host import (
     FittedHosts,
     HostTime,
     layers_and_experts,
+    serial_host,
 )
 from opcast.simulator.validation.answers import Engines
 from opcast.simulator.validation.cases import ValidationSettings
@@ -78,6 +80,7 @@ class ServedRun:
     experts: int = 0
     version: str = ""
     source: str = ""
+    serial: SerialHost = SerialHost()
 
     @property
     def named(self) -> dict[str, str]:
@@ -96,7 +99,8 @@ class ServedRun:
 
     def under(self, host: HostTime) -> dict[str, float]:
         """TTFT and TPOT in ms, and output tokens a second, with a host."""
-        tpot = self.predicted["tpot"] + (host.step_us + host.seq_us * self.running) * 1e-3
+        step_us, seq_us = host.step_us + self.serial.step_us, host.seq_us + self.serial.seq_us
+        tpot = self.predicted["tpot"] + (step_us + seq_us * self.running) * 1e-3
         waiting = self.predicted["ttft"] * (tpot / self.predicted["tpot"] if self.queued else 1.0)
         ttft = waiting + host.first_token_us(FirstToken(self.clients, self.prompt, self.layers, self.experts)) * 1e-3
         return {"tpot": tpot, "ttft": ttft, "throughput": self.rate(ttft, tpot)}
@@ -132,7 +136,14 @@ def run_of(row: ServingRow, engine: str, times: Mapping[str, float]) -> ServedRu
         experts=layers_and_experts(row.config)[1],
         version=f"{row.framework} {row.version}",
         source=row.source,
+        serial=serial_of(row, engine),
     )
+
+
+def serial_of(row: ServingRow, engine: str) -> SerialHost:
+    """What the engine's rule says of its iterations, where it schedules no step ahead."""
+    serial = serial_host(load_serving_engine(row.framework).host, row.version) if engine.endswith(SERIAL) else None
+    return serial or SerialHost()
 
 
 def observed(
@@ -179,25 +190,21 @@ def write_runs(path: Path, predicted: Mapping[str, Mapping[str, float]]) -> None
 
 def fitted(runs: Sequence[ServedRun]) -> FittedHosts:
     """The figures of all engines that runs are known of, and of ``all``, without widths."""
-    every = fit(runs, np.zeros(len(FIGURES)), np.array(BEFORE), HIDDEN)
+    every = fit(runs, np.zeros(len(FIGURES)), np.array(BEFORE))
     usual = np.array([every.value[name] for name in FIGURES])
     parts = grouped(runs, lambda run: run.engine)
-    known = {
-        name: fit(own, usual, np.array(SPREAD), () if name.endswith(SERIAL) else HIDDEN)
-        for name, own in sorted(parts.items())
-        if len(own) >= LEAST_ROWS
-    }
+    known = {name: fit(own, usual, np.array(SPREAD)) for name, own in sorted(parts.items()) if len(own) >= LEAST_ROWS}
     return FittedHosts({EVERY: every, **known})
 
 
-def fit(runs: Sequence[ServedRun], towards: np.ndarray, spread: np.ndarray, hidden: Sequence[str] = ()) -> FittedHost:
-    """The figures of least error, with standard errors from the curvature there; those ``hidden`` are 0."""
+def fit(runs: Sequence[ServedRun], towards: np.ndarray, spread: np.ndarray) -> FittedHost:
+    """The figures of least error, with standard errors from the curvature there; those of :data:`HIDDEN` are 0."""
     from scipy.optimize import least_squares
 
     counts = {name: len(own) for name, own in grouped(runs, lambda run: run.group).items()}
     weight = np.array([counts[run.group] ** -0.5 for run in runs])
 
-    open_ = np.array([name not in hidden for name in FIGURES])
+    open_ = np.array([name not in HIDDEN for name in FIGURES])
 
     def figures(unit: np.ndarray) -> np.ndarray:
         made = np.zeros(len(FIGURES))

@@ -145,3 +145,12 @@ def test_memory_that_a_quarter_of_the_units_cannot_draw_is_no_loss_of_the_whole_
         rate[device] = 2.0 * 32320 * 4096 / ask(engine, [op]).latency_us[0] / 1e6
     assert rate["mi308x"] < 2.7
     assert 3.2 < rate["mi300x"] < 5.0
+
+
+@pytest.mark.parametrize("name", [name for name in known_stacks() if load_stack(name).mat_vecs])
+@pytest.mark.parametrize("device", ["h100_sxm", "rtx_5090", "mi300x"])
+def test_more_rows_are_never_faster_than_one_row_of_a_stacks_own_kernel(name: str, device: str) -> None:
+    engine = replace(build_engine(load_device(device), [], [SHIPPED]), stack=load_stack(name))
+    for dtype in ("fp16", "w8a16", "w4.5a16"):
+        times = ask(engine, [make_op("gemm", dtype, m=m, n=14336, k=4096) for m in (1, 2, 4, 9, 16)]).latency_us
+        assert (times >= times[0] * (1 - 1e-9)).all(), (dtype, times)

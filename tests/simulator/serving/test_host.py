@@ -24,7 +24,7 @@ from opcast.simulator.search.served.estimate import LoadCurves, apart, together
 from opcast.simulator.search.served.replicas import LayoutReplica
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
 from opcast.simulator.serving.connect import replicas_of
-from opcast.simulator.serving.engines import ServingEngineError
+from opcast.simulator.serving.engines import ServingEngineError, load_serving_engine
 from opcast.simulator.serving.host import (
     FIGURES,
     FirstToken,
@@ -32,7 +32,9 @@ from opcast.simulator.serving.host import (
     FittedHosts,
     HostTime,
     fitted_hosts,
+    host_time,
     layers_and_experts,
+    serial_host,
 )
 from opcast.simulator.serving.replica import by_hand
 from opcast.simulator.serving.serve import Keeping, serve
@@ -262,3 +264,14 @@ def test_pools_apart_have_the_clients_under_way(asked: Asked) -> None:
     assert under_way > 0.5
     assert one["ttft_ms"] - other["ttft_ms"] == pytest.approx(0.005 * under_way + 0.003 * PROMPT)
     assert np.isclose(one["requests_per_s"], other["requests_per_s"])
+
+
+def test_what_a_serial_engine_adds_to_an_iteration_goes_by_its_version() -> None:
+    rule = load_serving_engine("vllm").host
+    old, middle, newest, unnamed = (
+        host_time("vllm serial", rule, FittedHosts({}), version).iteration_us(5000.0, 32)
+        for version in ("0.5.3", "0.6.3", "0.12.0", "")
+    )
+    assert old > middle > newest == unnamed > 6000.0
+    assert host_time("vllm", rule, FittedHosts({}), "0.18.0").iteration_us(5000.0, 32) == 5000.0
+    assert serial_host(load_serving_engine("sglang").host, "0.3") is None
