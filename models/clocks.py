@@ -114,11 +114,11 @@ def with_own_clocks(device: Device, tables: Sequence[tuple[str, pa.Table]]) -> D
     """
     if device.synchronous or not device.tdp_w:
         return device
-    told = [(kind, rows) for kind, rows in tables if {*TELLING, "latency_us"} <= set(rows.column_names)]
+    complete = [(kind, rows) for kind, rows in tables if {*TELLING, "latency_us"} <= set(rows.column_names)]
     own = {
-        name: _sustained(*timed, device)
-        for kind, rows in told
-        for name, timed in _long_rates(device, kind, rows).items()
+        name: _sustained(*rates, device)
+        for kind, rows in complete
+        for name, rates in _long_rates(device, kind, rows).items()
     }
     if not own:
         return device

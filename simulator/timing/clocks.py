@@ -80,8 +80,8 @@ def _slower(costs: Sequence[Costs], device: Device, capped: bool) -> np.ndarray:
     nodes = [node for graph_costs in costs for node in graph_costs.nodes]
     latency = np.concatenate([graph_costs.kernel_us for graph_costs in costs])
     slower, limits = np.ones(len(nodes)), power.Limits(device.tdp_w)
-    held = {op for op in {node.op for node in nodes} if op is not None and _draws(op, device, capped)}
-    places = [at for at, node in enumerate(nodes) if node.op in held]
+    slower_ops = {op for op in {node.op for node in nodes} if op is not None and _draws(op, device, capped)}
+    places = [at for at, node in enumerate(nodes) if node.op in slower_ops]
     ops = [op for at in places if (op := nodes[at].op) is not None]
     for kind, dtype, out_dtype, positions, columns in iterate_groups(ops):
         at = np.array(places)[positions]
