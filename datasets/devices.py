@@ -75,7 +75,7 @@ class Device:
     tdp_w: float = 0.0  # the power limit: that of the data sheet, or the cap under which it runs
     idle_w: float = 0.0  # draws with clocks up and nothing to do; 0 = unknown
     memory_w: float = 0.0  # memory draws beside long products
-    steady_tflops: Mapping[str, float] = field(default_factory=dict)  # of long products at the data sheet's limit
+    steady_tflops: Mapping[str, float] = field(default_factory=dict)  # of what runs long, at the data sheet's limit
     boost_tflops: Mapping[str, float] = field(default_factory=dict)  # the same, before the limiter takes hold
     alpha: float = 2.0  # watts of compute units grow as their clock to this power
     die: str = ""  # the chip's code name: devices of one die differ in what is enabled, memory, links and power

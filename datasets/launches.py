@@ -35,15 +35,16 @@ Names = tuple[str, ...]
 class Framework:
     """Whose kernels a framework launches.
 
-    ``packages`` for all that stands nowhere else; ``attention``, ``experts`` (fused ones), ``sums`` (an engine's own
-    all-reduces of small tensors) and ``norm_sums`` (those with the norm in them) by architecture of the chip,
-    :data:`ANY_CHIP` for all others; ``blocks`` for products in blocks of fp8 (empty: its packages). ``nearest`` are
-    kernels of others that are measured where none of its own can be: alike, but not what it launches. ``chips`` are
-    those that it runs an op of a kind and format on, where it has kernels for some alone.
+    ``packages`` for all that stands nowhere else; ``attention``, ``latent`` (MLA, where it differs), ``experts`` (fused
+    ones), ``sums`` (an engine's own all-reduces of small tensors) and ``norm_sums`` (those with the norm in them) by
+    architecture of the chip, :data:`ANY_CHIP` for all others; ``blocks`` for products in blocks of fp8 (empty: its
+    packages). ``nearest`` are kernels of others that are measured where none of its own can be: alike, but not what it
+    launches. ``chips`` are those that it runs an op of a kind and format on, where it has kernels for some alone.
     """
 
     packages: Names = ()
     attention: Mapping[str, Names] = field(default_factory=dict)
+    latent: Mapping[str, Names] = field(default_factory=dict)
     experts: Mapping[str, Names] = field(default_factory=dict)
     sums: Mapping[str, Names] = field(default_factory=dict)
     norm_sums: Mapping[str, Names] = field(default_factory=dict)
@@ -85,6 +86,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "blackwell": ("sglang", *GENERATED, "flashinfer", "flash_mla"),
             ANY_CHIP: ("sglang", "flashinfer", "flash_mla"),
         },
+        # Before Hopper Triton's kernels of its own, which no backend is (docs/advanced_features/attention_backend.md)
+        latent=dict.fromkeys(("ada", "ampere"), ("sglang",)),
         experts=ENGINE_EXPERTS,
         sums={ANY_CHIP: (CUSTOM_SUM,)},
         norm_sums={"hopper": BY_PEERS, "blackwell": BY_MULTICAST},  # _resolve_backend of flashinfer_comm_fusion.py
@@ -174,7 +177,8 @@ def launches(caller: Caller, kind: str, dtype: str) -> Names:
 def _attention(caller: Caller, kind: str) -> Names:
     """Whose attention a caller launches; a chooser of sparse keys is a kernel as any other."""
     if caller.engine:
-        return caller.of_chip(caller.known.attention)
+        latent = caller.of_chip(caller.known.latent) if kind.startswith("mla") else ()
+        return latent or caller.of_chip(caller.known.attention)
     compiled = (*FUSED, DEFAULT_BACKEND) if kind.startswith(("sparse", "mla")) else ()
     if caller.attention == "flash2":
         return (*FLASH2, *compiled)

@@ -30,7 +30,8 @@ from .environment import ALLOCATOR
 from .formats import WRITTEN_FOR, in_format_of
 from .ledger import CampaignError, CampaignLedger, claim
 from .parts import CampaignPart, campaign_id, cut
-from .plan import FIRST_OF_KIND, CampaignPlan, Case
+from .plan import CampaignPlan, Case
+from .plan_order import FIRST_OF_KIND
 from .rank_map import localize_plan
 from .sessions import Heart, Progress, TakenOverError
 from .supervisor import InterruptError, Supervisor

@@ -37,6 +37,7 @@ from .collective_calls import CallSetting, ReadyCollective
 from .collective_timer import make_block
 from .collective_variants import Variant, variant
 from .command import execute, refuse
+from .compiling import compiled_module
 from .deep_ep_calls import BUFFERS, buffer_key
 from .environment import (
     clocks,
@@ -305,6 +306,7 @@ class InProcess:
     restarts: int = 0
     interrupted: bool = False
     broken: str = ""
+    compiled: set[tuple[Any, ...]] = field(default_factory=set)
 
     def interrupt(self) -> None:
         """Make the next :meth:`ask` raise InterruptError."""
@@ -331,6 +333,9 @@ class InProcess:
         if self.broken:
             raise CampaignError(f"a collective failed ({self.broken}): run the same command again for the rest")
         limit = self.group.settings.case_timeout_s
+        if (module := compiled_module(case)) not in self.compiled and module is not None:
+            self.compiled.add(module)
+            limit += self.group.settings.compile_timeout_s
         watch = threading.Timer(limit, self._end, (lost, f"no answer within {limit:g} s: the ranks were ended"))
         watch.daemon = True
         watch.start()

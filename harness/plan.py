@@ -39,7 +39,6 @@ import hashlib
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +51,7 @@ from ..datasets.ops import KINDS, LINKS, Op, OpError, kind, make_op
 from ..datasets.reading import read_json
 from .axes import MOST_CASES, Axis, AxisError, combine, evaluate, is_formula, joint_draws, parse_axis
 from .energy import LEAST_S
+from .plan_order import in_order
 
 FORMAT = 1
 CACHES = ("cold", "warm")
@@ -59,11 +59,6 @@ USUAL, ALL = "usual", "all"
 FEWEST_DRAWS = 8  # of an entry, however short the budget
 DRAWS_PER_CASE = 50  # tries for each wanted shape before an entry is called impossible
 DEADLINE_OVER_BUDGET = 1.5
-# Cases of each kind and backend that come before all others: enough to learn from, however early the end. Fused experts
-# are half of a decode step and hang on nine dims: of them each format of a kernel counts for itself.
-FIRST_OF_KIND = 8
-FIRST_OF_EXPERTS, EXPERTS = 24, "fused_moe"
-ROUNDS = 8  # batches that the other cases of each kind are cut into at the least
 PARAMETERS = ("dtype", "out_dtype", "backend", "cache")
 DEFAULTS = ("dtype", "backend", "cache", "max_flops", "max_bytes", "case_s")
 ENTRY_KEYS = ("kind", "device", "sample", "share", "zip", "each", "where", *DEFAULTS, "out_dtype")
@@ -117,13 +112,14 @@ class Settings:
     formats: str = "auto"  # bf16 becomes what the device has units for, or stays as planned in the ops (planned)
     max_bytes: int = 0  # memory a case may take, 0 = what is free
     case_timeout_s: float = 120.0  # * a case that takes longer is killed
+    compile_timeout_s: float = 900.0  # * the same of a first call, at which a package compiles its kernel
     start_timeout_s: float = 300.0  # * a worker that is not ready by then is killed
     batch_size: int = 24  # * cases between two writes
     canary_every: int = 200  # * cases between two rounds of canaries
     # * measuring stops after this long, once FIRST_OF_KIND cases of each kind are in, and can be resumed; 0 = never
     deadline_s: float = 0.0
 
-    OPERATIONAL = ("case_timeout_s", "start_timeout_s", "batch_size", "canary_every", "deadline_s")
+    OPERATIONAL = ("case_timeout_s", "compile_timeout_s", "start_timeout_s", "batch_size", "canary_every", "deadline_s")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Settings:
@@ -150,7 +146,8 @@ class Settings:
                 f"settings.energy_s={settings.energy_s:g} is too short for the energy counter: "
                 f"take {LEAST_S:g} or more, or 0"
             )
-        for name in ("ci_width", "case_budget_s", "case_timeout_s", "start_timeout_s", "batch_size"):
+        timeouts = [name for name in types if name.endswith("timeout_s")]
+        for name in ("ci_width", "case_budget_s", "batch_size", *timeouts):
             if not getattr(settings, name):
                 raise CampaignPlanError(f"settings.{name}=0 must be above 0")
         return settings
@@ -275,7 +272,8 @@ def build_plan(spec: Mapping[str, Any]) -> CampaignPlan:
     if not remaining:
         raise CampaignPlanError(f"campaign {name!r} has no cases: loosen its limits or give it `cases` or `ops`")
     first = [case for part_spec in specs for case in _explicit(part_spec.get("first"), part_spec, settings)]
-    ordered = dict.fromkeys([*(case for case in first if case.op not in excluded), *_interleave(remaining, settings)])
+    others = in_order(remaining, settings.seed, settings.batch_size)
+    ordered = dict.fromkeys([*(case for case in first if case.op not in excluded), *others])
     return CampaignPlan(name, tuple(ordered), tuple(dict.fromkeys(canaries)), settings)
 
 
@@ -471,30 +469,3 @@ def _explicit(values: Any, spec: Mapping[str, Any], settings: Settings) -> Itera
         for cache in [chosen] if isinstance(chosen, str) else chosen:
             case = Case.from_dict({**fields, "cache": cache})
             yield from (dataclasses.replace(case, backend=b) for b in _backends(case.op, backend, settings))
-
-
-def _interleave(cases: Sequence[Case], settings: Settings) -> list[Case]:
-    """Shuffled within each kind: first a few of every kernel, then the rest, batches of each kind spread evenly.
-
-    Drift then spreads over all shapes, and a campaign that ends early has something of every kernel of every kind (a
-    backend answers for itself alone). Takes sorted cases: the order depends on the seed and the set of cases alone.
-    """
-    placed = []
-    for name, group in itertools.groupby(cases, key=lambda case: case.op.kind):
-        random = Random(f"{settings.seed} {name}")
-        shuffled = list(group)
-        random.shuffle(shuffled)
-        nth: Counter[tuple[str, str]] = Counter()
-        first, others = list[Case](), list[Case]()
-        for case in shuffled:
-            of_experts = name == EXPERTS and not is_eager(name, case.backend)
-            kernel = case.backend, case.op.dtype if of_experts else ""
-            nth[kernel] += 1
-            few = FIRST_OF_EXPERTS if of_experts else FIRST_OF_KIND
-            (first if nth[kernel] <= few else others).append(case)
-        placed.append((random.random() - 1, name, first))
-        count = max(-(-len(others) // settings.batch_size), min(ROUNDS, len(others)))
-        for i in range(count):
-            batch = others[i * len(others) // count : (i + 1) * len(others) // count]
-            placed.append(((i + random.random()) / count, name, batch))
-    return [case for _, _, batch in sorted(placed, key=lambda item: item[:2]) for case in batch]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
+from .compiling import compiled_module
 from .environment import child_environment
 from .ledger import CampaignError
 from .plan import Case, Settings
@@ -60,6 +61,7 @@ class Supervisor:
         self.environment: dict[str, Any] = {}
         self.left_behind: list[int] = []  # processes that outlive SIGKILL
         self._hopeless = ""
+        self._compiled: set[tuple[Any, ...]] = set()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
@@ -123,7 +125,7 @@ class Supervisor:
         ``lost`` is never called: whatever becomes of the worker, this process goes on.
         """
         self.start()
-        reply = self._exchange({"case": case.to_dict()}, self.settings.case_timeout_s)
+        reply = self._compile(case) or self._exchange({"case": case.to_dict()}, self.settings.case_timeout_s)
         if isinstance(reply, _Loss):
             reply = {"status": reply.status, "error": reply.detail, "died": True}
         else:
@@ -136,6 +138,15 @@ class Supervisor:
         if reply.get("died") and self.settings.device != "cpu":
             reply["device_healthy"] = self._recovers()
         return reply
+
+    def _compile(self, case: Case) -> _Loss | None:
+        """Have a kernel compiled that its package compiles at the first call, once; how the worker was lost over it."""
+        module = compiled_module(case)
+        if module is None or module in self._compiled:
+            return None
+        self._compiled.add(module)
+        reply = self._exchange({"compile": case.to_dict()}, self.settings.compile_timeout_s)
+        return reply if isinstance(reply, _Loss) else None
 
     def _recovers(self) -> bool:
         """Whether a new worker comes up and its device passes the check; the next call says what is wrong if not."""

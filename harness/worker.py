@@ -48,6 +48,10 @@ def main() -> None:
         if "probe" in request:
             _reply(replies, _probe(settings.device))
             continue
+        if "compile" in request:
+            outcome(Case.from_dict(request["compile"]), settings, group)  # measured again: what went wrong will, too
+            _reply(replies, {})
+            continue
         reply = outcome(Case.from_dict(request["case"]), settings, group)
         _reply(replies, reply)
         if reply.get("ill") or reply.get("worn"):

@@ -41,9 +41,10 @@ collectives=(campaign=collectives "+settings.device=$hardware")
 quickstart=("hardware=$hardware")
 if [ -n "$small" ]; then
     cases='campaign.cases=[{kind: gemm, m: [8, 16, 24], n: [64, 96], k: [32, 48]}, {kind: copy, size_bytes: [4096, 65536]}]'
-    campaign=(campaign=quick "$cases" "+settings.device=$hardware" +settings.case_budget_s=0.01)
-    collectives+=('campaign.cases=[{kind: all_reduce, size_bytes: [1024, 65536], ranks: 2}]' 'campaign.canaries=[]')
-    quickstart+=("$cases" campaign.settings.case_budget_s=0.01 model.config.hidden_size=128
+    patient=start_timeout_s=1800    # other work may slow a shared machine down
+    campaign=(campaign=quick "$cases" "+settings.device=$hardware" +settings.case_budget_s=0.01 "+settings.$patient")
+    collectives+=("+settings.$patient" 'campaign.cases=[{kind: all_reduce, size_bytes: [1024, 65536], ranks: 2}]' 'campaign.canaries=[]')
+    quickstart+=("$cases" campaign.settings.case_budget_s=0.01 "+campaign.settings.$patient" model.config.hidden_size=128
         model.config.intermediate_size=256 model.config.num_attention_heads=2 model.config.num_key_value_heads=1
         model.config.num_hidden_layers=1 model.config.vocab_size=512 rounds=1 train.seq_len=32 prefill.seq_len=32
         decode.seq_len=32 repeats.decode=2 operator_repeats=1 tracking=null)

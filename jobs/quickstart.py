@@ -201,7 +201,7 @@ def simulate_all(
 
 def cut_short(summary: Summary) -> str:
     """What is said of a campaign that ran out of time."""
-    from ..harness.plan import FIRST_OF_KIND
+    from ..harness.plan_order import FIRST_OF_KIND
 
     return (
         f"     the time for measuring ran out after {summary.done} of {summary.total} cases, some of every kind "

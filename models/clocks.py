@@ -5,13 +5,14 @@ limit there, and the clock falls until they do not. Watts beyond idle and memory
 ``alpha``, so that one measured chip of a kind says what others of it sustain at other limits. At one clock they grow
 as the rate: a FLOP costs the same energy in a product that leaves units idle, so that it is slowed too, if less.
 
-What a machine itself sustains, its own rows of long products say (:func:`with_own_clocks`).
+What a machine itself sustains, its own rows of long products say (:func:`with_own_clocks`), and of attention, which
+runs on the same units, those of long attention. Where nobody timed that, it is taken to keep its clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PRODUCTS = ("gemm", "moe")  # families of matrix products
+# The kind whose long rows say what attention sustains, and the name of its rates beside those of products by format. Of
+# formats of 16 bits alone: others are not timed for long.
+ATTENTION, ATTENTION_RATE = "attention_prefill", "attention"
+LONG_KINDS = ("gemm", ATTENTION)
 MEMORY_PJ = 100.0  # a byte: H200 110 to 120, B200 75 to 100 (aiconfigurator's tables with watts)
 IDLE_SHARE = 0.2  # of the limit, clocks up and nothing to do: H200 126 of 700 W, B200 241 of 1000 W (aiconfigurator)
 LONG_US = 60_000.0  # a product whose one call the limiter would slow down, where it does: it settles in 30 to 100 ms
@@ -39,7 +44,8 @@ SAME_UNITS = 0.02  # by how much FLOPs a clock and unit may differ between chips
 
 
 TELLING = ("dtype", "out_dtype", "cache", "source", "throttled", "clocks", "sm_clock_mhz")
-COLUMNS = (*KINDS["gemm"].names, *TELLING, "latency_us")  # of rows that say what a machine sustains
+# Of rows that say what a machine sustains, by kind.
+COLUMNS = {kind: (*KINDS[kind].names, *TELLING, "latency_us") for kind in LONG_KINDS}
 
 
 @dataclass(frozen=True)
@@ -85,21 +91,35 @@ def at_boost(
     Only the time in which products compute follows the clock. Where a format has no anchor nobody slows them again, and
     they stay as they are; so do other families.
     """
-    if KINDS[kind].family not in PRODUCTS or (clock >= 1.0).all() or anchor(device, dtype) is None:
+    if (clock >= 1.0).all() or anchor(device, rate_name(kind, dtype)) is None:
         return latency_us
     made: np.ndarray = latency_us / parts(kind, columns, dtype, out_dtype, device, cache).slower(clock)
     return made
 
 
-def with_own_clocks(device: Device, rows: pa.Table) -> Device:
-    """The device with the steady and boost rates that its own rows of ``gemm`` show, by format.
+def rate_name(kind: str, dtype: str) -> str:
+    """Under which name a device has the rate that ops of a kind and format sustain; "" for kinds that have none."""
+    family = KINDS[kind].family
+    if family in PRODUCTS:
+        return dtype
+    return ATTENTION_RATE if family == "attention" and dtype in ("bf16", "fp16") else ""
+
+
+def with_own_clocks(device: Device, tables: Sequence[tuple[str, pa.Table]]) -> Device:
+    """The device with the steady and boost rates that its own rows of :data:`LONG_KINDS` show, by :func:`rate_name`.
 
     Such a product (:data:`LONG_US`, or held at a clock that the power limit leaves) says how low the clock falls at its
-    rate, and so which rate the limit just lets through. Where the clock of none fell, no product is slowed down.
+    rate, and so which rate the limit just lets through. Where the clock of none fell, no product is slowed down. So it
+    is with attention.
     """
-    if device.synchronous or not device.tdp_w or not {*TELLING, "latency_us"} <= set(rows.column_names):
+    if device.synchronous or not device.tdp_w:
         return device
-    own = {name: _sustained(*found, device) for name, found in _long_products(device, rows).items()}
+    complete = [(kind, rows) for kind, rows in tables if {*TELLING, "latency_us"} <= set(rows.column_names)]
+    own = {
+        name: _sustained(*rates, device)
+        for kind, rows in complete
+        for name, rates in _long_rates(device, kind, rows).items()
+    }
     if not own:
         return device
     steady, boost = ({name: rates[at] for name, rates in own.items()} for at in (0, 1))
@@ -110,9 +130,9 @@ def with_own_clocks(device: Device, rows: pa.Table) -> Device:
     )
 
 
-def _long_products(device: Device, rows: pa.Table) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Rates at boost clock in TFLOP/s, and relative clocks, of own rows of long products by format."""
-    names = KINDS["gemm"].names
+def _long_rates(device: Device, kind: str, rows: pa.Table) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Rates at boost clock in TFLOP/s, and relative clocks, of own rows of long calls by :func:`rate_name`."""
+    names = KINDS[kind].names
     words, mhz = np.array(values(rows["clocks"]), dtype=object), numbers(rows["sm_clock_mhz"])
     clock = relative_clocks(words, mhz, burst_mhz(words, mhz, device.clock_mhz))
     latency, own = numbers(rows["latency_us"]), np.array(values(rows["source"]), dtype=object) == HARNESS
@@ -122,12 +142,13 @@ def _long_products(device: Device, rows: pa.Table) -> dict[str, tuple[np.ndarray
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for state in sorted({tuple(each) for each in states[long]}):
         dtype, out_dtype, cache = state
-        if itemsize(out_dtype) > MOST_WRITTEN or not device.supports(dtype):
+        name = rate_name(kind, dtype)
+        if itemsize(out_dtype) > MOST_WRITTEN or not name or not device.supports(dtype):
             continue
         at = np.flatnonzero(long & (states == state).all(axis=1))
-        busy = parts("gemm", {name: numbers(rows[name])[at] for name in names}, dtype, out_dtype, device, cache)
-        found.setdefault(dtype, []).append((busy.tflops(latency[at] / busy.slower(clock[at])), clock[at]))
-    return {dtype: tuple(np.concatenate(each) for each in zip(*made, strict=True)) for dtype, made in found.items()}  # type: ignore[misc]
+        busy = parts(kind, {dim: numbers(rows[dim])[at] for dim in names}, dtype, out_dtype, device, cache)
+        found.setdefault(name, []).append((busy.tflops(latency[at] / busy.slower(clock[at])), clock[at]))
+    return {name: tuple(np.concatenate(each) for each in zip(*made, strict=True)) for name, made in found.items()}  # type: ignore[misc]
 
 
 def _sustained(rate: np.ndarray, clock: np.ndarray, device: Device) -> tuple[float, float]:

@@ -142,13 +142,14 @@ def demand_by_watts(device: Device, busy: Parts, power_w: np.ndarray) -> Demand:
 
 
 def demand_by_rate(
-    device: Device, dtype: str, busy: Parts, latency_us: np.ndarray, added_bytes: np.ndarray | float = 0.0
+    device: Device, name: str, busy: Parts, latency_us: np.ndarray, added_bytes: np.ndarray | float = 0.0
 ) -> Demand:
     """Of matrix products that take so long at full clock, by what :mod:`.clocks` knows of their rate.
 
-    ``added_bytes`` are those of fp32 sums that products of narrower inputs add to.
+    ``name`` is that of the rate (:func:`.clocks.rate_name`). ``added_bytes`` are those of fp32 sums that products of
+    narrower inputs add to.
     """
-    core = clocks.core_w(device, dtype, busy.tflops(latency_us))
+    core = clocks.core_w(device, name, busy.tflops(latency_us))
     moving = np.where(core > 0.0, clocks.adding_w(device, np.broadcast_to(added_bytes, core.shape), latency_us), 0.0)
     return Demand(np.full(len(core), clocks.floor_w(device)), moving, core)
 
@@ -222,9 +223,9 @@ def drawn(
     if limits.cap_w is not None and _knows_its_cap(kind, dtype, device):
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
     rated: list[Demand] = []
-    if KINDS[kind].family in PRODUCTS:
+    if is_held(kind, dtype, usual):
         added = _added_bytes(kind, columns, dtype, out_dtype)
-        law = demand_by_rate(usual, dtype, busy, latency_us, added)
+        law = demand_by_rate(usual, clocks.rate_name(kind, dtype), busy, latency_us, added)
         rated = [law.where(law.core > LEAST_CORE * usual.tdp_w)]
         if model is None:
             watts = np.maximum(watts, np.minimum(rated[0].at(np.ones(len(watts)), busy, usual.alpha), usual.tdp_w))
@@ -248,6 +249,13 @@ def modelled_w(
     ops = frame(kind, columns, dtype, out_dtype, device, cache)
     found = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
     return np.minimum(found.latency_us, device.tdp_w), found.in_envelope
+
+
+def is_held(kind: str, dtype: str, device: Device) -> bool:
+    """Whether the rate of ops says what they draw: of products, and of attention that the device ran for long."""
+    family = KINDS[kind].family
+    anchored = family == "attention" and clocks.anchor(device, clocks.rate_name(kind, dtype)) is not None
+    return family in PRODUCTS or anchored
 
 
 def estimated_w(

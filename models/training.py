@@ -18,7 +18,7 @@ from ..datasets.devices import Device
 from ..datasets.own_warnings import own_warnings
 from ..datasets.vocabulary import kind
 from .candidates import Options
-from .clocks import with_own_clocks
+from .clocks import LONG_KINDS, with_own_clocks
 from .evaluation import CrossFit, evaluate, summarise
 from .features import Frame
 from .few_rows import mended
@@ -214,8 +214,7 @@ def outcomes(
     With a registry, its predictors and those that ship may answer for a device of few rows, corrected by these.
     """
     target, known = _device(store, device), list(store.kinds())
-    if "gemm" in known:
-        target = with_own_clocks(target, store.read("gemm", target.id))
+    target = with_own_clocks(target, [(name, store.read(name, target.id)) for name in LONG_KINDS if name in known])
     wanted = list(kinds) if kinds is not None else known
     for name in wanted:
         if name not in known:

@@ -123,7 +123,9 @@ class Workbench:
             return device
         if store is None or any(getattr(device, name) != getattr(stored, name) for name in OF_A_MACHINE):
             return device
-        return with_own_clocks(device, store.read("gemm", device.id, columns=COLUMNS))
+        return with_own_clocks(
+            device, [(kind, store.read(kind, device.id, columns=names)) for kind, names in COLUMNS.items()]
+        )
 
     def _find_device(self, name: str) -> Device:
         local = name == THIS_MACHINE and self.machine is not None

@@ -15,7 +15,7 @@ from ...datasets.devices import Device
 from ...datasets.ops import KINDS, Op, iterate_groups
 from ...models import power
 from ...models.busy import parts
-from ...models.clocks import anchor
+from ...models.clocks import anchor, rate_name
 from .costs import Costs
 
 SETTLING_MS = 30.0, 100.0  # of busy time in which the limiter takes hold: ratios of tables timed for 2 ms to 1 s
@@ -44,7 +44,7 @@ def unsure(costs: Costs, device: Device, settled: float) -> Costs:
     """The costs with bounds that hold what the law of clocks may be off by where the limiter has settled so far.
 
     Memory keeps its clock: bounds of an op widen by the share of its time that computes. Attention computes on the same
-    units, and nobody timed it for long: it is taken to keep its clock.
+    units: where this very device did not run it for long, it is taken to keep its clock.
     """
     ops = [
         node.op if node.op is not None and KINDS[node.op.kind].family in MATRIX_UNITS else None for node in costs.nodes
@@ -52,7 +52,7 @@ def unsure(costs: Costs, device: Device, settled: float) -> Costs:
     timed = {
         (op.kind, op.dtype)
         for op in set(ops)
-        if op is not None and _draws(op.kind, False) and anchor(device, op.dtype) is not None
+        if op is not None and anchor(device, rate_name(op.kind, op.dtype)) is not None
     }
     off = [(0.0, 0.0) if op is None else KNOWN if (op.kind, op.dtype) in timed else UNKNOWN for op in ops]
     below, above = settled * _computing_share(ops, device) * np.array(off, dtype=float).reshape(-1, 2).T
@@ -80,7 +80,8 @@ def _slower(costs: Sequence[Costs], device: Device, capped: bool) -> np.ndarray:
     nodes = [node for graph_costs in costs for node in graph_costs.nodes]
     latency = np.concatenate([graph_costs.kernel_us for graph_costs in costs])
     slower, limits = np.ones(len(nodes)), power.Limits(device.tdp_w)
-    places = [at for at, node in enumerate(nodes) if node.op is not None and _draws(node.op.kind, capped)]
+    slower_ops = {op for op in {node.op for node in nodes} if op is not None and _draws(op, device, capped)}
+    places = [at for at, node in enumerate(nodes) if node.op in slower_ops]
     ops = [op for at in places if (op := nodes[at].op) is not None]
     for kind, dtype, out_dtype, positions, columns in iterate_groups(ops):
         at = np.array(places)[positions]
@@ -89,9 +90,8 @@ def _slower(costs: Sequence[Costs], device: Device, capped: bool) -> np.ndarray:
     return slower
 
 
-def _draws(kind: str, capped: bool) -> bool:
-    family = KINDS[kind].family
-    return family in power.PRODUCTS or (capped and family not in power.WITHOUT_POWER)
+def _draws(op: Op, device: Device, capped: bool) -> bool:
+    return power.is_held(op.kind, op.dtype, device) or (capped and KINDS[op.kind].family not in power.WITHOUT_POWER)
 
 
 def _hold_clock(costs: Costs, factor: np.ndarray, capped: bool) -> Costs:

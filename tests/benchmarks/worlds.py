@@ -2,25 +2,30 @@
 
     python tests/benchmarks/worlds.py [--world NAME …] [--seed N …] [--budget full|model|quarter …] [--step WORDS]
     [--ops N]
+    python tests/benchmarks/worlds.py --gain
 
 In each world (``tests/worlds``) the real plan runs through the real builders and store, ``opcast train`` learns, and
 thirteen steps are asked before and after. Printed are, by step, the error, ``o`` where the interval does not hold the
 truth, and ``!`` where measuring made the error grow (``,`` where it is within 3 % all the same); by world and budget
 the median and the worst error, the coverage, width and score of the intervals, of each seed and of all.
-``--ops N`` lists the ops whose error moves each step most. ``--folder`` keeps stores and predictors.
+``--ops N`` lists the ops whose error moves each step most. ``--folder`` keeps stores and predictors. ``--gain``
+measures nothing: by kind of op it prints the share of the steps' time, times the half-width in ln of its interval.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from opcast.tests.worlds.chain import Spoken, prove
-from opcast.tests.worlds.chip import WORLDS, make_world
+from opcast.simulator.report.needs import Need
+from opcast.tests.worlds.chain import Proof, Spoken, prove
+from opcast.tests.worlds.chip import WORLDS, World, make_world
+from opcast.tests.worlds.emulation import Emulator
 from opcast.tests.worlds.steps import steps_of
 
 WORSE = 0.005  # of a step's time: what an error may grow by without being called worse
@@ -48,6 +53,24 @@ def worse(before: Sequence[Spoken], after: Sequence[Spoken], allowed: float = 0.
 def mark(before: Sequence[Spoken], after: Sequence[Spoken], step: str) -> str:
     """``!`` at a step that got worse, ``,`` at one that did and is good."""
     return " " if step not in worse(before, after) else "!" if step in worse(before, after, GOOD) else ","
+
+
+def gains(needed: Iterable[Sequence[Need]]) -> dict[str, float]:
+    """What measuring a kind is worth: the mean share of the steps' time times the half-width in ln, greatest first."""
+    steps, worth = list(needed), dict[str, float]()
+    for step in steps:
+        whole_us = sum(need.us for need in step)
+        for need in step:
+            part = need.us / whole_us * 0.5 * math.log(need.high / need.low) / len(steps)
+            worth[need.op.kind] = worth.get(need.op.kind, 0.0) + part
+    return dict(sorted(worth.items(), key=lambda item: -item[1]))
+
+
+def show_gains(worlds: Sequence[World], folder: Path) -> None:
+    """A line a kind, before anything is measured."""
+    asked = [Proof(world, Emulator(world.device), folder / "graphs", steps_of(world)) for world in worlds]
+    for kind, value in gains(step for proof in asked for step in proof.ask(folder / "nothing")[1].values()).items():
+        print(f"{kind:28}{value:8.4f}")
 
 
 def show_summary(answers: Mapping[str, Sequence[Spoken]]) -> None:
@@ -87,10 +110,14 @@ def main() -> None:
     parser.add_argument("--step", default="")
     parser.add_argument("--ops", type=int, default=0)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--gain", action="store_true")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     graphs = folder / "graphs"
     graphs.mkdir(parents=True, exist_ok=True)
+    if given.gain:
+        show_gains([make_world(name, given.seed[0]) for name in given.world], folder)
+        return
     for name in given.world:
         all_seeds: dict[str, list[Spoken]] = {}
         for seed in given.seed:

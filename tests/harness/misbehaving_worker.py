@@ -44,6 +44,23 @@ def hang(op: Op, inputs: Inputs) -> Run:
     return _at_the_second_call(lambda: time.sleep(3600))
 
 
+COMPILED: list[Op] = []
+
+
+@case("gelu", "triton:slow_to_compile")
+def slow_to_compile(op: Op, inputs: Inputs) -> Run:
+    if not COMPILED:
+        time.sleep(8.0)
+        COMPILED.append(op)
+    return lambda: 0
+
+
+@case("gelu", "triton:never_compiled")
+def never_compiled(op: Op, inputs: Inputs) -> Run:
+    time.sleep(3600)
+    return lambda: 0
+
+
 @case("gelu", "killed")
 def killed(op: Op, inputs: Inputs) -> Run:
     return _at_the_second_call(lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -26,7 +26,8 @@ from opcast.harness.campaign import CampaignError, Progress, Summary, canary_run
 from opcast.harness.command import describe, duration, progress_line
 from opcast.harness.environment import cpu_device_id
 from opcast.harness.measuring import abilities, outcome
-from opcast.harness.plan import FIRST_OF_KIND, CampaignPlan, Case, Settings, build_plan
+from opcast.harness.plan import CampaignPlan, Case, Settings, build_plan
+from opcast.harness.plan_order import FIRST_OF_KIND
 from opcast.harness.supervisor import Supervisor
 from opcast.tests.harness import recorded as recorded_module
 from opcast.tests.harness.recorded import Recorded
@@ -230,6 +231,18 @@ def test_a_hanging_case_is_killed_at_its_timeout(store: Store) -> None:
     assert found["hang"]["status"] == "timeout"
     assert "3 s" in found["hang"]["error"]
     assert summary.restarts == 1  # waiting for the case's own end would take an hour
+
+
+def test_a_kernel_that_is_compiled_first_has_time_for_it(store: Store) -> None:
+    """The call that compiles takes longer than any case may."""
+    _, found = misbehave(store, ["triton:slow_to_compile"], case_timeout_s=6.0, compile_timeout_s=60.0)
+    assert found["triton:slow_to_compile"]["status"] == "ok"
+
+
+def test_a_kernel_whose_compiler_hangs_is_given_up(store: Store) -> None:
+    _, found = misbehave(store, ["triton:never_compiled"], compile_timeout_s=2.0)
+    assert found["triton:never_compiled"]["status"] == "timeout"
+    assert "2 s" in found["triton:never_compiled"]["error"]
 
 
 def test_failures_that_the_worker_survives(store: Store) -> None:

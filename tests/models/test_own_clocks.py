@@ -27,13 +27,19 @@ CLOCK = 0.8
 TFLOPS = 700.0  # of long products at boost clock
 
 
+LONG_ATTENTION, ATTENTION = (
+    make_op("attention_prefill", batch=b, heads_q=32, heads_kv=8, head_dim=128, v_head_dim=128, seq_q=n, seq_kv=n)
+    for b, n in ((8, 32768), (1, 8192))
+)
+
+
 def columns_of(op) -> dict[str, np.ndarray]:
-    return {name: np.array([value]) for name, value in zip(KINDS["gemm"].names, op.dims, strict=True)}
+    return {name: np.array([value]) for name, value in zip(KINDS[op.kind].names, op.dims, strict=True)}
 
 
 def held_us(op, clock: float, device=H100) -> float:
     """Microseconds of a product at a relative clock that would reach :data:`TFLOPS` at boost."""
-    busy = parts("gemm", columns_of(op), op.dtype, op.out_dtype, device, "warm")
+    busy = parts(op.kind, columns_of(op), op.dtype, op.out_dtype, device, "warm")
     boost = float(op.cost.flops) / (TFLOPS * 1e6) / (1.0 - busy.rest / busy.whole)
     return float((boost * busy.slower(clock))[0])
 
@@ -52,14 +58,15 @@ def store_of(folder: Path, *rows: Measurement) -> Store:
 
 
 def own(store: Store, device=H100):
-    return clocks.with_own_clocks(device, store.read("gemm", device.id, columns=clocks.COLUMNS))
+    tables = [(kind, store.read(kind, device.id, columns=names)) for kind, names in clocks.COLUMNS.items()]
+    return clocks.with_own_clocks(device, tables)
 
 
 def slower(device, op, burst_us: float) -> float:
     """How many times longer a step's product takes than it did in a burst."""
     limits = Limits(device.tdp_w)
     answer = power.drawn(
-        None, "gemm", columns_of(op), op.dtype, op.out_dtype, device, "warm", limits, np.array([burst_us])
+        None, op.kind, columns_of(op), op.dtype, op.out_dtype, device, "warm", limits, np.array([burst_us])
     )
     return float(answer.slower[0])
 
@@ -82,6 +89,24 @@ def test_where_no_clock_fell_nothing_is_slowed(tmp_path: Path) -> None:
     assert slower(H100, SHORT, burst) > 1.04
     assert slower(own(store_of(tmp_path / "short", row(SHORT, burst, 1.0))), SHORT, burst) > 1.04, "it ended too soon"
     assert slower(own(store_of(tmp_path / "long", row(LONG, held_us(LONG, 1.0), 1.0))), SHORT, burst) == 1.0
+
+
+def test_attention_is_slowed_as_its_own_long_rows_were(tmp_path: Path) -> None:
+    """By shipped figures, and by rows of products alone, it keeps its clock: nobody timed it for long."""
+    products = own(store_of(tmp_path / "products", row(LONG, held_us(LONG, CLOCK), CLOCK)))
+    burst = held_us(ATTENTION, 1.0)
+    assert slower(H100, ATTENTION, burst) == slower(products, ATTENTION, burst) == 1.0
+    long = row(LONG_ATTENTION, held_us(LONG_ATTENTION, CLOCK), CLOCK, backend="sdpa")
+    store = store_of(tmp_path / "held", long, row(SHORT, held_us(SHORT, 1.0), 1.0))
+    device = own(store)
+    assert clocks.anchor(device, "bf16") == clocks.anchor(H100, "bf16")
+    assert burst * slower(device, ATTENTION, burst) == pytest.approx(held_us(ATTENTION, CLOCK), rel=0.02)
+    idle = held_us(ATTENTION, 1.0) * 3.0
+    assert slower(device, ATTENTION, idle) == 1.0, "a third of the rate fits under the limit"
+    (answer,) = ask(build_engine(device, [store.path], []), [LONG_ATTENTION]).latency_us
+    assert answer == pytest.approx(held_us(LONG_ATTENTION, 1.0), rel=0.01)
+    kept = row(LONG_ATTENTION, held_us(LONG_ATTENTION, 1.0), 1.0, backend="sdpa")
+    assert slower(own(store_of(tmp_path / "kept", kept)), ATTENTION, burst) == 1.0
 
 
 @pytest.mark.parametrize(

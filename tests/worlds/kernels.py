@@ -105,7 +105,9 @@ def _attention(world: World, stack: str, op: Op) -> str:
         return "cudnn" if new else "flash2"
     if stack == "trtllm":
         return "trtllm"
-    return "flash3" if new else "flash2"
+    if new or stack == "vllm":
+        return "flash3" if new else "flash2"
+    return "triton" if op.kind.startswith("mla") else "flashinfer"  # SGLang's attention_backend.md: before Hopper
 
 
 def _product(world: World, stack: str, op: Op) -> str:

@@ -33,6 +33,7 @@ ATTENTION_RATE = {
     "flashinfer": (0.72, 0.5),
     "trtllm": (0.80, 0.6),
     "efficient": (0.38, 0.3),
+    "triton": (0.45, 0.35),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from opcast.datasets.kernels import kernels, lacking
@@ -13,7 +14,8 @@ from opcast.datasets.store import Store
 from opcast.harness import campaign
 from opcast.harness.cases import BUILDERS
 from opcast.harness.plan import CampaignPlan, Case, Settings
-from opcast.tests.benchmarks.worlds import GOOD, summary, worse
+from opcast.simulator.report.needs import Need
+from opcast.tests.benchmarks.worlds import GOOD, gains, summary, worse
 from opcast.tests.worlds.chain import Spoken, plan_of, prove, share
 from opcast.tests.worlds.chip import World, make_world
 from opcast.tests.worlds.emulation import Emulator
@@ -107,6 +109,15 @@ def test_what_was_lucky_before_is_told_from_what_is_bad() -> None:
     assert worse([before], [good]) == worse([before], [bad]) == ["step"]
     assert not worse([before], [good], GOOD)
     assert worse([before], [bad], GOOD) == ["step"]
+
+
+def test_what_a_kind_is_worth_measuring_is_its_share_times_what_is_not_known_of_it() -> None:
+    known, unknown = (Need(op, us, 1 / apart, apart, "learned", True) for op, us, apart in (
+        (ROPE, 90.0, 1.01), (make_op("gemm", m=8, n=8, k=8), 10.0, 2.0)))  # fmt: skip
+    worth = gains([[known, unknown], [known]])
+    assert list(worth) == ["gemm", "rope"]
+    assert worth["gemm"] == pytest.approx(0.1 * np.log(2.0) / 2)
+    assert worth["rope"] == pytest.approx((0.9 + 1.0) * np.log(1.01) / 2)
 
 
 def test_the_score_of_an_interval_is_its_width_and_what_it_misses_by() -> None:
