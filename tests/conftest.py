@@ -104,7 +104,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def function_of(item: pytest.Item) -> str:
     """The test's file from ``tests/`` and its name, without its parameters."""
-    return f"{item.path.relative_to(SLOW.parent).as_posix()}::{item.name.split('[')[0]}"
+    return item.nodeid.partition("[")[0].removeprefix("tests/")
 
 
 def recorded_s(text: str) -> dict[str, float]:
@@ -115,27 +115,30 @@ def recorded_s(text: str) -> dict[str, float]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark slow tests as such; files that take longest come first, so that no process ends with them alone."""
     recorded = recorded_s(SLOW.read_text())
-    cases = Counter(map(function_of, items))
+    names = [function_of(item) for item in items]
+    cases = Counter(names)
     seen: Counter[str] = Counter()
     files: defaultdict[str, float] = defaultdict(float)
     for name, seconds in recorded.items():
         files[name.partition("::")[0]] += seconds
-    for item in items:
-        name = function_of(item)
+    for item, name in zip(items, names, strict=True):
         seen[name] += 1
         if name not in recorded and item.get_closest_marker("slow") is not None:
             files[name.partition("::")[0]] += MARKED_S
         stays = item.get_closest_marker("essential") is not None
         if name in recorded and not stays and seen[name] > int(KEPT_S * cases[name] / recorded[name]):
             item.add_marker("slow")
-    items.sort(key=lambda item: -files[function_of(item).partition("::")[0]])
+    items.sort(key=lambda item: -files[item.nodeid.partition("::")[0].removeprefix("tests/")])
+
+
+def pytest_configure() -> None:
+    """What is imported and collected is no garbage: Python need not look through it again and again."""
+    gc.set_threshold(*COLLECTING)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected is no garbage: Python need not look through it again and again."""
-    gc.collect()
+    """From here on garbage is among what the tests make alone."""
     gc.freeze()
-    gc.set_threshold(*COLLECTING)
 
 
 def processor_s() -> float:
