@@ -67,7 +67,7 @@ CHECKS = (  # name, folder to run in, command
     ("imports", SOURCE, ("lint-imports", "--config", str(ROOT / "pyproject.toml"))),
     ("types", ROOT, ("mypy",)),
 )
-LONG = ("types",)  # takes a minute, on one processor: runs beside the tests
+LONG = ("imports", "types")  # seconds and a minute, on one processor each: they run beside the tests
 REQUIREMENT = re.compile(r"([\w.-]+)(\[[\w,]+\])?([^;]*)(;.*)?")  # name, extras, range, marker
 TORCH_PROBE = "import torch; v = torch.version; print(torch.__version__, v.cuda or getattr(v, 'hip', '') or '')"
 GPU_PROBE = "import torch; x = torch.ones(8, 8, device='cuda'); assert float((x @ x).sum()) == 512.0"

@@ -23,7 +23,7 @@ SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 1.0  # of processor time, child processes included
 KEPT_S = 0.5  # of the cases of a slow test, in the fast lane
 COLLECTING = 50_000, 20, 100  # thresholds of Python's garbage collector
-MARKED_S = 5.0  # taken for a case that carries the mark and is not listed
+MARKED_S, USUAL_S = 5.0, 0.05  # taken for a case that is not listed, with the mark and without
 
 # A busy machine is no failure: time is measured by the tests that are about time. The same examples are drawn in every
 # run, so that what passed once passes again; `pytest --hypothesis-profile=search` draws others, and more of them.
@@ -104,7 +104,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def function_of(item: pytest.Item) -> str:
     """The test's file from ``tests/`` and its name, without its parameters."""
-    return f"{item.path.relative_to(SLOW.parent).as_posix()}::{item.name.split('[')[0]}"
+    return item.nodeid.partition("[")[0].removeprefix("tests/")
 
 
 def recorded_s(text: str) -> dict[str, float]:
@@ -112,30 +112,31 @@ def recorded_s(text: str) -> dict[str, float]:
     return {name: float(seconds) for seconds, name in (line.split() for line in text.splitlines())}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark slow tests as such; files that take longest come first, so that no process ends with them alone."""
-    recorded = recorded_s(SLOW.read_text())
-    cases = Counter(map(function_of, items))
-    seen: Counter[str] = Counter()
-    files: defaultdict[str, float] = defaultdict(float)
-    for name, seconds in recorded.items():
-        files[name.partition("::")[0]] += seconds
-    for item in items:
-        name = function_of(item)
+    recorded, fast = recorded_s(SLOW.read_text()), config.getoption("markexpr") == "not slow"
+    names = [function_of(item) for item in items]
+    cases, seen, files_s = Counter(names), Counter[str](), defaultdict[str, float](float)
+    for item, name in zip(items, names, strict=True):
         seen[name] += 1
-        if name not in recorded and item.get_closest_marker("slow") is not None:
-            files[name.partition("::")[0]] += MARKED_S
         stays = item.get_closest_marker("essential") is not None
         if name in recorded and not stays and seen[name] > int(KEPT_S * cases[name] / recorded[name]):
             item.add_marker("slow")
-    items.sort(key=lambda item: -files[function_of(item).partition("::")[0]])
+        slow = item.get_closest_marker("slow") is not None
+        if not (slow and fast):
+            usual_s = MARKED_S if slow else USUAL_S
+            files_s[name.partition("::")[0]] += recorded[name] / cases[name] if name in recorded else usual_s
+    items.sort(key=lambda item: -files_s[function_of(item).partition("::")[0]])
+
+
+def pytest_configure() -> None:
+    """What is imported and collected is no garbage: Python need not look through it again and again."""
+    gc.set_threshold(*COLLECTING)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported and collected is no garbage: Python need not look through it again and again."""
-    gc.collect()
+    """From here on garbage is among what the tests make alone."""
     gc.freeze()
-    gc.set_threshold(*COLLECTING)
 
 
 def processor_s() -> float:

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,23 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0]
 
 
+@cache
+def parsed(text: str) -> tuple[ast.Module, tuple[ast.AST, ...]]:
+    """The syntax tree of a module's text and all of its nodes, found once for all tests of this file."""
+    tree = ast.parse(text)
+    return tree, tuple(ast.walk(tree))
+
+
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a module as its file stands."""
+    return parsed(path.read_text())[0]
+
+
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a module's syntax tree."""
+    return parsed(path.read_text())[1]
+
+
 def is_type_checking(node: ast.stmt) -> bool:
     """Whether the statement is ``if TYPE_CHECKING:``, which no process runs."""
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
@@ -89,7 +107,7 @@ def run(code: str, *arguments: str, cwd: Path = ROOT, path: str = "") -> str:
 
 def relatives(path: Path) -> Iterator[str]:
     """Modules of this package that a module loads when it is imported, as paths from the root."""
-    for node in run_at_import(ast.parse(path.read_text()).body):
+    for node in run_at_import(tree_of(path).body):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
             for target in [base, *(base / alias.name for alias in node.names)]:
@@ -112,7 +130,7 @@ def import_graph(paths: list[Path]) -> dict[str, set[str]]:
     graph = {}
     for path in paths:
         name, found = module_name(path), set[str]()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if not isinstance(node, ast.ImportFrom) or not (node.level or (node.module or "").startswith("opcast")):
                 continue
             above = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
@@ -146,28 +164,27 @@ def test_a_circle_of_imports_would_be_seen(tmp_path: Path, monkeypatch: pytest.M
     assert import_graph([first, second]) == {"part.first": {"part.second"}, "part.second": {"part.first"}}
 
 
-LIGHT = [path for path in MODULES if part_of(path) in ("datasets", "models", "simulator")]
+def loaded_by(path: Path) -> set[str]:
+    """Top-level names of the packages that a module loads when it is imported."""
+    return set(imported(run_at_import(tree_of(path).body)))
 
 
 @pytest.mark.essential
-@pytest.mark.parametrize("path", LIGHT, ids=names(LIGHT))
-def test_heavy_packages_are_imported_inside_functions(path: Path) -> None:
-    allowed = {"torch"} if path.relative_to(ROOT).as_posix() in NEEDS_TORCH else set()
-    found = HEAVY & set(imported(run_at_import(ast.parse(path.read_text()).body)))
-    assert found <= allowed, f"import {', '.join(sorted(found - allowed))} inside the functions that need it"
-    assert allowed <= found, "no longer an exception: take it off the list"
-    assert allowed or not NEEDS_TORCH & set(relatives(path)), "it loads torch: import it inside a function"
+def test_heavy_packages_are_imported_inside_functions() -> None:
+    for path in MODULES:
+        if part_of(path) not in ("datasets", "models", "simulator"):
+            continue
+        allowed = {"torch"} if path.relative_to(ROOT).as_posix() in NEEDS_TORCH else set()
+        found = HEAVY & loaded_by(path)
+        assert found <= allowed, f"{path}: import {sorted(found - allowed)} inside the functions that need it"
+        assert allowed <= found, f"{path} is no longer an exception: take it off the list"
+        assert allowed or not NEEDS_TORCH & set(relatives(path)), f"{path} loads torch: import it inside a function"
 
 
-BARE = [path for path in MODULES if part_of(path) == "harness"]
-
-
-@pytest.mark.parametrize("path", BARE, ids=names(BARE))
-def test_the_harness_loads_with_what_a_bare_gpu_node_has(path: Path) -> None:
-    found = set(imported(run_at_import(ast.parse(path.read_text()).body))) - BARE_NODE
-    assert not found, (
-        f"a bare node may lack {', '.join(sorted(found))}: import it inside a function that can do without"
-    )
+def test_the_harness_loads_with_what_a_bare_gpu_node_has() -> None:
+    for path in (path for path in MODULES if part_of(path) == "harness"):
+        found = sorted(loaded_by(path) - BARE_NODE)
+        assert not found, f"{path}: a bare node may lack {found}: import it inside a function that can do without"
 
 
 def test_the_harness_runs_where_only_torch_numpy_and_pyarrow_are_installed() -> None:
@@ -189,26 +206,30 @@ print("loaded")
 
 
 @pytest.mark.essential
-@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
-def test_modules_and_functions_stay_short(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 500, "one idea per module"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef):
-            length = (node.end_lineno or 0) - node.lineno + 1
-            assert length <= 100, f"{node.name} has {length} lines"
+def test_modules_and_functions_stay_short() -> None:
+    for path in MODULES:
+        assert len(path.read_text().splitlines()) <= 500, f"{path}: one idea per module"
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                assert length <= 100, f"{path}: {node.name} has {length} lines"
+
+
+def reads_environment(node: ast.AST) -> bool:
+    """Whether a node is ``os.environ`` or ``os.getenv``."""
+    known = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    return known and ast.unparse(node) in ("os.environ", "os.getenv")
 
 
 @pytest.mark.essential
-@pytest.mark.parametrize("path", MODULES, ids=names(MODULES))
-def test_no_module_reads_the_environment_or_pickles(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    if part_of(path) != "jobs" and path != ROOT / "harness" / "environment.py":
-        reads = [
-            n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n) in ("os.environ", "os.getenv")
-        ]
-        assert not reads, "the environment is read in harness/environment.py and jobs/ only"
-    assert not {"pickle", "cloudpickle", "dill", "shelve"} & set(imported(ast.walk(tree)))
+def test_no_module_reads_the_environment_or_pickles() -> None:
+    for path in MODULES:
+        nodes = nodes_of(path)
+        if part_of(path) != "jobs" and path != ROOT / "harness" / "environment.py":
+            reads = [node.lineno for node in nodes if reads_environment(node)]
+            assert not reads, f"{path} {reads}: the environment is read in harness/environment.py and jobs/ only"
+        pickling = {"pickle", "cloudpickle", "dill", "shelve"} & set(imported(iter(nodes)))
+        assert not pickling, f"{path} imports {pickling}"
 
 
 def test_nothing_is_called_utils() -> None:
@@ -274,7 +295,7 @@ def test_transformers_works_from_the_root_without_hugging_face_datasets() -> Non
 def test_no_public_class_name_is_defined_twice() -> None:
     found: dict[str, list[str]] = {}
     for path, name in zip(MODULES, names(MODULES), strict=True):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(name)
     assert {name: homes for name, homes in found.items() if len(homes) > 1} == {}

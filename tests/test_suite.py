@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -22,6 +23,7 @@ def listed() -> list[str]:
     return [line.split()[1] for line in (TESTS / "slow.txt").read_text().splitlines()]
 
 
+@cache
 def functions(path: Path) -> set[str]:
     """Names of the test functions of a file."""
     tree = ast.parse(path.read_text())

@@ -70,7 +70,7 @@ def test_a_function_takes_what_it_is_given(
 ) -> None:
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None:
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"needs {package}: pip install it, on a machine with a GPU")
     files = [Path(found.origin).parent / each for each in file.split("|")]
     tree = ast.parse(next(path for path in files if path.exists()).read_text("utf-8"))
     scopes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
@@ -90,7 +90,7 @@ def test_stand_ins_have_the_arguments_of_the_package(place: tuple[str, str], sou
     root, _, rest = file.partition("/")
     found = importlib.util.find_spec(root)
     if found is None or found.origin is None:
-        pytest.skip(f"{root} is not installed")
+        pytest.skip(f"needs {root}: pip install it, on a machine with a GPU")
     owner, _, name = place[1].rpartition(".")
     tree = ast.parse((Path(found.origin).parent / rest).read_text("utf-8"))
     scopes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]

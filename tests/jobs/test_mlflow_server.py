@@ -20,14 +20,19 @@ from opcast.jobs.cli import main
 
 from .test_train import store  # noqa: F401, the table that is trained on
 
-mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 START_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def mlflow() -> Any:
+    """The package, loaded when a test wants it."""
+    return pytest.importorskip("mlflow", reason="needs a server of MLflow: pip install 'opcast[mlflow]'")
+
+
+@pytest.fixture(scope="module")
+def server(mlflow: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of ``mlflow server`` on SQLite, in a process and a folder of its own."""
     folder = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as free:
@@ -79,7 +84,7 @@ def trained(
 
 
 def test_a_server_of_the_usual_variable_has_runs_artifacts_models_and_aliases(
-    server: str, trained: dict[str, Any], tmp_path: Path
+    mlflow: Any, server: str, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     client = mlflow.MlflowClient(server, server)
     (experiment,) = client.search_experiments(filter_string="name = 'opcast/l40s'")
@@ -102,9 +107,9 @@ def test_a_server_of_the_usual_variable_has_runs_artifacts_models_and_aliases(
     assert loaded.predict(pandas.DataFrame(row))["latency_us"][0] > 0
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="pages are looked at in Chromium, which is not installed")
+@pytest.mark.skipif(CHROMIUM is None, reason="pages need Chromium: apt-get install chromium")
 def test_a_team_finds_runs_metrics_pictures_models_and_aliases_in_the_pages(
-    server: str, trained: dict[str, Any], tmp_path: Path
+    mlflow: Any, server: str, trained: dict[str, Any], tmp_path: Path
 ) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="pages are tested with playwright (the extra dev)")
     client = mlflow.MlflowClient(server, server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+    pytest.skip("needs transformers: pip install 'opcast[hf]'", allow_module_level=True)
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.installing import install_command

@@ -6,6 +6,7 @@ import dataclasses
 import pickle
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
 
@@ -15,9 +16,6 @@ from opcast.models.candidates import Options
 from opcast.models.estimator import FeatureRegressor, OpLatencyRegressor, feature_frame, predict_frame
 from opcast.models.features import feature_names
 from opcast.models.training import TrainingOutcome
-
-pandas = pytest.importorskip("pandas")
-pytest.importorskip("sklearn")
 
 
 @pytest.fixture

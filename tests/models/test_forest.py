@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,6 @@ from hypothesis import strategies as st
 from opcast.models.forest import Forest, ForestError, empty, joined, packed
 from opcast.models.trees import _float32_below, from_lightgbm, from_sklearn
 
-lightgbm = pytest.importorskip("lightgbm")
-ensemble = pytest.importorskip("sklearn.ensemble")
-
 
 def data(rows: int, columns: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
@@ -23,7 +21,9 @@ def data(rows: int, columns: int = 12, seed: int = 0) -> tuple[np.ndarray, np.nd
     return matrix, np.sin(3 * matrix[:, 0]) + matrix[:, 1] * matrix[:, 2] + 0.1 * rng.standard_normal(rows)
 
 
-def boosted(matrix: np.ndarray, target: np.ndarray, **parameters: object) -> lightgbm.Booster:
+def boosted(matrix: np.ndarray, target: np.ndarray, **parameters: object) -> Any:
+    import lightgbm
+
     options = {"objective": "regression_l1", "num_leaves": 15, "verbosity": -1, "num_threads": 1, **parameters}
     return lightgbm.train(options, lightgbm.Dataset(matrix, target), num_boost_round=30)
 
@@ -33,7 +33,7 @@ def forest() -> Forest:
     return from_lightgbm(boosted(*data(800)))
 
 
-def rounded(booster: lightgbm.Booster) -> lightgbm.Booster:
+def rounded(booster: Any) -> Any:
     """The same booster with leaves as a forest keeps them."""
     for tree, info in enumerate(booster.dump_model()["tree_info"]):
         for leaf in range(info["num_leaves"]):
@@ -58,6 +58,8 @@ def test_lightgbm_agrees_to_the_last_bit_but_for_its_leaves(objective: str, comp
 def test_sklearn_forests_agree_to_the_last_bit_but_for_their_leaves(model: str, compiled: bool) -> None:
     if compiled:
         pytest.importorskip("numba")
+    from sklearn import ensemble
+
     fitted = getattr(ensemble, model)(n_estimators=20, random_state=0, n_jobs=1).fit(*data(500))
     probe, _ = data(3000, seed=1)
     leaves = [tree.tree_.value[tree.apply(probe), 0, 0] for tree in fitted.estimators_]
@@ -68,6 +70,8 @@ def test_sklearn_forests_agree_to_the_last_bit_but_for_their_leaves(model: str, 
 
 
 def test_the_training_rows_themselves_fall_on_the_right_side_of_their_splits() -> None:
+    from sklearn import ensemble
+
     matrix, target = data(400)
     fitted = ensemble.RandomForestRegressor(n_estimators=1, bootstrap=False, max_features=1.0).fit(matrix, target)
     assert from_sklearn(fitted).predict(matrix).tolist() == np.float16(target).tolist()
@@ -121,6 +125,8 @@ def by_hand(forest: Forest, row: np.ndarray) -> float:
 
 
 def test_codes_beyond_a_byte() -> None:
+    from sklearn import ensemble
+
     pytest.importorskip("numba")
     matrix, target = data(3000)
     fitted = ensemble.RandomForestRegressor(n_estimators=3, random_state=0).fit(matrix, target)
@@ -207,6 +213,9 @@ def test_other_columns_are_refused(forest: Forest) -> None:
 
 
 def test_what_the_arrays_cannot_hold_is_refused() -> None:
+    import lightgbm
+    from sklearn import ensemble
+
     matrix, target = data(400)
     matrix[::3, 0] = np.nan
     with pytest.raises(ForestError, match="missing"):

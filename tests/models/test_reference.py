@@ -38,7 +38,7 @@ TABLE = "data/aiconfigurator/h100_sxm/h100_sxm__gemm__trtllm__1.3.0rc20.parquet"
 def gemms(reference_data: Path, gpu: Device) -> MeasurementTable:
     """4,000 bf16 GEMMs; the source gives latency in milliseconds, replayed in a CUDA graph without flushing L2."""
     if not (reference_data / TABLE).is_file():
-        pytest.skip(f"no {TABLE}")
+        pytest.skip(f"needs {TABLE}: name its folder in OPCAST_REFERENCE")
     whole = pq.read_table(reference_data / TABLE, columns=["gemm_dtype", "m", "n", "k", "latency"])
     rows = whole.filter(pc.equal(whole["gemm_dtype"], "bfloat16"))
     rows = rows.take(np.random.default_rng(0).choice(rows.num_rows, 4000, replace=False))
@@ -71,7 +71,7 @@ def test_a_larger_product_is_faster_only_where_the_tables_own_neighbours_are(
     path = reference_data / f"data/aiconfigurator/{folder}/{folder}__gemm__trtllm__{version}.parquet"
     predictor = SHIPPED.find("gemm", device, f"trtllm-{version}:torch_flow")
     if predictor is None or not path.is_file():
-        pytest.skip(f"no {path.name}")
+        pytest.skip(f"needs {path.name}: name its folder in OPCAST_REFERENCE")
     whole = pq.read_table(path, columns=["gemm_dtype", "m", "n", "k", "latency"])
     rows = whole.filter(pc.equal(whole["gemm_dtype"], "bfloat16"))
     sizes = np.stack([rows[name].to_numpy() for name in ("m", "n", "k")], axis=1)
@@ -112,7 +112,7 @@ def test_twice_the_bytes_are_faster_only_where_a_table_has_a_larger_message_that
     for system, version in NCCL:
         path = reference_data / f"data/aiconfigurator/{system}/{system}__nccl__nccl__{version}.parquet"
         if not path.is_file():
-            pytest.skip(f"no {path.name}")
+            pytest.skip(f"needs {path.name}: name its folder in OPCAST_REFERENCE")
         for predictor, ranks, sizes, measured in _series(path, system.replace("a100_sxm", "a100_sxm_80gb"), version):
             least = np.minimum.accumulate(measured[::-1])[::-1]  # of all messages as large or larger
             small = np.flatnonzero(np.isin(2 * sizes, sizes))

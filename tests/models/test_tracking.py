@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from opcast.models.registry import Registry
 from opcast.models.tracking import Tracked, TrackingError, check, log
 from opcast.models.training import Trained, TrainingOutcome
 
-mlflow = pytest.importorskip("mlflow")
+if importlib.util.find_spec("mlflow") is None:
+    pytest.skip("needs MLflow's registry: pip install 'opcast[mlflow]'", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +46,14 @@ def tracked(trained: Trained, uri: str) -> Tracked:
 
 
 @pytest.fixture(scope="module")
-def client(tracked: Tracked, uri: str) -> mlflow.MlflowClient:
+def client(tracked: Tracked, uri: str) -> Any:
+    import mlflow
+
     return mlflow.MlflowClient(uri, uri)
 
 
 def test_a_run_holds_figures_options_and_the_data_behind_it(
-    client: mlflow.MlflowClient, tracked: Tracked, outcome: TrainingOutcome
+    client: Any, tracked: Tracked, outcome: TrainingOutcome
 ) -> None:
     run = client.get_run(tracked.run_id)
     assert client.get_experiment(run.info.experiment_id).name == "opcast/cpu_two_threads"
@@ -69,8 +74,9 @@ def test_a_run_holds_figures_options_and_the_data_behind_it(
 
 
 def test_the_registered_model_answers_by_its_device_alias_without_pickle(
-    client: mlflow.MlflowClient, tracked: Tracked, outcome: TrainingOutcome, uri: str, monkeypatch: pytest.MonkeyPatch
+    client: Any, tracked: Tracked, outcome: TrainingOutcome, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import mlflow
     import pandas
 
     assert str(client.get_model_version_by_alias("opcast-gemm", "cpu_two_threads").version) == tracked.version
@@ -85,6 +91,7 @@ def test_the_registered_model_answers_by_its_device_alias_without_pickle(
 
 
 def test_the_registered_model_says_what_it_takes(tracked: Tracked, uri: str) -> None:
+    import mlflow
     import pandas
 
     mlflow.set_tracking_uri(uri)
@@ -100,15 +107,13 @@ def test_the_registered_model_says_what_it_takes(tracked: Tracked, uri: str) -> 
     assert named["latency_us"].tolist() == numbered["latency_us"].tolist()
 
 
-def test_training_again_moves_the_alias(trained: Trained, client: mlflow.MlflowClient, uri: str) -> None:
+def test_training_again_moves_the_alias(trained: Trained, client: Any, uri: str) -> None:
     (again,) = log([trained], uri)
     assert str(client.get_model_version_by_alias("opcast-gemm", "cpu_two_threads").version) == again.version
     assert len(client.search_model_versions("name='opcast-gemm'")) >= 2
 
 
-def test_what_was_not_promoted_is_logged_without_the_alias(
-    trained: Trained, client: mlflow.MlflowClient, uri: str
-) -> None:
+def test_what_was_not_promoted_is_logged_without_the_alias(trained: Trained, client: Any, uri: str) -> None:
     (first,) = log([trained], uri)
     worse = dataclasses.replace(trained, promoted=False, why="mean error 9.00 % against 5.00 %")
     (kept,) = log([worse], uri)
@@ -169,7 +174,7 @@ def test_a_database_that_is_none_is_one_line(trained: Trained, tmp_path: Path) -
 
 
 def test_an_alias_that_moves_is_followed(
-    trained: Trained, client: mlflow.MlflowClient, uri: str, outcome: TrainingOutcome, tmp_path: Path
+    trained: Trained, client: Any, uri: str, outcome: TrainingOutcome, tmp_path: Path
 ) -> None:
     """Another registry fetches what it has not, and needs MLflow's files no more for what it has."""
     correction = dataclasses.replace(outcome.predictor.correction, offset=outcome.predictor.correction.offset + 0.1)

@@ -17,7 +17,6 @@ from opcast.models.registry import Registry
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.workbench import SHIPPED_PREDICTORS
 
-mlflow = pytest.importorskip("mlflow", reason="the registry that is followed is MLflow's (the extra mlflow)")
 OP: dict[str, Any] = {"op": {"kind": "gemm", "m": 512, "n": 1024, "k": 2048, "dtype": "fp8"}, "device": "h100_sxm"}
 DEVICE, MODEL = "h100_sxm", "opcast-gemm"
 
@@ -34,6 +33,7 @@ def version_of(client: Any, predictor: Predictor, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_predictor_that_an_alias_names_answers(serve: Any, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs MLflow's registry: pip install 'opcast[mlflow]'")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     client = mlflow.MlflowClient(uri, uri)
     client.create_registered_model(MODEL)

@@ -17,8 +17,13 @@ from opcast.jobs.service.settings import ServiceSettings
 from opcast.jobs.service.tools import CALLS, LIST, called, caller, tools_of
 from opcast.simulator.question.sources import Sources
 
-pytest.importorskip("mcp")
 GEMM = {"op": {"kind": "gemm", "m": 512, "n": 512, "k": 512, "dtype": "bf16"}, "device": "h100_sxm"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mcp() -> None:
+    """The package, loaded when a test wants it."""
+    pytest.importorskip("mcp", reason="needs mcp: pip install 'opcast[mcp]'")
 
 
 @pytest.fixture

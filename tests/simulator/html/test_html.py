@@ -667,7 +667,7 @@ def browser() -> str:
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return found
-    pytest.skip("no Chromium here to open the page with")
+    pytest.skip("pages need Chromium: apt-get install chromium")
 
 
 def probed(path: Path, tmp_path: Path, width: int) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def test_every_figure_is_one_that_plotly_accepts() -> None:
 def test_the_page_works_in_a_browser(page: Path, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        pytest.skip("no Chromium here to open the page with")
+        pytest.skip("pages need Chromium: apt-get install chromium")
     probe = tmp_path / "probe.html"
     script = """<script>const troubles = [];
 addEventListener("error", (event) => troubles.push(event.message));

@@ -57,7 +57,7 @@ OF_THE_PARSER = {  # arguments of Megatron-LM's own parser (core 0.16) that are 
 def tree(path: str) -> ast.Module:
     """The parsed file of a framework; skips where it is not there."""
     if not (FOLDER / path).is_file():
-        pytest.skip(f"{path} is not there (OPCAST_FRAMEWORKS)")
+        pytest.skip(f"needs {path}: name the folder of the frameworks' checkouts in OPCAST_FRAMEWORKS")
     return ast.parse((FOLDER / path).read_text(encoding="utf-8"))
 
 

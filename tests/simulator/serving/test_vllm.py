@@ -24,7 +24,8 @@ from .recorded import recorded
 ORACLE = Path(__file__).with_name("vllm_oracle.py")
 FOLDER = os.environ.get("OPCAST_VLLM", "")
 NEEDED = pytest.mark.skipif(
-    not FOLDER and importlib.util.find_spec("vllm") is None, reason="vLLM is not installed (OPCAST_VLLM)"
+    not FOLDER and importlib.util.find_spec("vllm") is None,
+    reason="needs vLLM: pip install vllm, or name its checkout in OPCAST_VLLM",
 )
 
 
