@@ -43,6 +43,7 @@ ADDED = (
     "precision.kv_dtype",
     "law",
     "decode_pool.",
+    "second_kind.",
     "traffic.turn_input",
 )
 KINDS = ("run", "capacity", "sweep", "compare", "caps", "calibrate")

@@ -12,7 +12,7 @@ from .show import BadInputError
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
 
-WITHIN = ("engine.", "kv.", "decode_pool.")  # groups of which a law leaves the rest
+WITHIN = ("engine.", "kv.", "decode_pool.", "second_kind.")  # groups of which a law leaves the rest
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -43,10 +43,19 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
         )
     if config["picture"] and config["what"] != "caps":
         raise BadInputError(f"picture={config['picture']} is of `opcast serving caps`: take report=FILE.html")
-    pool = request.decode_pool
-    if config["what"] == "compare" or pool.replicas:
-        return
-    usual = next(plain_default(setting.default) for setting in settings("serving") if setting.name == "decode_pool")
-    unread = [name for name, value in (config["decode_pool"] or {}).items() if value != usual.get(name)]
-    if unread:
-        raise BadInputError(f"decode_pool.{unread[0]} is not read: no replica only decodes (decode_pool.replicas=0)")
+    failing = request.failures.mtbf_h is not None
+    groups = {
+        "decode_pool": (request.decode_pool.replicas, "no replica only decodes (decode_pool.replicas=0)"),
+        "second_kind": (request.second_kind.replicas, "all replicas are alike (second_kind.replicas=0)"),
+        "scorers": (request.router == "scorers", f"router={request.router} weighs nothing (take router=scorers)"),
+        "autoscale": (request.autoscale.policy, "nobody scales (autoscale.policy=null)"),
+        "failures": (failing, "no replica fails (failures.mtbf_h=null)"),
+        "cold_start": (request.changing, "no replica starts (autoscale.policy=null, failures.mtbf_h=null)"),
+    }
+    usual = {setting.name: plain_default(setting.default) for setting in settings("serving")}
+    for group, (read, why) in groups.items():
+        if read or (group == "decode_pool" and config["what"] == "compare"):
+            continue
+        unread = [name for name, value in (config[group] or {}).items() if value != usual[group].get(name)]
+        if unread:
+            raise BadInputError(f"{group}.{unread[0]} is not read: {why}")
