@@ -1,10 +1,9 @@
 """An autoscaler beside the event loop: at each of its looks it sees the fleet, asks its scaler, and says how many
 replicas there should be.
 
-Between scaler and fleet stand the rules of Kubernetes' Horizontal Pod Autoscaler (``pkg/controller/podautoscaler/
-horizontal.go``, 1.34: ``stabilizeRecommendationWithBehaviors``, ``calculateScaleUpLimitWithScalingRules`` with its usual
-policies): of looks in a window the least counts for more replicas and the most for fewer; no more than twice as many, or
-four more, at a time. Dynamo's planner has neither.
+Between scaler and fleet stand the rules of Kubernetes' Horizontal Pod Autoscaler (its page in the documentation:
+stabilization windows, default behavior): of looks in a window the least counts for more replicas, the most for fewer; no
+more than twice as many, or four more, at a time. Dynamo's planner has neither.
 """
 
 from __future__ import annotations
@@ -124,7 +123,9 @@ def set_up_fleet(state: LoopState, request: ServingRequest, devices: tuple[int, 
     state.ranks["shut"] = 1
 
 
-def fleet_figures(state: LoopState, devices: tuple[int, int], prices: tuple[float, float], first: int) -> dict[str, Any]:
+def fleet_figures(
+    state: LoopState, devices: tuple[int, int], prices: tuple[float, float], first: int
+) -> dict[str, Any]:
     """Hours of GPUs and their price, starts, failures and what was lost in them; empty where nobody comes or goes."""
     fleet, totals = state.fleet, state.totals[0]
     if not len(fleet):

@@ -131,7 +131,7 @@ def shut(state: LoopState, setup: ServingSetup, replica: int, closed: int) -> No
 def wanted(state: LoopState, replica: int) -> bool:
     """Whether a replica is on and to stay: it serves, starts, or is to be repaired."""
     status = state.fleet[replica].status
-    return bool(status == STARTING or status == READY or status == DOWN)
+    return bool(status not in (OFF, DRAINING))
 
 
 def resize(state: LoopState, setup: ServingSetup) -> None:

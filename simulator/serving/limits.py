@@ -62,8 +62,8 @@ def rejections(
     mixed: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """How many requests each limit rejected (``counts`` [classes, codes]), by its name: with the tokens that it allows
-    (``most_tokens``, the fewer of both pools, the more of ``mixed`` kinds) or the most that may come in (``most``), the setting that says how many,
-    and how many of each of the ``classes``."""
+    (``most_tokens``: the fewer of both pools, the more of ``mixed`` kinds) or the most that may come in (``most``), the
+    setting that says how many, and how many of each of the ``classes``."""
     limits: dict[str, dict[str, Any]] = {}
     for code, (name, _, setting) in TOLD.items():
         by_class = [int(row[code]) for row in counts]

@@ -58,7 +58,9 @@ def report_of(
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
     names = [kind.name for kind in request.traffic.classes]
-    rejected = rejections(state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission, setup.mixed > 0)
+    rejected = rejections(
+        state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission, setup.mixed > 0
+    )
     done, pool, times = totals["completed"], request.second_pool, tally.times
     apart = request.decode_pool.replicas > 0
     counted = max(totals["arrived"] - tally.warmup, 0)

@@ -2,10 +2,11 @@
 with the highest sum of scores times their weights, of equal ones any.
 
 Each score is from 0 to 1, and a function of its own. They follow kubernetes-sigs/gateway-api-inference-extension,
-``pkg/epp/framework/plugins/scheduling/scorer`` (April 2026), which llm-d's endpoint picker loads: ``queuedepth/queue.go``,
-``kvcacheutilization/kvcache_utilization.go``, ``prefix/plugin.go``; the sum and the random choice among equals are those
-of ``max_score_picker.go``. Prefixes are those that the rank really has, as llm-d's precise-prefix-cache scorer knows
-them, not an index of what was sent there; and metrics are those of the moment, not of the last scrape (50 ms).
+``pkg/epp/framework/plugins/scheduling/scorer``: ``queuedepth/queue.go`` (commit cb1c67d),
+``kvcacheutilization/kvcache_utilization.go`` (33173e4), ``prefix/plugin.go`` (05aed77), which llm-d's endpoint picker
+loads; the random choice among equals is that of ``picker/max_score_picker.go`` (02308be). Prefixes are those that the
+rank really has, as llm-d's precise-prefix-cache-scorer knows them, not an index of what was sent there; metrics are
+those of the moment, not of the last scrape.
 
 Compiled with the loop (:mod:`.compiled`).
 """

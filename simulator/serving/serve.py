@@ -178,9 +178,7 @@ def serve_with_intervals(
     return replace(served, report=replace(report, wall_time_s=wall_s))
 
 
-def beside_no_failures(
-    served: ServedTraffic, request: ServingRequest, decoder: ServedReplica | None
-) -> ServedTraffic:
+def beside_no_failures(served: ServedTraffic, request: ServingRequest, decoder: ServedReplica | None) -> ServedTraffic:
     """The same, and beside it what would be if no replica failed."""
     if request.failures.mtbf_h is None:
         return served

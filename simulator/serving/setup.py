@@ -170,7 +170,9 @@ def start_s(start: ColdStart, replica: ServedReplica) -> float:
         return float(start.seconds or 0.0)
     weights_gb = replica.weights_gb if start.weights_gb is None else start.weights_gb
     if not weights_gb:
-        raise RequestError("cold_start.store_gbps reads weights, and no model says how large: give cold_start.weights_gb")
+        raise RequestError(
+            "cold_start.store_gbps reads weights, and no model says how large: give cold_start.weights_gb"
+        )
     return float(weights_gb / start.store_gbps + start.engine_s)
 
 

@@ -67,8 +67,8 @@ RANK = _kind(
     # load_us: what its next iteration loads layer by layer. remote_us: when its way to the shared store is free.
     "load_us remote_us",
 )
-# status: of :mod:`.fleet`. seed: of its failures, rate: of them in a microsecond. since_us: it is on, down_since_us: it is
-# down, both that long before (on_us, down_us). ready_us: when it takes requests, if nothing comes between.
+# status: of :mod:`.fleet`. seed: of its failures, rate: of them in a microsecond. since_us, down_since_us: when it was
+# turned on and failed; on_us, down_us: how long it was so before. ready_us: when it takes requests, if nothing happens.
 FLEET = _kind("status seed failures starts", "rate since_us on_us down_since_us down_us ready_us")
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 # given_us: when clients have its tokens
@@ -92,7 +92,7 @@ TOTALS = _kind(
     "preemptions swaps input_tokens output_tokens "
     "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens "
     # ordered: queues are in order of priority. bucket: requests that a gateway would let in at bucket_us.
-    # held: requests that no replica takes, from held_first to held_last. begun: the fleet is open. paused: an autoscaler
+    # held: requests that no replica takes, held_first to held_last. begun: the fleet is open. paused: an autoscaler
     # looks, and the loop goes on at a row of the chunk. fleet_due: of what is due that of the fleet. failed: requests.
     "ordered held held_first held_last begun paused desired row fleet_due failed lost_requests lost_tokens",
     "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us",

@@ -15,7 +15,7 @@ from .capacity import Apply, Capacity, PlayedReplicas, capacity, sweep
 from .comparison import WayOfServing, compare, ways
 from .connect import replicas_of
 
-CURVES = ("cdf", "over_time", "backlog", "slo_curve")
+CURVES = ("cdf", "over_time", "backlog", "slo_curve", "fleet_over_time")
 
 
 @own_warnings()

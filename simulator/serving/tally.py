@@ -45,8 +45,8 @@ class Tally:
             self.rows.append(ended.copy())
         for kind, part in enumerate(self.parts):
             part.add(ended[ended["kind"] == kind])
-        for part, own in zip(self.kinds, (ended["rank"] < self.first_other, ended["rank"] >= self.first_other)):
-            part.add(ended[own & (ended["rank"] != NONE)])
+        for second, part in enumerate(self.kinds):
+            part.add(ended[((ended["rank"] >= self.first_other) == second) & (ended["rank"] != NONE)])
         self.ended += int(np.count_nonzero(ended["request"] >= self.warmup))
         done = ended[(ended["rank"] != NONE) & (ended["request"] >= self.warmup)]
         ttft = done["first_token_us"] - done["arrival_us"] + self.host_us

@@ -1,8 +1,8 @@
 """The depth of queues, as KEDA has it: ceil(requests that wait / target).
 
-KEDA (2.18) gives its metric to Kubernetes' Horizontal Pod Autoscaler as one of type AverageValue, which
-``GetExternalPerPodMetricReplicas`` of ``replica_calculator.go`` (1.34) reads so: nothing changes while the metric over
-target x replicas is within the tolerance of 1. KEDA's own step from 0 to 1 replica is not simulated.
+KEDA gives its metric to Kubernetes' Horizontal Pod Autoscaler as an external one of type AverageValue (both
+documentations): nothing changes while the metric over target x replicas is within the tolerance of 1. KEDA's own step
+from 0 to 1 replica is not simulated.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The planner of NVIDIA Dynamo for targets of latency: ceil(requests a second / those that one replica can serve).
 
-ai-dynamo/dynamo, ``components/src/dynamo/planner/core`` (2026): ``throughput_scaling.py`` (``_throughput_agg``) and
-``perf_model/agg.py`` (``find_best_engine_agg_rps``): the largest batch at which TTFT and the time between tokens keep
-their targets, and as many requests a second as it ends by Little's law. The next interval is expected to be as the last
-one was (Dynamo's ``constant`` predictor; its usual one is ARIMA). Iteration times are those of the replica itself, where
-Dynamo fits a line to measured ones.
+ai-dynamo/dynamo, ``components/src/dynamo/planner/core``: ``throughput_scaling.py`` (``_throughput_agg``, 0c9050c)
+and ``perf_model/agg.py`` (``find_best_engine_agg_rps``, commit 518a70f): the largest batch at which TTFT and the time
+between tokens keep their targets, and as many requests a second as it ends by Little's law. The next interval is
+expected to be as the last one was (Dynamo's ``constant`` predictor; its usual one is ARIMA). Iteration times are those
+of the replica itself, where Dynamo fits a line to measured ones.
 """
 
 from __future__ import annotations

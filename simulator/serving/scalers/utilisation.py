@@ -1,7 +1,7 @@
 """A target of a metric, as Kubernetes' Horizontal Pod Autoscaler has it: ceil(replicas x metric / target).
 
-``pkg/controller/podautoscaler/replica_calculator.go`` (``calcPlainMetricReplicas``, 1.34): nothing changes while metric
-over target is within the tolerance of 1; where there should be more, replicas that start count with a metric of 0.
+As the "algorithm details" of its page in Kubernetes' documentation say: nothing changes while metric over target is
+within the tolerance of 1; where there should be more, replicas that start count with a metric of 0.
 """
 
 from __future__ import annotations
