@@ -2,8 +2,8 @@
 replicas there should be.
 
 Between scaler and fleet stand the rules of Kubernetes' Horizontal Pod Autoscaler (its page in the documentation:
-stabilization windows, default behavior): of looks in a window the least counts for more replicas, the most for fewer; no
-more than twice as many, or four more, at a time. Dynamo's planner has neither.
+stabilization windows, default behavior): of looks in a window the least counts for more replicas, the most for fewer;
+no more than twice as many, or four more, at a time. Dynamo's planner has neither.
 """
 
 from __future__ import annotations

@@ -153,6 +153,8 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         *("traffic.input.mean", "traffic.output.kind", "traffic.prefixes", "traffic.turns", "traffic.trace", "slo"),
         *("traffic.speed", "traffic.seed", "scheduler", "scheduler.policy", "scheduler.max_seqs", "scheduler.chunk"),
         *("kv", "kv.blocks", "kv.fraction", "slo.ttft_ms", "slo.share", "replicas", "attention_dp", "router"),
+        *("autoscale", "autoscale.policy", "autoscale.target", "cold_start.seconds", "failures.mtbf_h", "second_kind"),
+        *("second_kind.replicas", "scorers", "scorers.queue", "traffic.swing"),
         *("decode_pool", "decode_pool.replicas", "speculation", "engine", "args", "calibrate", "what", "rates"),
         *("requests", "report", "trace", "parallel.tp", "precision", "cluster", "price_per_gpu_hour", "launch"),
     ),

@@ -119,7 +119,7 @@ def one_at_a_time(**given: Any) -> ServingRequest:
 @pytest.mark.parametrize("lost", LOST)
 def test_what_a_failure_costs_one_request(played: Play, lost: str) -> None:
     """A retry takes the whole second again; who migrates goes on behind its tokens after the time without a replica."""
-    failing = ReplicaFailures(mtbf_h=1.0 / 3600, repair_s=0.3, requests=lost, seed=3)
+    failing = ReplicaFailures(mtbf_h=1.0 / 3600, repair_s=0.3, requests=lost, seed=22)
     request = one_at_a_time(failures=failing, cold_start=ColdStart(seconds=0.2))
     served = played(request)
     at_us = first_failure_us(request)
