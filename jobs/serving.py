@@ -19,7 +19,7 @@ from .serving_unread import check_read, check_words
 from .show import BadInputError, listed, print_json, say, table, wants_json
 from .simulate import CURRENCY, apart, spelled
 from .validate import progress_bar
-from .writing import check_place, write
+from .writing import check_place, write, write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
@@ -237,6 +237,16 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     if folder is not None:
         write_traces(served, folder)
     write_page(config, request, served.report)
+    if config["picture"]:
+        from ..simulator.serving.fleet_picture import draw_fleet
+
+        if not served.report.fleet_over_time:
+            raise BadInputError(
+                f"picture={config['picture']}: the run ended before the autoscaler looked; give a shorter "
+                "autoscale.interval_s, or more requests"
+            )
+        drawing = draw_fleet(f"replicas by autoscale.policy={request.autoscale.policy}", served.report.fleet_over_time)
+        say(f"picture: {write_text('picture', Path(str(config['picture'])), drawing)}")
     beside = observed_beside(Path(str(config["observed"])).expanduser(), served.report) if config["observed"] else None
     if as_json:
         print_json(served.report.to_dict() | ({"observed": beside} if beside else {}))

@@ -41,8 +41,11 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
         raise BadInputError(
             f"power_caps_w={config['power_caps_w']} are of `opcast serving caps`: take power_cap_w for one run"
         )
-    if config["picture"] and config["what"] != "caps":
-        raise BadInputError(f"picture={config['picture']} is of `opcast serving caps`: take report=FILE.html")
+    scaled = config["what"] == "run" and request.autoscale.policy is not None
+    if config["picture"] and config["what"] != "caps" and not scaled:
+        raise BadInputError(
+            f"picture={config['picture']} is of `opcast serving caps` and of autoscale: take report=FILE.html"
+        )
     failing = request.failures.mtbf_h is not None
     groups = {
         "decode_pool": (request.decode_pool.replicas, "no replica only decodes (decode_pool.replicas=0)"),

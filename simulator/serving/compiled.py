@@ -78,6 +78,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
         blocks.grow,
         blocks.content,
         order.take_out,
+        fleet.takes,
         tiers.has_tiers,
         blocks.missing_blocks,
     ),

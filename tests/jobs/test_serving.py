@@ -283,7 +283,9 @@ def test_fleets_are_told_and_on_the_page(capsys: pytest.CaptureFixture[str], tmp
         assert main(["serving", *words, *LAW, *FEW, "slo.ttft_ms=100", f"report={page}"]) == 0
         assert told in capsys.readouterr().out
         assert shown in page.read_text()
-    found = asked(capsys, *scale, start)
+    picture = tmp_path / "fleet.svg"
+    found = asked(capsys, *scale, start, f"picture={picture}")
+    assert picture.read_text().count("<path") == 2
     assert found["fleet"]["gpu_hours"] > 0
     assert {"s", "ready", "requests_per_s"} <= found["fleet_over_time"][0].keys()
 

@@ -32,7 +32,12 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.studies import sweep_values, ways_values
 
 SEED, FEW, QUESTIONS = 20261126, 3, 60
-IN_EVERY_RUN = {"search": 6, "search serving": 6, "serving": 6, "fleet": 3}  # of verbs whose answers take long; of others as below
+IN_EVERY_RUN = {
+    "search": 6,
+    "search serving": 6,
+    "serving": 6,
+    "fleet": 3,
+}  # of verbs whose answers take long; of others as below
 USUALLY = 20  # each is answered three times; all of them: --every-model
 TIMES = ("wall_time_s",)  # what an answer says of itself
 Drawn = dict[str, tuple[str, tuple[Any, ...]]]  # name in Python and HTTP -> words of the command line, values

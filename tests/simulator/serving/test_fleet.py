@@ -28,6 +28,7 @@ from opcast.simulator.report.served import ServingReport
 from opcast.simulator.serving.arrivals import daily
 from opcast.simulator.serving.autoscale import Autoscaler
 from opcast.simulator.serving.replica import by_hand
+from opcast.simulator.serving.requests_table import columns
 from opcast.simulator.serving.scalers.queue import by_queue
 from opcast.simulator.serving.scalers.signals import FleetSignals
 from opcast.simulator.serving.scalers.sla import largest_rate
@@ -129,6 +130,7 @@ def test_what_a_failure_costs_one_request(played: Play, lost: str) -> None:
     (row,) = served.requests
     if lost == "fail":
         assert (served.report.failed, served.report.completed, row["rank"]) == (1, 0, -1)
+        assert columns(served.requests, 0.0, 0.0)["rejected_by"].tolist() == ["failure"]
     elif lost == "retry":
         assert row["finish_us"] == pytest.approx(at_us + 0.5e6 + 1e6)
         assert row["first_token_us"] == pytest.approx(at_us + 0.5e6 + 10_000)
