@@ -234,25 +234,32 @@ def _serving(values: dict[str, Any], sources: Sources, tell: Callable[[str], Non
 
     law = values.get("law") is not None
     outside_model = beside_law() - {"engine", "args"}
-    names_set = [*values, *(f"{group}.{name}" for group in ("kv", "decode_pool") for name in _set(values.get(group)))]
+    groups = ("kv", *SECOND_POOLS)
+    names_set = [*values, *(f"{group}.{name}" for group in groups for name in _set(values.get(group)))]
     beside = [name for name in names_set if law and name in of_model().values()]
     if beside:
         raise RequestError(f"{', '.join(beside)} say what a model runs on: with law there is none")
     values = apply_engine(values, settings("serving"), tell)
     arguments = {name: values[name] for name in outside_model if name in values}
-    for name in ("scheduler", "decode_pool"):
+    for name in ("scheduler", *SECOND_POOLS):
         if not isinstance(arguments.get(name, {}), Mapping):
             raise RequestError(f"{name}={arguments[name]!r} must be settings of their own")
-    pool = dict(arguments.get("decode_pool") or {})
-    words = {name: value for name in OF_POOL if (value := pool.pop(name, None))}
+    pools = {group: dict(arguments.get(group) or {}) for group in SECOND_POOLS}
     if not law and "model" in values:
         step = {name: value for name, value in values.items() if name not in outside_model}
         policy = str((arguments.get("scheduler") or {}).get("policy") or Scheduler.policy)
         step.setdefault("stack", usual_serving_stack(policy))
         arguments["step"] = step_of("serving", step, sources)
-        if words:
-            pool["step"] = step_of("serving", _other(step, words), sources)
-    return ServingRequest.from_dict(arguments | ({"decode_pool": pool} if pool else {}))
+        for group, pool in pools.items():
+            if words := {name: value for name in OF_POOL if (value := pool.pop(name, None))}:
+                pool["step"] = step_of("serving", _other(group, step, words), sources)
+    pools = {
+        group: {name: value for name, value in pool.items() if name not in OF_POOL} for group, pool in pools.items()
+    }
+    return ServingRequest.from_dict(arguments | {group: pool for group, pool in pools.items() if pool})
+
+
+SECOND_POOLS = ("decode_pool", "second_kind")  # replicas that may be on devices of their own
 
 
 @lru_cache
@@ -270,7 +277,7 @@ def of_model() -> dict[str, str]:
 
     by_path = {setting.path: setting.name for setting in settings("serving") if setting.name not in beside_law()}
     by_path |= {f"kv.{name}": f"kv.{name}" for name in ("fraction", "graphs", "seen")}
-    return by_path | {f"decode_pool.{name}": f"decode_pool.{name}" for name in OF_POOL}
+    return by_path | {f"{pool}.{name}": f"{pool}.{name}" for pool in SECOND_POOLS for name in OF_POOL}
 
 
 def _set(group: Any) -> list[str]:
@@ -278,8 +285,8 @@ def _set(group: Any) -> list[str]:
     return [name for name, value in group.items() if value] if isinstance(group, Mapping) else []
 
 
-def _other(step: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """What a replica of the pool that decodes is: the step of the others with its own device, cluster or layout."""
+def _other(pool: str, step: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """What a replica of the second ``pool`` is: the step of the others with its own device, cluster or layout."""
     from ..simulator.question.keywords import OF_CLUSTER
 
     other_step = dict(step)
@@ -295,7 +302,7 @@ def _other(step: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
         precision = {"dtype": precision}
     for name, group in (("parallel", words.get("parallel", {})), ("precision", precision)):
         if not isinstance(group, Mapping):
-            raise RequestError(f"decode_pool.{name}={group!r} must be settings of their own, such as {{tp: 8}}")
+            raise RequestError(f"{pool}.{name}={group!r} must be settings of their own, such as {{tp: 8}}")
         degrees = {"precision" if name_ == "dtype" else name_: value for name_, value in group.items()}
         check_names("serving", degrees)
         other_step |= degrees

@@ -20,7 +20,7 @@ from .serving_unread import check_read, check_words
 from .show import BadInputError, listed, print_json, say, table, wants_json
 from .simulate import CURRENCY, apart, spelled
 from .validate import progress_bar
-from .writing import check_place, write
+from .writing import check_place, write, write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
@@ -44,6 +44,7 @@ ADDED = (
     "precision.kv_dtype",
     "law",
     "decode_pool.",
+    "second_kind.",
     "traffic.turn_input",
 )
 KINDS = ("run", "capacity", "sweep", "compare", "caps", "calibrate")
@@ -237,6 +238,16 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     if folder is not None:
         write_traces(served, folder)
     write_page(config, request, served.report)
+    if config["picture"]:
+        from ..simulator.serving.fleet_picture import draw_fleet
+
+        if not served.report.fleet_over_time:
+            raise BadInputError(
+                f"picture={config['picture']}: the run ended before the autoscaler looked; give a shorter "
+                "autoscale.interval_s, or more requests"
+            )
+        drawing = draw_fleet(f"replicas by autoscale.policy={request.autoscale.policy}", served.report.fleet_over_time)
+        say(f"picture: {write_text('picture', Path(str(config['picture'])), drawing)}")
     beside = observed_beside(Path(str(config["observed"])).expanduser(), served.report) if config["observed"] else None
     if as_json:
         print_json(served.report.to_dict() | ({"observed": beside} if beside else {}))
@@ -333,6 +344,7 @@ def show(report: ServingReport) -> None:
         print("milliseconds: none served")
     why = ", ".join(f"{limit['requests']:,} by {name.replace('_', ' ')}" for name, limit in report.rejections.items())
     rejected = f"{report.rejected:,} rejected" + (f" ({why})" if why else "")
+    rejected += f", {report.failed:,} failed" if report.failed else ""
     rows: list[tuple[str, str]] = [
         ("requests", f"{report.completed:,} served, {rejected}, in {report.duration_s:,.1f} s"),
         (
@@ -355,6 +367,7 @@ def show(report: ServingReport) -> None:
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
     ]
+    rows += fleet_rows(report)
     rows += price(report)
     if report.intervals:
         known = [name for name in INTERVALS if name in report.intervals]
@@ -368,6 +381,7 @@ def show(report: ServingReport) -> None:
         rows.append(("measured by", listed(report.sources)))
     table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)
     show_classes(report)
+    show_kinds(report)
     for note in (report.overload, *report.notes):
         if note:
             say(note)
@@ -397,6 +411,37 @@ def show_classes(report: ServingReport) -> None:
         goodput = number_text(seen["goodput"])
         rows.append((name, f"{seen['priority']}", *counts, *times, f"{seen['slo_attainment']:.1%}", goodput))
     table("classes, milliseconds", heads, rows)
+
+
+def show_kinds(report: ServingReport) -> None:
+    """What each of two kinds of replicas served and cost."""
+    if not report.kinds:
+        return
+    heads = ("", "replicas", "GPUs", "served", "tokens/s/GPU", "TTFT p50", "p99", "TPOT p50", "p99", "busy", "cost")
+    rows = []
+    for name, kind in report.kinds.items():
+        times = (f"{kind[each][part]:,.1f}" for each in ("ttft_ms", "tpot_ms") for part in ("p50", "p99"))
+        cost = kind["cost_per_million_tokens"]
+        counts = f"{kind['replicas']}", f"{kind['devices']}", f"{kind['completed']:,}"
+        rate = f"{kind['output_tokens_per_s_per_gpu']:,.1f}"
+        named = f"{name} ({kind['device']})" if kind["device"] else name
+        rows.append((named, *counts, rate, *times, f"{kind['utilisation']:.0%}", f"{cost:,.4g}" if cost else ""))
+    table("kinds of replicas, milliseconds", heads, rows)
+
+
+def fleet_rows(report: ServingReport) -> list[tuple[str, str]]:
+    """Replicas that came and went, and failed."""
+    fleet, without = report.fleet, report.without_failures
+    if not fleet:
+        return []
+    hours = f"{fleet['gpu_hours']:,.4g} GPU-hours, {fleet['mean_replicas']:,.2f} replicas on average"
+    rows = [("fleet", f"{hours}, {fleet['starts']:,} starts")]
+    if without:
+        lost = f"{fleet['lost_requests']:,} requests lost {fleet['lost_tokens']:,} tokens"
+        rows.append(("failures", f"{fleet['failures']:,}, {fleet['down_share']:.2%} of the time down; {lost}"))
+        p99 = f"TTFT p99 {without['ttft_ms']['p99']:,.1f} ms"
+        rows.append(("without failures", f"{without['slo_attainment']:.1%} of requests had all of slo, {p99}"))
+    return rows
 
 
 def kv_text(kv: Mapping[str, Any]) -> str:

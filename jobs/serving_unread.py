@@ -13,7 +13,7 @@ from .show import BadInputError
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
 
-WITHIN = ("engine.", "kv.", "decode_pool.")  # groups of which a law leaves the rest
+WITHIN = ("engine.", "kv.", "decode_pool.", "second_kind.")  # groups of which a law leaves the rest
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -42,12 +42,15 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
         raise BadInputError(
             f"power_caps_w={config['power_caps_w']} are of `opcast serving caps`: take power_cap_w for one run"
         )
-    if config["picture"] and config["what"] != "caps":
-        raise BadInputError(f"picture={config['picture']} is of `opcast serving caps`: take report=FILE.html")
+    scaled = config["what"] == "run" and request.autoscale.policy is not None
+    if config["picture"] and config["what"] != "caps" and not scaled:
+        raise BadInputError(
+            f"picture={config['picture']} is of `opcast serving caps` and of autoscale: take report=FILE.html"
+        )
     pool = request.decode_pool
     if config["what"] == "compare" or pool.replicas:
         return
     usual = next(plain_default(setting.default) for setting in settings("serving") if setting.name == "decode_pool")
-    given = config["decode_pool"] or {}
-    unread = {f"decode_pool.{name}": value for name, value in given.items() if value != usual.get(name)}
+    typed = config["decode_pool"] or {}
+    unread = {f"decode_pool.{name}": value for name, value in typed.items() if value != usual.get(name)}
     refuse_unread(unread, "with decode_pool.replicas=0")

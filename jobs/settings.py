@@ -52,7 +52,10 @@ GROUPS = (
     "space",
     "where",
 )
-SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers")
+SERVED = (
+    *("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers", "second_kind", "scorers"),
+    *("autoscale", "cold_start"),
+)
 PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy", "prices")
 MAPPINGS = (
     *(*GROUPS, *SERVED, *PLANNED),

@@ -46,7 +46,7 @@ RULES = tuple(
         (rf"model{SPAN}", SETTING),
         # files and questions within questions
         (r"traffic\.trace", "|".join(drawn_names()) or NONE),
-        (rf"decode_pool\.step{SPAN}|topology\.file|calibrate", NONE),
+        (rf"(decode_pool|second_kind)\.step{SPAN}|topology\.file|calibrate", NONE),
         ("calibration", "own|shipped|none"),  # any other is a file
         # more than a name, and nothing that is looked up: compared with what is known, parsed, or matched
         ("backend", r"[\w.+-]+(:[\w.+-]+)?"),

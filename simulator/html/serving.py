@@ -9,6 +9,7 @@ from typing import Any
 from ..report.served import ServingReport, TimeSpread
 from . import colours, units
 from .charts import figure, hover, round_number
+from .fleet import fleet_section, kinds_section
 from .page import Card, Cell, Column, Figure, Note, Page, PageSection, Part, Table
 
 TIMES = {  # figures with a CDF -> (short name, what it is, the target that limits it)
@@ -28,7 +29,13 @@ PARTS = ("mean", "p50", "p90", "p99")
 CLASS_TIMES = tuple((time, part) for time in ("ttft", "tpot") for part in ("p50", "p99"))
 TIER_COUNTS = ("tokens_found", "loads", "tokens_kept", "tokens_evicted")
 TIERS = {"gpu": "GPU", "host": "host memory", "ssd": "drives", "remote": "shared store"}
-POOLS = {"all": "all replicas", "prefill": "prefill", "decode": "decode"}
+POOLS = {
+    "all": "all replicas",
+    "prefill": "prefill",
+    "decode": "decode",
+    "first": "replicas of the first kind",
+    "second": "of the second",
+}
 RateSweep = Sequence[tuple[str, float, ServingReport]]  # (name, rate, what came of it)
 
 
@@ -42,6 +49,8 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
         classes_section(report),
         tiers_section(report),
         pools_section(report),
+        kinds_section(report),
+        fleet_section(report),
     ]
     notes = tuple(note for note in (report.overload, *report.notes) if note)
     notes_section = (PageSection("notes", "Notes", "", (Note("", notes),)),) if notes else ()

@@ -9,6 +9,7 @@ from typing import Any
 from ...datasets.loading import choice, flag, number, whole
 from .canonical import Request, RequestError
 from .declaration import FILES, setting
+from .fleet import Autoscale, ColdStart, ReplicaFailures, ScorerWeights
 from .kv_tiers import KvTiers
 from .request_classes import QUEUES, Admission
 from .requests import SimulateRequest
@@ -35,6 +36,7 @@ ROUTERS = (
     "power_of_two",
     "kv_aware",
     "splitwise",
+    "scorers",
 )
 AUTO = "auto"  # of max_model_len: as long as the model and its KV memory allow
 MOST_DRAFTS = 16
@@ -257,6 +259,36 @@ class DecodePool:
 
 
 @dataclass(frozen=True)
+class SecondKind:
+    """Replicas of another kind in the same pool: on other devices, laid out otherwise, or with other limits; what is
+    null is as the others have it."""
+
+    replicas: int = setting(0, "beside the others; 0: all are alike")
+    step: SimulateRequest | None = setting(None, hidden=True, words=OF_POOL)
+    law: IterationLaw | None = None
+    kv: KvMemory = field(default_factory=KvMemory)
+    max_seqs: int | None = setting(None, "that run at a time")
+    max_tokens: int | None = setting(None, "of an iteration")
+    chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)")
+    attention_dp: int | None = setting(None, "ranks of a replica")
+    price_per_gpu_hour: float | None = setting(None, "of their devices")
+
+    def __post_init__(self) -> None:
+        whole(RequestError, "second_kind.replicas", self.replicas)
+        for name in ("max_seqs", "max_tokens", "chunk", "attention_dp"):
+            if getattr(self, name) is not None:
+                whole(RequestError, f"second_kind.{name}", getattr(self, name), 1)
+        if self.price_per_gpu_hour is not None:
+            number(RequestError, "second_kind.price_per_gpu_hour", self.price_per_gpu_hour)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The limits of its scheduler that are not those of the others."""
+        named = {name: getattr(self, name) for name in ("max_seqs", "max_tokens", "chunk")}
+        return {name: limit for name, limit in named.items() if limit is not None}
+
+
+@dataclass(frozen=True)
 class EngineStart:
     """An engine as its users start it: its own arguments, and the start-up log that says what it found."""
 
@@ -289,8 +321,11 @@ class ServingRequest(Request):
     attention_dp: int = setting(1, "ranks of a replica with KV memory of their own, in lockstep")
     router: str = setting(
         "round_robin",
-        "round_robin | random | least_outstanding | least_waiting | power_of_two | kv_aware | splitwise | "
+        "round_robin | random | least_outstanding | least_waiting | power_of_two | kv_aware | splitwise | scorers | "
         "module:function",
+    )
+    scorers: ScorerWeights = field(
+        default_factory=ScorerWeights, metadata={"help": "of router=scorers (llm-d): weights of scores from 0 to 1"}
     )
     admission: Admission = field(
         default_factory=Admission, metadata={"help": "who is rejected at once: limits of a gateway and of servers"}
@@ -300,6 +335,18 @@ class ServingRequest(Request):
         metadata={"help": "of the prefix cache below the GPU: host memory, drives, a shared store"},
     )
     decode_pool: DecodePool = field(default_factory=DecodePool)
+    second_kind: SecondKind = field(
+        default_factory=SecondKind, metadata={"help": "replicas of another kind that serve beside the others"}
+    )
+    autoscale: Autoscale = field(
+        default_factory=Autoscale, metadata={"help": "how many replicas serve, as traffic comes and goes"}
+    )
+    cold_start: ColdStart = field(
+        default_factory=ColdStart, metadata={"help": "until a replica that starts serves: of autoscale and failures"}
+    )
+    failures: ReplicaFailures = field(
+        default_factory=ReplicaFailures, metadata={"help": "replicas that fail and come back"}
+    )
     speculation: Speculation = field(default_factory=Speculation)
     price_per_gpu_hour: float | None = setting(None, "for the cost of a million tokens; null: the cluster's own")
     intervals: bool | None = setting(
@@ -327,10 +374,60 @@ class ServingRequest(Request):
             refuse_unread(changed(self.scheduler, ("queue",), "scheduler."), "without traffic.classes")
         if ":" not in self.router:
             choice(RequestError, "router", self.router, ROUTERS)
+        self._check_fleet()
         if (self.step is None) == (self.law is None):
             raise RequestError("a replica needs a model to serve (model=llama3_8b), or iteration times given by hand")
         if self.law is not None and self.kv.blocks is None:
             raise RequestError("iteration times given by hand need kv.blocks, the KV memory of a replica")
+
+    def _check_fleet(self) -> None:
+        """RequestError for replicas that cannot come, go or stand beside each other, and for what none of them reads."""
+        without = {
+            "second_kind": not self.second_kind.replicas and "second_kind.replicas=0",
+            "scorers": self.router != "scorers" and f"router={self.router}",
+            "autoscale": self.autoscale.policy is None and "autoscale.policy=null",
+            "failures": self.failures.mtbf_h is None and "failures.mtbf_h=null",
+            "cold_start": not self.changing and "autoscale.policy=null and failures.mtbf_h=null",
+        }
+        for group, setting_without in without.items():
+            if setting_without:
+                refuse_unread(changed(self, (group,)), f"with {setting_without}")
+        if self.second_kind.replicas and self.decode_pool.replicas:
+            raise RequestError(
+                f"second_kind.replicas={self.second_kind.replicas} beside decode_pool.replicas="
+                f"{self.decode_pool.replicas}: replicas of two kinds do all, or one pool decodes; leave out one of them"
+            )
+        if not self.changing:
+            return
+        if self.decode_pool.replicas:
+            raise RequestError(
+                "autoscale and failures are simulated where replicas do all: leave them out, or decode_pool.replicas"
+            )
+        if not self.cold_start.known:
+            raise RequestError(
+                "a replica that starts takes time until it serves: give cold_start.seconds=90, or cold_start.store_gbps"
+            )
+        if self.autoscale.policy and not self.autoscale.min_replicas <= self.replicas <= self.most_replicas:
+            raise RequestError(
+                f"replicas={self.replicas}, those at first, must be from autoscale.min_replicas="
+                f"{self.autoscale.min_replicas} to autoscale.max_replicas={self.most_replicas}"
+            )
+
+    @property
+    def changing(self) -> bool:
+        """Whether replicas come and go."""
+        return self.autoscale.policy is not None or self.failures.mtbf_h is not None
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas of the first kind at most."""
+        most = self.autoscale.max_replicas if self.autoscale.policy else None
+        return self.replicas if most is None else most
+
+    @property
+    def second_pool(self) -> DecodePool | SecondKind:
+        """Replicas that are not as the first ones are: those that decode, or those of another kind."""
+        return self.second_kind if self.second_kind.replicas else self.decode_pool
 
     @property
     def targets_named(self) -> bool:
@@ -340,12 +437,12 @@ class ServingRequest(Request):
     @property
     def ranks(self) -> int:
         """Schedulers in all."""
-        return self.replicas * self.attention_dp + self.decode_pool.replicas * self.decode_dp
+        return self.most_replicas * self.attention_dp + self.second_pool.replicas * self.second_dp
 
     @property
-    def decode_dp(self) -> int:
-        """Schedulers of a replica of the pool that decodes."""
-        return self.decode_pool.attention_dp or self.attention_dp
+    def second_dp(self) -> int:
+        """Schedulers of a replica of the second pool."""
+        return self.second_pool.attention_dp or self.attention_dp
 
     @classmethod
     def named(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -354,6 +451,9 @@ class ServingRequest(Request):
             values = values | {"decode_pool": {**pool, "step": _step(pool.get("step"))}}
             if pool.get("share") is not None:
                 values = _shared_out(values)
+        kind = values.get("second_kind")
+        if isinstance(kind, Mapping):
+            values = values | {"second_kind": {**kind, "step": _step(kind.get("step"))}}
         return values | {"step": _step(values.get("step"))}
 
 

@@ -10,7 +10,7 @@ from .declaration import FILES, setting
 from .request_classes import RequestClass, check_classes
 from .unread import refuse_unread
 
-ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "closed")
+ARRIVALS = ("poisson", "gamma", "constant", "bursty", "ramp", "daily", "closed")
 LENGTHS = ("fixed", "uniform", "zipf", "normal", "lognormal", "empirical")
 MOST_RANKED = 1 << 24  # lengths that zipf has weights of
 TRACES = (
@@ -26,9 +26,10 @@ OF_KIND = {  # kind of lengths -> the settings that it reads
     "lognormal": ("mean", "std", "low", "high"),
     "empirical": ("values",),
 }
-OF_ARRIVAL = {"cv": "gamma", "burst": "bursty", "rate_end": "ramp"}  # settings that one kind of arrivals alone reads
+# settings that one kind of arrivals alone reads
+OF_ARRIVAL = {"cv": "gamma", "burst": "bursty", "rate_end": "ramp", "swing": "daily", "day_s": "daily"}
 NOT_OF_TRACE = ("think_s", "input", "output")  # a trace has its own,
-NOT_OF_TIMES = ("rate", "cv", "burst", "rate_end", "requests")  # and of these where it says when requests come
+NOT_OF_TIMES = ("rate", *OF_ARRIVAL, "requests")  # and of these where it says when requests come
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,13 @@ class RequestTraffic:
     those of one of ``prefixes`` contents. The first ``warmup`` requests run, but their times and targets do not count.
     """
 
-    arrival: str = setting("poisson", "poisson | gamma | constant | bursty | ramp | closed")
+    arrival: str = setting("poisson", "poisson | gamma | constant | bursty | ramp | daily | closed")
     rate: float = setting(1.0, "requests a second")
     rate_end: float = setting(1.0, "of a ramp")
+    swing: float = setting(
+        0.5, "of daily: the share of it that the rate is lower at first, and higher half a day later"
+    )
+    day_s: float = setting(86400.0, "and how long a day is")
     cv: float = setting(2.0, "of gamma: how irregular gaps are")
     burst: int = setting(10, "requests that come at once")
     concurrency: int = setting(0, "clients of a closed loop, or the most requests on their way; 0: no limit")
@@ -156,7 +161,9 @@ class RequestTraffic:
         warmup = 0 if self.warmup is None else whole(RequestError, "traffic.warmup", self.warmup)
         if warmup >= self.requests and self.trace is None:
             raise RequestError(f"traffic.warmup={self.warmup} leaves none of traffic.requests={self.requests} to count")
-        for name in ("rate", "rate_end", "cv", "speed"):
+        if number(RequestError, "traffic.swing", self.swing) >= 1:
+            raise RequestError(f"traffic.swing={self.swing} must be a share below 1, of the mean rate")
+        for name in ("rate", "rate_end", "day_s", "cv", "speed"):
             if number(RequestError, f"traffic.{name}", getattr(self, name)) == 0:
                 raise RequestError(f"traffic.{name}=0 must be more than 0")
         self.input.check("traffic.input")

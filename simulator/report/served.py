@@ -48,7 +48,10 @@ class ServingReport:
     of the traffic make of it. ``sources`` is the share of kernel time by whose measurements, over some of the steps
     that its tables were made of. ``rejections`` are how many ``requests`` each limit rejected, by its name, and the
     ``most_tokens`` that it allows, or the ``most`` that may come in. ``classes`` are what each class of requests saw,
-    ``kv_tiers`` what was found in each tier of the prefix cache.
+    ``kv_tiers`` what was found in each tier of the prefix cache. ``kinds`` are replicas of two kinds in one pool, what
+    they served and cost. ``fleet`` says what replicas that came and went cost and lost, ``fleet_over_time`` what an
+    autoscaler saw at each of its looks, ``failed`` how many requests were not tried again where their replica failed,
+    and ``without_failures`` what would be if none failed.
     """
 
     requests: int
@@ -100,6 +103,11 @@ class ServingReport:
     rejections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kv_tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    failed: int = 0
+    fleet: Mapping[str, float] = field(default_factory=dict)
+    fleet_over_time: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
+    without_failures: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sources: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0

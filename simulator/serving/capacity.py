@@ -41,7 +41,7 @@ class PlayedReplicas:
 
     def __call__(self, request: ServingRequest) -> ServingReport:
         """The report."""
-        return serve(request, self.own, self.decoder if request.decode_pool.replicas else None).report
+        return serve(request, self.own, self.decoder if request.second_pool.replicas else None).report
 
     def at(self, z: float) -> PlayedReplicas:
         """The same with iterations ``z`` standard deviations slower than is likely."""

@@ -21,6 +21,7 @@ from . import (
     chain,
     counting,
     due,
+    fleet,
     histogram,
     iteration,
     lanes,
@@ -34,6 +35,7 @@ from . import (
     repeating,
     routing,
     rules,
+    scorers,
     state,
     tiers,
 )
@@ -41,7 +43,7 @@ from . import (
 PARTS = (
     *(iteration, histogram, rules, lanes, due, blocks, limits, order, tiers, queues, priorities, admission),
     *policies.MODULES,
-    *(repeating, routing, moving, state, counting),
+    *(repeating, fleet, scorers, routing, moving, state, counting),
 )
 CHAINS = (policies.FORMS, policies.AGAIN, routing.ROUTES)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "tokens_allowed", "rejections", "rejection_note"}
@@ -61,7 +63,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
         lanes.next_end,
     ),
     *(iteration.iteration_us, iteration.at_point, iteration.at_points, iteration.piece_of),
-    *(rules.rules_of, rules.ranks_of, rules.first_rank, rules.first_decode_rank),
+    *(rules.rules_of, rules.ranks_of, rules.first_rank, rules.first_decode_rank, rules.prompt_ranks),
     *(repeating.repeat, repeating.look_ahead, repeating.begin, repeating.catch_up),
     *(link for links in CHAINS for link in links[1:-1]),
     *(queues.nobody_new, queues.start_prompts, queues.continue_prompts, routing.chosen),
@@ -76,6 +78,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
         blocks.grow,
         blocks.content,
         order.take_out,
+        fleet.takes,
         tiers.has_tiers,
         blocks.missing_blocks,
     ),

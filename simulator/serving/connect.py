@@ -21,7 +21,7 @@ from .replica import ServedReplica, by_hand, replica
 from .requests import longest_of
 from .setup import rules
 from .start import longest_served
-from .steps import steps_of
+from .steps import ReplicaSteps, steps_of
 from .surrogate import surrogate
 from .tabulate import Extent
 
@@ -30,12 +30,12 @@ FEW_TOKENS, LONGEST = 2048, 131_072
 
 def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedReplica, ServedReplica | None]:
     """A replica, and one of the pool that only decodes where there is one. The errors of simulating a step, KvError."""
-    pool = request.decode_pool
+    pool = request.second_pool
     prefiller = replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp)
     if not pool.replicas:
         return prefiller, None
-    other = decoder_of(request, prefiller, bench)
-    way = cache_link(request, prefiller, other, bench)
+    other = second_of(request, prefiller, bench)
+    way = None if request.second_kind.replicas else cache_link(request, prefiller, other, bench)
     price = pool.price_per_gpu_hour
     return prefiller, replace(
         other,
@@ -49,15 +49,16 @@ def predicted_replica(request: ServingRequest, bench: ServingBench) -> ServedRep
     return replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp, learned=False)
 
 
-def decoder_of(request: ServingRequest, prefiller: ServedReplica, bench: ServingBench) -> ServedReplica:
-    """A replica of the pool that decodes, which may be like those that prefill."""
-    pool = request.decode_pool
-    alike = pool.step is None and pool.law is None and pool.attention_dp is None
+def second_of(request: ServingRequest, prefiller: ServedReplica, bench: ServingBench) -> ServedReplica:
+    """A replica of the pool that decodes, or of another kind; which may be like the first ones."""
+    pool, limits = request.second_pool, request.second_kind.limits
+    alike = pool.step is None and pool.law is None and pool.attention_dp is None and not limits
+    request = replace(request, scheduler=replace(request.scheduler, **limits)) if limits else request
     if alike and pool.kv == KvMemory():
         return prefiller
     same = pool.step is None and pool.law is None
     step, law = (request.step, request.law) if same else (pool.step, pool.law)
-    return replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench, request.decode_dp)
+    return replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench, request.second_dp)
 
 
 def replica_of(
@@ -99,6 +100,7 @@ def replica_of(
     stack = steps.plan.stack
     served = replace(
         served,
+        weights_gb=weights_gb(steps, served.devices) if request.cold_start.store_gbps else 0.0,
         run={
             "engine": named if stack.id == engine.stack else stack.name,
             "system": steps.device.id,
@@ -111,6 +113,15 @@ def replica_of(
         graphs=graph_sizes(request, engine, kv, steps.plan.parallel.tp, probe.max_seqs),
     )
     return with_known_steps(served, step, steps.device.id, engine.id) if learned else served
+
+
+def weights_gb(steps: ReplicaSteps, devices: int) -> float:
+    """GB of weights that the devices of a replica hold together."""
+    from ..memory.breakdown import GIB
+    from ..question.work import Work
+
+    memory = steps.simulate(Work("decode", batch=1, input_len=1, cache="static")).memory
+    return float(memory.by_class["weights"]) * GIB / 1e9 * devices
 
 
 def overheads_seen(kv: KvMemory) -> Overheads | None:

@@ -14,6 +14,7 @@ from .rules import SchedulerRules
 
 WITHIN, CONTEXT, MEMORY, ITERATION = 0, 1, 2, 3  # of lengths,
 REQUESTS, PROMPTS, QUEUE, RATE = 4, 5, 6, 7  # and of who may come in (:mod:`.admission`)
+FAILED = 8  # its replica failed, and it is not tried again (:mod:`.fleet`)
 TOLD: Mapping[int, tuple[str, str, str]] = {  # code -> name, what it is, the setting that raises it
     CONTEXT: ("context", "the context", "scheduler.max_model_len"),
     MEMORY: ("kv_memory", "the KV memory", "kv.blocks"),
@@ -58,10 +59,11 @@ def rejections(
     rules: SchedulerRules,
     decode_rules: SchedulerRules,
     admission: Admission,
+    mixed: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """How many requests each limit rejected (``counts`` [classes, codes]), by its name: with the tokens that it allows
-    (``most_tokens``, the fewer of both pools) or the most that may come in (``most``), the setting that says how many,
-    and how many of each of the ``classes``."""
+    (``most_tokens``: the fewer of both pools, the more of ``mixed`` kinds) or the most that may come in (``most``), the
+    setting that says how many, and how many of each of the ``classes``."""
     limits: dict[str, dict[str, Any]] = {}
     for code, (name, _, setting) in TOLD.items():
         by_class = [int(row[code]) for row in counts]
@@ -69,7 +71,8 @@ def rejections(
             continue
         limits[name] = {"requests": sum(by_class), "setting": setting}
         if code in OF_LENGTHS:
-            limits[name]["most_tokens"] = min(tokens_allowed(rules, code), tokens_allowed(decode_rules, code))
+            allowed = tokens_allowed(rules, code), tokens_allowed(decode_rules, code)
+            limits[name]["most_tokens"] = max(allowed) if mixed else min(allowed)
         else:
             limits[name]["most"] = getattr(admission, name)
         if classes:

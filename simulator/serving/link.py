@@ -37,7 +37,7 @@ def cache_link(
     first, second = steps[0].cluster, steps[1].cluster
     near = first.id == second.id and devices <= first.devices_per_node
     links = []
-    ranks = (request.attention_dp, request.decode_dp)
+    ranks = (request.attention_dp, request.second_dp)
     for step, replica, dp in zip(steps, (prefiller, decoder), ranks, strict=True):
         assert step is not None
         assert step.cluster is not None

@@ -15,14 +15,15 @@ from .admission import lets_in, makes_room, server_limit
 from .blocks import caches_prefixes, give_back, remember
 from .counting import count_size, note, note_gap
 from .due import pop_due, push_due
+from .fleet import FLEET, fleet_event, hold, let_go, nothing_left, resume, stop_drained, taker
 from .iteration import drafting_us, experts_us, iteration_us
 from .lanes import next_end, set_end
-from .limits import QUEUE, RATE, WITHIN, limit_of
+from .limits import FAILED, QUEUE, RATE, WITHIN, limit_of
 from .moving import land, move, start_moves
 from .order import take_out
 from .policies import form_batch
 from .policies.trtllm import wait_for_ranks
-from .queues import push_back
+from .queues import close_ranks, push_back
 from .repeating import catch_up, look_ahead, repeat
 from .routing import draw, route
 from .rules import (
@@ -32,6 +33,7 @@ from .rules import (
     ServingSetup,
     first_decode_rank,
     first_rank,
+    prompt_ranks,
     ranks_of,
     replica_of,
     rules_of,
@@ -66,7 +68,7 @@ def run(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) 
     Without ``more`` it ends, whatever the load is: the chunk has an end.
     """
     totals, tree = state.totals[0], state.tree
-    row, rows = 0, len(chunk.arrival_us)
+    row, rows = resume(state, setup) if setup.changing > 0 else 0, len(chunk.arrival_us)
     while True:
         while row < rows and chunk.comes_after[row]:
             row += 1
@@ -78,8 +80,14 @@ def run(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) 
             totals.now_us = max(totals.now_us, totals.gone_us)
             return
         if due_us <= came_us and due_us <= tree[1]:
+            if setup.changing > 0 and nothing_left(state, came_us):
+                totals.due, totals.fleet_due = 0, 0
+                continue
             totals.now_us = due_us
             comes_due(state, setup, chunk, pop_due(state))
+            if totals.paused:
+                totals.row = row
+                return
         elif came_us <= tree[1]:
             totals.now_us = came_us
             if setup.concurrency > 0:
@@ -122,7 +130,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.kind = chunk.kind[row]
     request.priority = state.classes[request.kind, 0]
     request.limit = limit_of(setup.rules, request.input, request.output)
-    if request.limit == WITHIN:
+    if (request.limit == WITHIN) == (setup.mixed == 0):  # both pools, or one of two kinds of replicas
         request.limit = limit_of(setup.decode_rules, request.input, request.output)
     if request.limit == WITHIN and setup.bucket_rate > 0.0 and not lets_in(state, setup):
         request.limit = RATE
@@ -135,7 +143,10 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
 def reject(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
     """A request leaves because of its limit."""
     request = state.slots[slot]
-    state.totals[0].rejected += 1
+    if request.limit == FAILED:
+        state.totals[0].failed += 1
+    else:
+        state.totals[0].rejected += 1
     state.classes[request.kind, request.limit] += 1
     leave(state, setup, chunk, slot)
 
@@ -155,8 +166,13 @@ def throw_out(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: 
 
 def send(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
     """A request goes to one of the ranks that take prompts and waits there, unless its server rejects it."""
-    request, first, last = state.slots[slot], 0, first_decode_rank(setup)
+    request, first, last = state.slots[slot], 0, prompt_ranks(setup)
     rank = route(state, setup, slot, first, last)
+    if setup.choosy > 0:
+        rank = taker(state, setup, slot, rank, last)
+        if rank == NONE:
+            hold(state, slot)
+            return
     if setup.limited:
         request.limit = server_limit(state, setup, rank)
     if request.limit == QUEUE:
@@ -169,7 +185,8 @@ def send(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) 
         return
     request.rank = rank
     state.totals[0].input_tokens += request.input
-    state.ranks[rank].prompt_tokens += request.input
+    if request.made == 0:
+        state.ranks[rank].prompt_tokens += request.input
     if request.first_rank == NONE:
         request.first_rank = rank
     scheduler = state.ranks[rank]
@@ -179,6 +196,14 @@ def send(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) 
     scheduler.work += request.work
     push_back(state, rank, slot)
     wake(state, setup, replica_of(setup, rank))
+
+
+def go_on(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) -> None:
+    """A request that was held goes to a rank that takes it, or leaves where it is not tried again."""
+    if state.slots[slot].limit == FAILED:
+        reject(state, setup, chunk, slot)
+    else:
+        send(state, setup, chunk, slot)
 
 
 def wake(state: LoopState, setup: ServingSetup, replica: int) -> None:
@@ -217,7 +242,8 @@ def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int,
     first, parts, entries, per = first_rank(setup, replica), parts_of(state), 0, ranks_of(setup, replica)
     for local in range(per):
         state.ranks[first + local].visible_us = seen_us
-    balanced = per > 1 and replica < setup.first_decode and setup.rules.balance_iterations > 0
+    prompts = replica < setup.first_decode or setup.mixed > 0
+    balanced = per > 1 and prompts and setup.rules.balance_iterations > 0
     holds_prompts = 1 if balanced and wait_for_ranks(state, setup.rules, first, per) else 0
     for local in range(per):
         rank, batch = first + local, lane * parts + local
@@ -246,12 +272,8 @@ def parts_of(state: LoopState) -> int:
 
 def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> None:
     """A batch begins; it ends after all stages, each of which takes one batch at a time. Ranks wait for the slowest."""
-    per, first, batch, now_us = (
-        ranks_of(setup, replica),
-        first_rank(setup, replica),
-        lane * parts_of(state),
-        state.totals[0].now_us,
-    )
+    per, first = ranks_of(setup, replica), first_rank(setup, replica)
+    batch, now_us = lane * parts_of(state), state.totals[0].now_us
     decode = replica >= setup.first_decode
     timing = setup.decode_timing if decode else setup.timing
     stages = setup.decode_stages if decode else setup.stages
@@ -346,6 +368,8 @@ def finish(state: LoopState, setup: ServingSetup, chunk: RequestChunk, lane: int
         rank = first + local
         if give_tokens(state, setup, chunk, rank, batch + local, start_us):
             close_ranks(state, rank)
+            if setup.changing > 0:
+                stop_drained(state, setup, replica)
         if replica >= setup.first_decode:
             start_moves(state, setup, rank)
     kick(state, setup, replica, start_us if rules_of(setup, first).lag else state.totals[0].now_us)
@@ -364,7 +388,7 @@ def give_tokens(
         return False
     if scheduler.repeated > 0:
         catch_up(state, rules_of(setup, rank), rank, batch, 1)
-    only_prompts = rank < first_decode_rank(setup) and setup.first_decode < setup.replicas
+    only_prompts = rank < first_decode_rank(setup) and prompt_ranks(setup) < len(state.ranks)
     for entry in range(state.batches[batch].size):
         slot = state.entries[batch, entry]
         if slot < 0:
@@ -431,12 +455,8 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
     totals, request = state.totals[0], state.slots[slot]
     row = state.left[totals.left]
     totals.left += 1
-    row.request, row.rank, row.preemptions, row.hit_tokens = (
-        request.request,
-        request.rank,
-        request.preempted,
-        request.hit,
-    )
+    row.request, row.rank = request.request, request.rank
+    row.preemptions, row.hit_tokens = request.preempted, request.hit
     row.prefill_rank, row.limit, row.kind = request.first_rank, request.limit, request.kind
     row.input_tokens, row.output_tokens = request.input, request.output
     row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
@@ -454,22 +474,16 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
     totals.free_slots += 1
 
 
-def close_ranks(state: LoopState, rank: int) -> None:
-    """Those that run close up where others left."""
-    scheduler, count = state.ranks[rank], 0
-    for position in range(scheduler.count):
-        slot = state.running[rank, position]
-        if state.slots[slot].rank == rank:
-            state.running[rank, count] = slot
-            count += 1
-    scheduler.count = count
-
-
 def comes_due(state: LoopState, setup: ServingSetup, chunk: RequestChunk, code: int) -> None:
     """The next turn of a session comes in, a client has its last token, a cache has been loaded from below, or one has
     arrived from another rank: its blocks are free where it came from."""
     if code == CREDIT:
         state.totals[0].credits += 1
+        return
+    if code <= FLEET:
+        fleet_event(state, setup, code)
+        for _ in range(state.totals[0].held):
+            go_on(state, setup, chunk, let_go(state))
         return
     if code < 0:
         arrive(state, setup, chunk, -1 - code)

@@ -147,6 +147,17 @@ def cached_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int)
     return hit
 
 
+def close_ranks(state: LoopState, rank: int) -> None:
+    """Those that run close up where others left."""
+    scheduler, count = state.ranks[rank], 0
+    for position in range(scheduler.count):
+        slot = state.running[rank, position]
+        if state.slots[slot].rank == rank:
+            state.running[rank, count] = slot
+            count += 1
+    scheduler.count = count
+
+
 def remove(state: LoopState, rank: int, position: int) -> None:
     """Take a request out of those that run."""
     ranks = state.ranks

@@ -46,6 +46,7 @@ class ServedReplica:
     notes: tuple[str, ...] = ()  # what was chosen of its model's formats
     sources: Mapping[str, float] = field(default_factory=dict)  # share of kernel time by whose measurements
     run: Mapping[str, str] = field(default_factory=dict)  # its engine, system and model, as served runs name them
+    weights_gb: float = 0.0  # of all its devices together; 0 where nobody asked
     link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,9 @@ from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
 from ..report.served import NOBODY, ServingReport, TimeSpread
+from .autoscale import fleet_figures
 from .histogram import Histogram
+from .kinds import KINDS, kind_figures
 from .limits import rejection_note, rejections
 from .rules import SchedulerRules, ServingSetup, first_decode_rank
 from .state import OWN_TIERS, SIZES, LoopState
@@ -57,8 +60,11 @@ def report_of(
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
     names = [kind.name for kind in request.traffic.classes]
-    rejected = rejections(state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission)
-    done, pool, times = totals["completed"], request.decode_pool, tally.times
+    rejected = rejections(
+        state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission, setup.mixed > 0
+    )
+    done, pool, times = totals["completed"], request.second_pool, tally.times
+    apart = request.decode_pool.replicas > 0
     counted = max(totals["arrived"] - tally.warmup, 0)
     attained = tally.good / counted if counted else 0.0
     hit_tokens = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
@@ -66,11 +72,11 @@ def report_of(
     counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
     devices = sum(counts)
     joules = energy_j(request, state, replicas, seconds)
-    price = (
-        sum(count * replica.price_per_hour for count, replica in zip(counts, replicas, strict=True)) * seconds / 3600
-    )
+    per_gpu = replicas[0].price_per_hour, replicas[1].price_per_hour
+    fleet = fleet_figures(state, (replicas[0].devices, replicas[1].devices), per_gpu, request.most_replicas)
+    price = fleet["price"] if fleet else sum(map(mul, counts, per_gpu)) * seconds / 3600
     million = max(totals["output_tokens"], 1) / 1e6
-    moved: dict[str, Any] = {f"{name}_ms": spread(times[name]) for name in MOVED} if pool.replicas else {}
+    moved: dict[str, Any] = {f"{name}_ms": spread(times[name]) for name in MOVED} if apart else {}
     return ServingReport(
         requests=totals["arrived"],
         completed=done,
@@ -96,7 +102,7 @@ def report_of(
         kv_tiers=tier_figures(state, replicas[0], totals),
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
-        utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0),
+        utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0) * on_share(state, fleet),
         replicas=setup.replicas,
         devices=devices,
         overload=overload(request, backlog, totals["rejected"]),
@@ -109,7 +115,10 @@ def report_of(
         kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
         cost_per_million_tokens=price / million if price else None,
         tokens_per_decode=1 + totals["guessed"] / max(totals["guesses"], 1),
-        pools=pools(state, setup, counts, (request.attention_dp, request.decode_dp)) if pool.replicas else {},
+        pools=pools(state, setup, counts, (request.attention_dp, request.second_dp)) if apart else {},
+        kinds=kind_figures(request, setup, state, tally, replicas) if setup.mixed else {},
+        failed=totals["failed"],
+        fleet=fleet,
         **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
         rejections=rejected,
@@ -117,6 +126,11 @@ def report_of(
         sources=sources_of(replicas),
         wall_time_s=wall_s,
     )
+
+
+def on_share(state: LoopState, fleet: Mapping[str, float]) -> float:
+    """How many times as much of its own time a replica was busy as of all the time: it may be off."""
+    return len(state.fleet) / max(fleet["mean_replicas"], 1e-9) if fleet else 1.0
 
 
 def tier_figures(state: LoopState, replica: ServedReplica, totals: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
@@ -179,7 +193,8 @@ def parts(state: LoopState, setup: ServingSetup) -> dict[str, tuple[slice, Sched
     first = first_decode_rank(setup)
     if first == len(state.ranks):
         return {"all": (slice(0, first), setup.rules)}
-    return {"prefill": (slice(0, first), setup.rules), "decode": (slice(first, None), setup.decode_rules)}
+    names = KINDS if setup.mixed else ("prefill", "decode")
+    return {names[0]: (slice(0, first), setup.rules), names[1]: (slice(first, None), setup.decode_rules)}
 
 
 def over_time(state: LoopState, setup: ServingSetup) -> dict[str, tuple[Mapping[str, float], ...]]:
@@ -192,7 +207,7 @@ def over_time(state: LoopState, setup: ServingSetup) -> dict[str, tuple[Mapping[
     for (name, (ranks, rules)), pool_spans in zip(pools.items(), spans, strict=True):
         used_spans = pool_spans[: used[-1] + 1] if len(used) else pool_spans[:0]
         busy, count = np.maximum(used_spans["busy_us"], 1e-9), len(state.ranks[ranks])
-        stages = setup.decode_stages if name == "decode" else setup.stages
+        stages = setup.stages if name in ("all", "prefill", KINDS[0]) else setup.decode_stages
         columns = {
             "start_s": np.arange(len(used_spans)) * width_s,
             "iterations": used_spans["iterations"],
@@ -244,9 +259,9 @@ def energy_j(
 ) -> float | None:
     """Joules of all devices: what they draw in iterations of the sizes that ran, and idle for the rest; None where that
     is unknown."""
-    counts = (request.replicas, request.decode_pool.replicas)
+    counts = (request.replicas, request.second_pool.replicas)
     total, sizes = 0.0, state.sizes.reshape(-1, 2, SIZES)
-    ranks = (request.attention_dp, request.decode_dp)
+    ranks = (request.attention_dp, request.second_dp)
     for pool_sizes, replica, count, dp in zip(sizes, replicas, counts, ranks, strict=False):
         figures = replica.figures
         if figures is None or not np.isfinite(figures.idle_w):

@@ -16,7 +16,7 @@ def columns(requests: np.ndarray, host_us: float, bytes_per_token: float) -> dic
     """The columns of records as :class:`.serve.ServedTraffic` has them; NaN for times that a request does not have.
 
     ``host_us`` is what the host adds to the first token. A rejected request has the rank -1, and
-    ``rejected_by`` names the limit.
+    ``rejected_by`` names the limit; of one that was not tried again it is ``failure`` (of its replica).
     """
     served = requests["rank"] != NONE
     several = served & (requests["output_tokens"] > 1)
@@ -33,7 +33,7 @@ def columns(requests: np.ndarray, host_us: float, bytes_per_token: float) -> dic
         "decode_e2e_ms": (requests["finish_us"] - requests["prefilled_us"] - requests["moved_us"], moved),
     }
     table = {name: requests[name] for name in KEPT}
-    names = np.array(["", *(TOLD[code][0] for code in sorted(TOLD))])
+    names = np.array(["", *(TOLD[code][0] for code in sorted(TOLD)), "failure"])
     table["rejected_by"] = names[requests["limit"]]
     table["arrival_s"] = requests["arrival_us"] / 1e6
     table |= {name: np.where(mask, us / 1e3, np.nan) for name, (us, mask) in times.items()}

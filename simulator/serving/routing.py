@@ -13,7 +13,9 @@ from typing import Any
 from ..question.serving import ROUTERS
 from .blocks import blocks_for, hit_tokens
 from .chain import chain
+from .fleet import takes
 from .rules import ServingSetup, rules_of
+from .scorers import by_scores, pick
 from .state import LoopState
 
 Route = Callable[[Any, Any, int, int, int], int]
@@ -31,14 +33,18 @@ def route(state: LoopState, setup: ServingSetup, slot: int, first: int, last: in
     """The rank of a request by the router of the set-up."""
     if last - first == 1:
         return first
-    return chosen(state, setup, slot, first, last)
+    rank = chosen(state, setup, slot, first, last)
+    if setup.choosy > 0:
+        for _ in range(last - first):
+            if takes(state, setup, slot, rank):
+                break
+            rank = chosen(state, setup, slot, first, last)
+    return rank
 
 
 def draw(state: LoopState, count: int) -> int:
     """A random number below ``count``, by Lehmer's generator: the same with and without numba."""
-    totals = state.totals[0]
-    totals.seed = totals.seed * 48271 % 2147483647
-    return totals.seed * count // 2147483647
+    return pick(state, count)
 
 
 def round_robin(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
@@ -58,19 +64,19 @@ def at_random(state: LoopState, setup: ServingSetup, slot: int, first: int, last
 
 def least_outstanding(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """The fewest requests that have not ended."""
-    best = first
-    for rank in range(first + 1, last):
-        if state.ranks[rank].outstanding < state.ranks[best].outstanding:
-            best = rank
+    best, least = first, 1 << 60
+    for rank in range(first, last):
+        if state.ranks[rank].outstanding < least and takes(state, setup, slot, rank):
+            best, least = rank, state.ranks[rank].outstanding
     return best
 
 
 def least_waiting(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """The shortest queue."""
-    best = first
-    for rank in range(first + 1, last):
-        if state.ranks[rank].waiting < state.ranks[best].waiting:
-            best = rank
+    best, least = first, 1 << 60
+    for rank in range(first, last):
+        if state.ranks[rank].waiting < least and takes(state, setup, slot, rank):
+            best, least = rank, state.ranks[rank].waiting
     return best
 
 
@@ -89,17 +95,17 @@ def kv_aware(state: LoopState, setup: ServingSetup, slot: int, first: int, last:
         lacks = state.slots[slot].input - hit_tokens(state, rules, rank, slot)
         waits = state.ranks[rank].work // rules.block_tokens
         cost = blocks_for(lacks, rules.block_tokens) + rules.blocks - state.ranks[rank].free + waits
-        if cost < least:
+        if cost < least and takes(state, setup, slot, rank):
             best, least = rank, cost
     return best
 
 
 def shortest(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
     """The fewest tokens still to compute: Splitwise's queues."""
-    best = first
-    for rank in range(first + 1, last):
-        if state.ranks[rank].work < state.ranks[best].work:
-            best = rank
+    best, least = first, 1 << 60
+    for rank in range(first, last):
+        if state.ranks[rank].work < least and takes(state, setup, slot, rank):
+            best, least = rank, state.ranks[rank].work
     return best
 
 
@@ -111,6 +117,7 @@ TABLE = {
     "power_of_two": RequestRouter(power_of_two),
     "kv_aware": RequestRouter(kv_aware, reads_blocks=True),
     "splitwise": RequestRouter(shortest),
+    "scorers": RequestRouter(by_scores, reads_blocks=True),
 }
 
 

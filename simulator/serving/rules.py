@@ -64,7 +64,8 @@ class IterationTiming(NamedTuple):
 
 class ServingSetup(NamedTuple):
     """All that stays as it is during a run. Replicas from ``first_decode`` on only decode, those before only prefill;
-    there are none of them where ``first_decode`` is the number of replicas."""
+    there are none of them where ``first_decode`` is the number of replicas. Where replicas are ``mixed``, those from
+    there on do all as the others do, and are of another kind."""
 
     rules: SchedulerRules
     timing: IterationTiming
@@ -88,11 +89,25 @@ class ServingSetup(NamedTuple):
     most_queue: int
     bucket_rate: float  # requests a microsecond that a gateway lets in; 0: all
     bucket_size: float
+    mixed: int = 0
+    choosy: int = 0  # 1: not every rank takes every request (:func:`.fleet.takes`)
+    changing: int = 0  # 1: replicas come and go (:mod:`.fleet`)
+    weights: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of scores (:mod:`.scorers`)
+    begin_with: int = 0  # replicas that serve from the start
+    start_us: float = 0.0  # until a replica that starts takes requests
+    tick_us: float = 0.0  # between looks of an autoscaler; 0: there is none
+    repair_us: float = 0.0  # until one that failed starts again
+    lost: int = 0  # what becomes of the requests of one that fails (:data:`.fleet.LOST`)
 
 
 def first_decode_rank(setup: ServingSetup) -> int:
     """The first rank that only decodes; the number of ranks where there is none."""
     return setup.first_decode * setup.ranks_per_replica
+
+
+def prompt_ranks(setup: ServingSetup) -> int:
+    """How many ranks, from the first on, take prompts."""
+    return first_rank(setup, setup.replicas) if setup.mixed else first_decode_rank(setup)
 
 
 def rules_of(setup: ServingSetup, rank: int) -> SchedulerRules:

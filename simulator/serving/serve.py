@@ -13,7 +13,7 @@ import numpy as np
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
-from . import confidence
+from . import autoscale, confidence
 from . import setup as setups
 from .classes import with_classes
 from .compiled import compiled, on_disk, with_own
@@ -92,7 +92,7 @@ def alike_without(request: ServingRequest) -> bool:
     SGLang's sums of ends and caches that move to a pool differ with it, and a user's own function may look at it."""
     custom = request.scheduler.own or ":" in request.router
     ends = request.scheduler.ignore_eos and policy_of(request.scheduler.policy).counts_ends
-    return not (custom or ends or request.decode_pool.replicas)
+    return not (custom or ends or request.decode_pool.replicas or request.changing)
 
 
 def serve_once(
@@ -120,12 +120,18 @@ def serve_once(
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state.totals["ordered"] = request.scheduler.queue == "priority"
     state.classes[:, 0] = [kind.priority for kind in request.traffic.classes] or [0]
+    tally_kinds(ledger, setup, request)
+    if request.changing:
+        autoscale.set_up_fleet(state, request, (replica.devices, (decoder or replica).devices))
+    pilot = autoscale.Autoscaler(request, setup, replica) if request.autoscale.policy else None
     if tiers:
         first, count = first_decode_rank(setup), len(state.ranks)
-        pools = (replica, request.attention_dp, first), (decoder or replica, request.decode_dp, count - first)
+        pools = (replica, request.attention_dp, first), (decoder or replica, request.second_dp, count - first)
         setups.fill_shelves(state.shelves, request, pools)
-    state, backlog = run_chunks(setup, state, source, ledger, runner(request, max(source.outputs, of_tokens)), progress)
-    if unserved := int((state.totals["arrived"] - state.totals["completed"] - state.totals["rejected"])[0]):
+    run = runner(request, max(source.outputs, of_tokens))
+    state, backlog = run_chunks(setup, state, source, ledger, run, progress, pilot)
+    ended = state.totals["completed"] + state.totals["rejected"] + state.totals["failed"]
+    if unserved := int((state.totals["arrived"] - ended)[0]):
         raise RequestError(
             f"scheduler.policy={request.scheduler.policy} left {unserved} requests unserved: it formed no batch of them"
         )
@@ -133,9 +139,17 @@ def serve_once(
     wall_s = time.perf_counter() - began
     replicas = replica, decoder or replica
     report = report_of(request, setup, state, ledger, backlog, replicas, wall_s)
+    report = replace(report, fleet_over_time=tuple(pilot.rows)) if pilot else report
     report = replace(report, notes=(*report.notes, *source.notes)) if source.notes else report
     kept_rows, log = rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])]
     return ServedTraffic(report, kept_rows, log, state, setup, replica, replicas[1].kv.bytes_per_token, host_us)
+
+
+def tally_kinds(ledger: Tally, setup: ServingSetup, request: ServingRequest) -> None:
+    """Count what each kind of replicas serves apart, where there are two."""
+    if setup.mixed:
+        alike = ledger.host_us, request.slo, False, ledger.warmup, request.traffic.classes
+        ledger.first_other, ledger.kinds = first_decode_rank(setup), [Tally(*alike), Tally(*alike)]
 
 
 def serve_with_intervals(
@@ -146,7 +160,7 @@ def serve_with_intervals(
     progress: Callable[[int], None] | None = None,
 ) -> ServedTraffic:
     """The same as :func:`serve`, with the intervals of its figures where they are wanted and steps have some."""
-    served = serve(request, replica, decoder, keeping, progress)
+    served = beside_no_failures(serve(request, replica, decoder, keeping, progress), request, decoder)
     if not confidence.wants_intervals(request) or replica.figures is None:
         return served
     began = time.perf_counter()
@@ -162,6 +176,18 @@ def serve_with_intervals(
         report = confidence.with_seeds(report, seeds, at, request.slo.ttft_ms)
     wall_s = report.wall_time_s + time.perf_counter() - began
     return replace(served, report=replace(report, wall_time_s=wall_s))
+
+
+def beside_no_failures(served: ServedTraffic, request: ServingRequest, decoder: ServedReplica | None) -> ServedTraffic:
+    """The same, and beside it what would be if no replica failed."""
+    if request.failures.mtbf_h is None:
+        return served
+    never = replace(request, failures=replace(request.failures, mtbf_h=None))
+    other = serve(never, served.replica, decoder).report
+    spreads = {name: getattr(other, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
+    figures = {name: getattr(other, name) for name in ("slo_attainment", "goodput", "completed")}
+    without = figures | {name: spread.to_dict() for name, spread in spreads.items()}
+    return replace(served, report=replace(served.report, without_failures=without))
 
 
 def other_seeds(request: ServingRequest) -> list[ServingRequest]:
@@ -209,6 +235,7 @@ def run_chunks(
     ledger: Tally,
     run: RunLoop,
     progress: Callable[[int], None] | None = None,
+    pilot: autoscale.Autoscaler | None = None,
 ) -> tuple[LoopState, list[tuple[float, int, int]]]:
     """Run all chunks; the state at the end, and (microseconds, requests that came, requests that wait) after each
     tenth of them came in."""
@@ -224,8 +251,13 @@ def run_chunks(
             came += len(rows.input)
             state = with_room(state, len(rows.input))
             run(state, setup, rows, came < source.requests)
+            while pilot and state.totals["paused"][0]:
+                state.totals["desired"] = pilot.look(state)
+                run(state, setup, rows, came < source.requests)
             totals = state.totals[0]
             ended = state.left[: totals["left"]]
+            if pilot:
+                pilot.add(ended)
             ledger.add(ended)
             if len(rows.follower):
                 backlog += backlog_of(ended, rows.arrival_us[rows.comes_after == 0])

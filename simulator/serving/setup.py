@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
+
 import numpy as np
 
 from ..memory.breakdown import GIB
 from ..question.canonical import RequestError
+from ..question.fleet import LOST, ColdStart
 from ..question.kv_tiers import LOADS
 from ..question.serving import (
     POLICIES,
@@ -13,6 +17,7 @@ from ..question.serving import (
     SWAP_GBPS,
     DecodePool,
     Scheduler,
+    SecondKind,
     ServingRequest,
     Speculation,
 )
@@ -99,9 +104,10 @@ def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) 
 def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> ServingSetup:
     """All that stays as it is during a run. ``decoder`` is a replica of the pool that decodes, where there is one."""
     pool, scheduler, guessing = request.decode_pool, request.scheduler, request.speculation
-    other, gate = decoder or replica, request.admission
-    replicas = request.replicas + pool.replicas
+    other, gate, mixed = decoder or replica, request.admission, request.second_kind.replicas > 0
+    replicas = request.most_replicas + request.second_pool.replicas
     way = way_of(pool, other)
+    weights = request.scorers
     loads = LOADS.index(request.tiers.load or policy_of(scheduler.policy).loads)
     again = replica.stages == other.stages == 1 and guessing.tokens == 0 and not looked_at(request)
     return ServingSetup(
@@ -114,11 +120,11 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         ),
         timing=timing(replica, scheduler, guessing),
         decode_rules=rules(
-            scheduler,
+            other_scheduler(scheduler, request.second_kind),
             other,
-            pool.max_seqs if decoder else None,
+            pool.max_seqs if decoder and not mixed else None,
             guessing.tokens,
-            pool.first_token == "decode",
+            pool.first_token == "decode" and not mixed,
             again,
             loads,
         ),
@@ -126,10 +132,10 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
         replicas=replicas,
         ranks_per_replica=request.attention_dp,
-        decode_ranks=request.decode_dp,
+        decode_ranks=request.second_dp,
         stages=replica.stages,
         decode_stages=other.stages,
-        first_decode=request.replicas if pool.replicas else replicas,
+        first_decode=request.most_replicas,
         concurrency=request.traffic.concurrency,
         accept=np.array(guessing.chances, np.float64),
         move_us=way[1],
@@ -141,7 +147,33 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         most_queue=-1 if gate.max_queue is None else gate.max_queue,
         bucket_rate=(gate.rate or 0.0) / 1e6,
         bucket_size=float(gate.burst),
+        mixed=int(mixed),
+        choosy=int(mixed or request.changing),
+        changing=int(request.changing),
+        weights=(float(weights.queue), float(weights.kv), float(weights.prefix)),
+        begin_with=request.replicas,
+        start_us=1e6 * start_s(request.cold_start, replica) if request.changing else 0.0,
+        tick_us=1e6 * float(request.autoscale.seconds) if request.autoscale.policy else 0.0,
+        repair_us=1e6 * float(request.failures.repair_s),
+        lost=LOST.index(request.failures.requests),
     )
+
+
+def other_scheduler(scheduler: Scheduler, kind: SecondKind) -> Scheduler:
+    """The scheduler of replicas of another kind: the same with limits of its own."""
+    return replace(scheduler, **kind.limits) if kind.replicas else scheduler
+
+
+def start_s(start: ColdStart, replica: ServedReplica) -> float:
+    """Seconds that a replica takes until it serves. RequestError where nobody knows how large its weights are."""
+    if start.seconds is not None or start.store_gbps is None:
+        return float(start.seconds or 0.0)
+    weights_gb = replica.weights_gb if start.weights_gb is None else start.weights_gb
+    if not weights_gb:
+        raise RequestError(
+            "cold_start.store_gbps reads weights, and no model says how large: give cold_start.weights_gb"
+        )
+    return float(weights_gb / start.store_gbps + start.engine_s)
 
 
 def fill_shelves(
@@ -213,13 +245,15 @@ def shape(
         caching=bool(request.scheduler.prefix_caching),
         block_tokens=max(setup_.rules.block_tokens, setup_.decode_rules.block_tokens),
         most_blocks=min(most, -(-tokens // setup_.rules.block_tokens)) + 1,
-        pools=2 if request.decode_pool.replicas else 1,
+        pools=2 if request.second_pool.replicas else 1,
         logged=logged,
         bins=bins,
         decoders=setup_.replicas - setup_.first_decode,
         decode_ranks=setup_.decode_ranks,
         classes=max(len(request.traffic.classes), 1),
         tiers=tiers,
+        changing=request.changing,
+        starts=ceil(setup_.start_us / setup_.tick_us) if setup_.tick_us else 0,
     )
 
 

@@ -57,7 +57,8 @@ RANK = _kind(
     "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back "
     "swapped_out swapped_in held apart gathered again refused repeated left full "
     # prompt_tokens: of requests routed here that have no first token yet.
-    "prompt_tokens",
+    # shut: it takes no requests (:mod:`.fleet`).
+    "prompt_tokens shut",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
@@ -66,6 +67,9 @@ RANK = _kind(
     # load_us: what its next iteration loads layer by layer. remote_us: when its way to the shared store is free.
     "load_us remote_us",
 )
+# status: of :mod:`.fleet`. seed: of its failures, rate: of them in a microsecond. since_us, down_since_us: when it was
+# turned on and failed; on_us, down_us: how long it was so before. ready_us: when it takes requests, if nothing happens.
+FLEET = _kind("status seed failures starts", "rate since_us on_us down_since_us down_us ready_us")
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 # given_us: when clients have its tokens
 BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us")
@@ -88,7 +92,9 @@ TOTALS = _kind(
     "preemptions swaps input_tokens output_tokens "
     "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens "
     # ordered: queues are in order of priority. bucket: requests that a gateway would let in at bucket_us.
-    "ordered",
+    # held: requests that no replica takes, held_first to held_last. begun: the fleet is open. paused: an autoscaler
+    # looks, and the loop goes on at a row of the chunk. fleet_due: of what is due that of the fleet. failed: requests.
+    "ordered held held_first held_last begun paused desired row fleet_due failed lost_requests lost_tokens",
     "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us",
 )
 
@@ -119,12 +125,16 @@ class LoopState(NamedTuple):
     due: Any  # DUE_LATER [2 * slots] a heap of what comes in later
     shelves: Any  # SHELF [ranks * OWN_TIERS + 1]; empty without tiers
     places: np.ndarray  # of blocks on shelves: content, place after, place before; then their tables (:mod:`.tiers`)
+    fleet: Any  # FLEET [replicas]; empty where none comes or goes
     classes: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`), first the priority
 
 
-RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due", "shelves")
+RECORDS = (
+    *("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due", "shelves"),
+    "fleet",
+)
 SIZES = 24  # powers of two of tokens in a batch
-LIMITS = 8  # codes of :mod:`.limits`
+LIMITS = 9  # codes of :mod:`.limits`
 OWN_TIERS = 2  # of a rank, before the one that all share (:mod:`.tiers`)
 PLACE = 3  # numbers of a place on a shelf
 
@@ -149,6 +159,8 @@ class StateSizes:
     block_tokens: int = 16
     classes: int = 1
     tiers: tuple[int, ...] = ()  # blocks of host memory, drives, and the shared store
+    changing: bool = False  # replicas come and go,
+    starts: int = 0  # and so often may one be about to start
 
     @property
     def rows(self) -> int:
@@ -206,7 +218,8 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         sizes=np.zeros(shape.pools * 2 * SIZES, SIZED),
         log=np.zeros(shape.logged, ITERATION),
         left=np.zeros(slots, ENDED),
-        due=np.zeros(2 * slots, DUE_LATER),
+        due=np.zeros(2 * slots + 1 + shape.replicas * (shape.starts + 3) * shape.changing, DUE_LATER),
+        fleet=np.zeros(shape.replicas * shape.changing, FLEET),
         classes=np.zeros((shape.classes, LIMITS), np.int64),
         **_shelves(shape),
     )

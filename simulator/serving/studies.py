@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...datasets.own_warnings import own_warnings
+from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from .bench import ServingBench
@@ -14,7 +15,7 @@ from .capacity import Apply, Capacity, PlayedReplicas, capacity, sweep
 from .comparison import WayOfServing, compare, ways
 from .connect import replicas_of
 
-CURVES = ("cdf", "over_time", "backlog", "slo_curve")
+CURVES = ("cdf", "over_time", "backlog", "slo_curve", "fleet_over_time")
 
 
 @own_warnings()
@@ -34,6 +35,8 @@ def serving_sweep(
 @own_warnings()
 def serving_ways(request: ServingRequest, bench: ServingBench, apply: Apply) -> list[WayOfServing]:
     """Replicas that do both beside pools that prefill and decode, the best first. RequestError for one replica."""
+    if request.second_kind.replicas or request.changing:
+        raise RequestError("compare is of replicas that are alike and stay: leave out second_kind, autoscale, failures")
     pool = request.decode_pool
     paired = replace(request, decode_pool=replace(pool, replicas=pool.replicas or 1))  # so that a decoder is made
     replica, decoder = replicas_of(paired, bench)

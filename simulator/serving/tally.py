@@ -31,7 +31,9 @@ class Tally:
         self.host_us, self.keep, self.warmup = host_us, keep, warmup
         self.limits_us = {name: limits_us(name, targets, classes) for name in TARGETS}
         self.parts = [Tally(host_us, targets_of(kind, targets), False, warmup) for kind in classes]
-        self.ended = 0
+        self.ended, self.output_tokens = 0, 0
+        self.kinds: list[Tally] = []  # of two kinds of replicas,
+        self.first_other = 0  # the second of which begins with this rank
         self.times = {name: Histogram() for name in TIMES}
         self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
         self.good = 0
@@ -43,11 +45,14 @@ class Tally:
             self.rows.append(ended.copy())
         for kind, part in enumerate(self.parts):
             part.add(ended[ended["kind"] == kind])
+        for second, part in enumerate(self.kinds):
+            part.add(ended[((ended["rank"] >= self.first_other) == second) & (ended["rank"] != NONE)])
         self.ended += int(np.count_nonzero(ended["request"] >= self.warmup))
         done = ended[(ended["rank"] != NONE) & (ended["request"] >= self.warmup)]
         ttft = done["first_token_us"] - done["arrival_us"] + self.host_us
         decode = done["finish_us"] - done["first_token_us"]
         outputs = done["output_tokens"]
+        self.output_tokens += int(outputs.sum())
         several = outputs > 1
         tpot = np.zeros(len(done))
         np.divide(decode, outputs - 1, out=tpot, where=several)

@@ -36,7 +36,8 @@ def rank_name(rank: int, setup: ServingSetup) -> str:
     replica = replica_of(setup, rank)
     local = rank - first_rank(setup, replica)
     two = setup.first_decode < setup.replicas
-    pool = ("decode " if replica >= setup.first_decode else "prefill ") if two else ""
+    names = ("first ", "second ") if setup.mixed else ("prefill ", "decode ")
+    pool = names[int(replica >= setup.first_decode)] if two else ""
     return f"{pool}replica {replica}" + (f" rank {local}" if ranks_of(setup, replica) > 1 else "")
 
 

@@ -226,6 +226,22 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["tiers.load=async"], "tiers.load=async is not read without tiers.host_gib"),
         (["tiers.remote_us=9", "tiers.host_gib=1"], "tiers.remote_us=9 is not read without tiers.remote_gib"),
         (["scheduler.queue=priority"], "scheduler.queue=priority is not read without traffic.classes"),
+        (["second_kind.replicas=1", "second_kind.device=h100_sxm"], "second_kind.device=h100_sxm says what"),
+        (["second_kind.max_seqs=3"], "second_kind.max_seqs=3 is not read with second_kind.replicas=0"),
+        (["second_kind.replicas=1", "decode_pool.replicas=1"], "leave out one of them"),
+        (["scorers.queue=1"], "scorers.queue=1 is not read with router=round_robin"),
+        (["autoscale.target=2"], "autoscale.target=2 is not read with autoscale.policy=null"),
+        (["failures.repair_s=5"], "failures.repair_s=5 is not read with failures.mtbf_h=null"),
+        (["cold_start.seconds=5"], "cold_start.seconds=5 is not read with autoscale.policy=null and"),
+        (["autoscale.policy=queue", "cold_start.seconds=5"], "autoscale.policy=queue needs a target"),
+        (["autoscale.policy=no.module:f", "cold_start.seconds=5"], "autoscale.policy=no.module:f cannot be loaded"),
+        (["failures.mtbf_h=1"], "give cold_start.seconds=90, or cold_start.store_gbps"),
+        (["failures.mtbf_h=1", "cold_start.store_gbps=2"], "give cold_start.weights_gb"),
+        (
+            ["compare", "replicas=2", "failures.mtbf_h=1", "cold_start.seconds=5"],
+            "compare is of replicas that are alike",
+        ),
+        (["traffic.arrival=daily", "traffic.swing=1"], "traffic.swing=1 must be a share below 1"),
         (["rates=[1,2]"], "rates=[1, 2] are of `opcast serving sweep`"),
         (["capacity", "slo.ttft_ms=60", "chakra=/tmp/x"], "chakra=/tmp/x is of one run"),
         (["replicas=1000000"], "replicas=1,000,000"),
@@ -270,6 +286,37 @@ def test_experts_and_the_pool_that_decodes_are_those_asked_for() -> None:
     assert (request.step.parallel.tp, request.decode_pool.step.parallel.tp) == (4, 8)
     assert request.decode_pool.step.cluster.id == "dgx_h200"
     assert request.decode_pool.step.device.id == "h200_sxm"
+
+
+def test_a_second_kind_is_on_devices_of_its_own() -> None:
+    from opcast.jobs.composing import compose
+    from opcast.jobs.resolve import request_of
+
+    own = ["second_kind.replicas=4", "second_kind.device=l40s", "second_kind.parallel={tp: 2}"]
+    request = request_of("serving", compose("serving", ["model=llama3_8b", "device=h100_sxm", "parallel.tp=4", *own]))
+    assert request.step is not None
+    assert request.second_kind.step is not None
+    assert (request.step.parallel.tp, request.second_kind.step.parallel.tp) == (4, 2)
+    assert (request.step.device.id, request.second_kind.step.device.id) == ("h100_sxm", "l40s")
+
+
+def test_fleets_are_told_and_on_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Two kinds; a queue that an autoscaler sees; a replica that fails some times within the run."""
+    start, page = "cold_start.seconds=0.5", tmp_path / "fleet.html"
+    scale = ["autoscale.policy=utilisation", "autoscale.target=1", "autoscale.max_replicas=3", "autoscale.interval_s=1"]
+    for words, told, shown in (
+        (["second_kind.replicas=1"], "kinds of replicas", "Kinds of replicas"),
+        ([*scale, start], "GPU-hours", "Replicas, and requests that come"),
+        (["failures.mtbf_h=0.0005", start], "without failures", "Replicas that came and went"),
+    ):
+        assert main(["serving", *words, *LAW, *FEW, "slo.ttft_ms=100", f"report={page}"]) == 0
+        assert told in capsys.readouterr().out
+        assert shown in page.read_text()
+    picture = tmp_path / "fleet.svg"
+    found = asked(capsys, *scale, start, f"picture={picture}")
+    assert picture.read_text().count("<path") == 2
+    assert found["fleet"]["gpu_hours"] > 0
+    assert {"s", "ready", "requests_per_s"} <= found["fleet_over_time"][0].keys()
 
 
 def test_a_share_of_the_replicas_decodes() -> None:

@@ -32,7 +32,12 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.studies import sweep_values, ways_values
 
 SEED, FEW, QUESTIONS = 20261126, 3, 60
-IN_EVERY_RUN = {"search": 6, "search serving": 6, "serving": 6}  # of verbs whose answers take long; of others as below
+IN_EVERY_RUN = {
+    "search": 6,
+    "search serving": 6,
+    "serving": 6,
+    "fleet": 3,
+}  # of verbs whose answers take long; of others as below
 USUALLY = 20  # each is answered three times; all of them: --every-model
 TIMES = ("wall_time_s",)  # what an answer says of itself
 Drawn = dict[str, tuple[str, tuple[Any, ...]]]  # name in Python and HTTP -> words of the command line, values
@@ -84,6 +89,7 @@ TRAFFIC: Drawn = {
             {"requests": 40, "arrival": "closed", "concurrency": 8},
             {"requests": 40, "rate": 40.0, "input": {"kind": "uniform", "low": 100, "high": 900}},
             {"requests": 40, "arrival": "gamma", "cv": 3.0, "seed": 3},
+            {"requests": 40, "arrival": "daily", "rate": 20.0, "day_s": 4.0, "swing": 0.8},
         ),
     ),
     "scheduler": (
@@ -98,7 +104,7 @@ TRAFFIC: Drawn = {
     ),
     "slo": ("slo", ({"ttft_ms": 100.0}, {"tpot_ms": 20.0, "share": 0.5})),
     "replicas": ("replicas", (2, 3)),
-    "router": ("router", ("random", "least_outstanding")),
+    "router": ("router", ("random", "least_outstanding", "scorers")),
     "speculation": ("speculation", ({"tokens": 2}, {"tokens": 3, "acceptance": 0.5})),
     "intervals": ("intervals", (False,)),
     "attention_dp": ("attention_dp", (2,)),
@@ -186,6 +192,23 @@ VERBS = {
         "/v1/serving",
         {"law": LAW, "kv": MEMORY, "traffic": ("traffic", {"requests": 30})},
         TRAFFIC,
+    ),
+    "fleet": Verb(
+        "serving",
+        "/v1/serving",
+        {
+            "law": LAW,
+            "kv": MEMORY,
+            "traffic": ("traffic", {"requests": 30, "arrival": "daily", "rate": 20.0, "day_s": 2.0, "swing": 0.8}),
+            "failures": ("failures", {"mtbf_h": 0.0005, "repair_s": 0.2, "requests": "migrate"}),
+            "cold_start": ("cold_start", {"store_gbps": 2.0, "weights_gb": 0.5, "engine_s": 0.1}),
+        },
+        {
+            "second_kind": ("second_kind", ({"replicas": 2, "max_seqs": 4}, {"replicas": 1, "max_tokens": 512})),
+            "autoscale": ("autoscale", ({"policy": "queue", "target": 2.0, "max_replicas": 4, "interval_s": 0.5},)),
+            "router": TRAFFIC["router"],
+            "slo": TRAFFIC["slo"],
+        },
     ),
     "serving": Verb(
         "serving",

@@ -30,7 +30,7 @@ MANY = RequestTraffic(
 
 
 def arriving(arrival: str, **more: Any) -> RequestTraffic:
-    own: dict[str, dict[str, float]] = {"closed": {"rate": 1.0}, "ramp": {"rate_end": 200.0}}
+    own: dict[str, dict[str, float]] = {"closed": {"rate": 1.0}, "ramp": {"rate_end": 200.0}, "daily": {"day_s": 8.0}}
     return RequestTraffic(**{**vars(MANY), "arrival": arrival, **own.get(arrival, {}), **more})
 
 

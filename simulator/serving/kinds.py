@@ -1,0 +1,58 @@
+"""Replicas of two kinds in one pool: what each served, how busy it was, and what it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..question.serving import ServingRequest
+from .rules import ServingSetup, first_decode_rank
+from .state import LoopState
+
+if TYPE_CHECKING:
+    from .replica import ServedReplica
+    from .tally import Tally
+
+KINDS = "first", "second"
+
+
+def kind_figures(
+    request: ServingRequest,
+    setup: ServingSetup,
+    state: LoopState,
+    tally: Tally,
+    replicas: tuple[ServedReplica, ServedReplica],
+) -> dict[str, dict[str, Any]]:
+    """The figures of each kind: requests and tokens of answers after the warm-up, times in milliseconds, the share of
+    the time that it computes, KV memory, and the price of a million tokens (None without one)."""
+    first, seconds = first_decode_rank(setup), max(float(state.totals["now_us"][0]) / 1e6, 1e-9)
+    figures = {}
+    for index, (name, part, replica) in enumerate(zip(KINDS, tally.kinds, replicas, strict=True)):
+        ranks = state.ranks[slice(first, None) if index else slice(0, first)]
+        rules = setup.decode_rules if index else setup.rules
+        count = request.second_kind.replicas if index else request.replicas
+        price = count * replica.devices * replica.price_per_hour * seconds / 3600
+        million = max(part.output_tokens, 1) / 1e6
+        figures[name] = {
+            "device": replica.run.get("system", ""),
+            "replicas": count,
+            "devices": count * replica.devices,
+            "completed": part.ended,
+            "output_tokens": part.output_tokens,
+            "output_tokens_per_s_per_gpu": part.output_tokens / seconds / max(count * replica.devices, 1),
+            "slo_attainment": part.good / part.ended if part.ended else 0.0,
+            "ttft_ms": spread_of(part, "ttft"),
+            "tpot_ms": spread_of(part, "tpot"),
+            "utilisation": float(ranks["busy_us"].mean()) / (seconds * 1e6),
+            "kv_tokens": rules.blocks * rules.block_tokens * (request.second_dp if index else request.attention_dp),
+            "kv_peak": float(ranks["peak"].max()) / rules.blocks,
+            "price": price or None,
+            "cost_per_million_tokens": price / million if price else None,
+        }
+    return figures
+
+
+def spread_of(part: Tally, name: str) -> dict[str, float]:
+    """The spread of a time, in milliseconds."""
+    from .report import spread
+
+    return spread(part.times[name]).to_dict()
