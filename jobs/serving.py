@@ -348,6 +348,8 @@ def show(report: ServingReport) -> None:
         rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found{tiers_text(report)}"))
+    if report.adapters:
+        rows.append(("adapters", adapters_text(report)))
     rows += [
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
@@ -377,6 +379,17 @@ def tiers_text(report: ServingReport) -> str:
     shares = ", ".join(f"{tier['share']:.0%} {name}" for name, tier in tiers.items())
     loads = report.kv_tiers["loads"]
     return f" ({shares}); {loads['loads']:,.0f} loads of {loads['mean_ms']:,.1f} ms"
+
+
+def adapters_text(report: ServingReport) -> str:
+    """How many adapters were in a batch, and what loading them took."""
+    seen = report.adapters
+    first = max((row["requests_per_s"] for row in seen["by_adapter"]), default=0.0)
+    return (
+        f"{seen['asked_for']:,} asked for, {seen['in_batch']:.1f} in a batch of at most {seen['on_gpu']}; "
+        f"{seen['loads']:,} loads of {seen['load_ms']:,.1f} ms, {seen['loads_from_disk']:,} of them from disk; "
+        f"{seen['waited']:,} requests waited for a place; the first has {first:.3g} requests/s"
+    )
 
 
 def show_classes(report: ServingReport) -> None:

@@ -41,6 +41,7 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
         targets_section(report),
         classes_section(report),
         tiers_section(report),
+        adapters_section(report),
         pools_section(report),
     ]
     notes = tuple(note for note in (report.overload, *report.notes) if note)
@@ -321,6 +322,26 @@ def tiers_section(report: ServingReport) -> PageSection | None:
     return PageSection(
         "tiers", "Prefix cache", text, (Table("Tiers", (Column("tier", words=True), *map(Column, numbers)), rows),)
     )
+
+
+def adapters_section(report: ServingReport) -> PageSection | None:
+    """What low-rank adapters took, and what the requests of each had; None without adapters."""
+    seen = report.adapters
+    if not seen:
+        return None
+    rows = [
+        (Cell(f"{row['adapter']}"), Cell(units.count(row["requests"]), bar=row["requests"] / report.requests),
+         Cell(f"{row['requests_per_s']:,.3g}"), Cell(f"{row['output_tokens_per_s']:,.3g}"),
+         Cell(units.duration(row["ttft_ms"] * 1e3)))
+        for row in seen["by_adapter"]
+    ]  # fmt: skip
+    text = (
+        f"{seen['in_batch']:.1f} adapters were in a batch, of at most {seen['on_gpu']} on a GPU. "
+        f"{units.count(seen['loads'])} loads took {units.duration(seen['load_ms'] * 1e3)} each, and "
+        f"{units.count(seen['waited'])} requests waited for a place."
+    )
+    heads = Column("adapter"), *map(Column, ("requests", "requests/s", "output tokens/s", "mean TTFT"))
+    return PageSection("adapters", "Adapters", text, (Table("The most asked for", heads, rows),))
 
 
 def pools_section(report: ServingReport) -> PageSection | None:

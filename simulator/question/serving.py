@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...datasets.loading import choice, flag, number, whole
+from .adapters import ServedAdapters
 from .canonical import Request, RequestError
 from .declaration import FILES, setting
 from .kv_tiers import KvTiers
@@ -297,6 +298,9 @@ class ServingRequest(Request):
     tiers: KvTiers = field(
         default_factory=KvTiers,
         metadata={"help": "of the prefix cache below the GPU: host memory, drives, a shared store"},
+    )
+    lora: ServedAdapters = field(
+        default_factory=ServedAdapters, metadata={"help": "low-rank adapters that requests ask for beside the model"}
     )
     decode_pool: DecodePool = field(default_factory=DecodePool)
     speculation: Speculation = field(default_factory=Speculation)

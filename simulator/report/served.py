@@ -42,7 +42,8 @@ class ServingReport:
     of the traffic make of it. ``sources`` is the share of kernel time by whose measurements, over some of the steps
     that its tables were made of. ``rejections`` are how many ``requests`` each limit rejected, by its name, and the
     ``most_tokens`` that it allows, or the ``most`` that may come in. ``classes`` are what each class of requests saw,
-    ``kv_tiers`` what was found in each tier of the prefix cache.
+    ``kv_tiers`` what was found in each tier of the prefix cache, ``adapters`` what low-rank adapters took: those on a
+    GPU and ``in_batch``, loads and their time, requests that ``waited`` for a place, and what those of each had.
     """
 
     requests: int
@@ -94,6 +95,7 @@ class ServingReport:
     rejections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kv_tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    adapters: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sources: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0

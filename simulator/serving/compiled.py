@@ -16,6 +16,7 @@ from typing import Any
 
 from ..question.serving import POLICIES, ROUTERS
 from . import (
+    adapters,
     admission,
     blocks,
     chain,
@@ -39,7 +40,7 @@ from . import (
 )
 
 PARTS = (
-    *(iteration, histogram, rules, lanes, due, blocks, limits, order, tiers, queues, priorities, admission),
+    *(iteration, histogram, rules, lanes, due, blocks, limits, order, adapters, tiers, queues, priorities, admission),
     *policies.MODULES,
     *(repeating, routing, moving, state, counting),
 )
@@ -77,6 +78,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
         blocks.content,
         order.take_out,
         tiers.has_tiers,
+        adapters.has_adapters,
         blocks.missing_blocks,
     ),
 )

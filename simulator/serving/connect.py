@@ -9,6 +9,7 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from . import adapter_costs
 from .bench import ServingBench
 from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
@@ -74,7 +75,8 @@ def replica_of(
     price = request.price_per_gpu_hour
     if law is not None or step is None:
         served = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
-        return replace(served, price_per_hour=price or 0.0)
+        costs = adapter_costs.by_hand(request.lora) if request.lora.exist else None
+        return replace(served, price_per_hour=price or 0.0, adapters=costs)
     scheduler, policy = request.scheduler, policy_of(request.scheduler.policy)
     engine = load_serving_engine(policy.framework)
     steps = steps_of(step, bench)
@@ -92,6 +94,13 @@ def replica_of(
     memory = steps.kv_budget(rule, probe.max_tokens, overheads_seen(kv), seqs)
     block = kv.block_tokens or memory.block_tokens
     memory = replace(memory, block_tokens=block, blocks=kv.blocks or max(1, memory.tokens // block))
+    adapters = None
+    if request.lora.exist:
+        most = adapter_costs.most_loras(request.lora, scheduler.policy)
+        adapters = adapter_costs.costs_of(request.lora, steps, most, probe.max_tokens)
+        if not kv.blocks and not kv.seen.keys() & {"kv_gib", "kv_tokens"}:
+            devices = steps.plan.parallel.tp * steps.plan.parallel.pp
+            memory = adapter_costs.without_adapters(memory, adapters, most, devices)
     longest, shortened = longest_served(engine, scheduler, memory, context) if policy.engine else (context, "")
     tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     named = host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling)
@@ -104,6 +113,7 @@ def replica_of(
             "system": steps.device.id,
             "model": str(step.model.get("name", "") if isinstance(step.model, Mapping) else step.model),
         },
+        adapters=adapters,
         max_model_len=longest,
         shortened=shortened,
         limits=limits,

@@ -13,6 +13,7 @@ from ..question.canonical import RequestError
 from ..question.kv_tiers import PCIE_SHARE
 from ..question.serving import SWAP_GBPS, IterationLaw
 from ..report.account import mixture_notes
+from .adapter_costs import AdapterCosts
 from .engines import ServingEngine, UsualLimits
 from .figures import StepFigures
 from .host import FirstToken, HostTime, layers_and_experts
@@ -45,6 +46,7 @@ class ServedReplica:
     host_gbps: float = SWAP_GBPS  # GB/s between a device and host memory
     notes: tuple[str, ...] = ()  # what was chosen of its model's formats
     sources: Mapping[str, float] = field(default_factory=dict)  # share of kernel time by whose measurements
+    adapters: AdapterCosts | None = None  # what one takes, where requests ask for any
     run: Mapping[str, str] = field(default_factory=dict)  # its engine, system and model, as served runs name them
     link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it
 

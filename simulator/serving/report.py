@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..memory.breakdown import GIB
 from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
 from ..report.served import ServingReport, TimeSpread
+from .adapter_costs import most_in_host, most_loras
 from .histogram import Histogram
 from .limits import rejection_note, rejections
 from .rules import SchedulerRules, ServingSetup, first_decode_rank
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from .tally import Tally
 
 PERCENTILES = (50, 90, 99)
+MOST_SHOWN = 20  # adapters
 CDF_POINTS = 100
 OVERLOADED = 0.1  # of all requests still waiting when the last comes in, more than at half time
 MS = 1e3
@@ -92,6 +95,7 @@ def report_of(
         swaps=totals["swaps"],
         prefix_hit_share=hit_tokens / max(1, hit_tokens + totals["computed_tokens"]),
         kv_tiers=tier_figures(state, replicas[0], totals),
+        adapters=adapter_figures(request, tally, totals, replicas[0], seconds) if request.lora.exist else {},
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
         utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0),
@@ -142,6 +146,39 @@ def tier_figures(state: LoopState, replica: ServedReplica, totals: Mapping[str, 
         }
     tiers["loads"] = {"loads": totals["loads"], "mean_ms": totals["load_us"] / max(totals["loads"], 1) / MS}
     return tiers
+
+
+def adapter_figures(
+    request: ServingRequest, tally: Tally, totals: Mapping[str, Any], replica: ServedReplica, seconds: float
+) -> dict[str, Any]:
+    """What adapters took and what their requests had (``by_adapter``, the most asked for first)."""
+    lora, costs = request.lora, replica.adapters
+    requests, outputs, ttft_us = tally.by_adapter
+    order = np.argsort(-requests, kind="stable")[:MOST_SHOWN]
+    loads = totals["adapter_loads"]
+    most = most_loras(lora, request.scheduler.policy)
+    return {
+        "on_gpu": most,
+        "in_host": most_in_host(lora, request.scheduler.policy),
+        "gib_per_gpu": most * costs.gpu_bytes / GIB if costs else 0.0,
+        "in_batch": totals["adapters_used"] / max(totals["iterations"], 1),
+        "loads": loads,
+        "loads_from_disk": totals["adapter_reads"],
+        "load_ms": totals["adapter_load_us"] / max(loads, 1) / MS,
+        "waited": totals["adapter_waits"],
+        "asked_for": int(np.count_nonzero(requests)),
+        "by_adapter": tuple(
+            {
+                "adapter": int(code),
+                "requests": int(requests[code]),
+                "requests_per_s": float(requests[code]) / seconds,
+                "output_tokens_per_s": float(outputs[code]) / seconds,
+                "ttft_ms": float(ttft_us[code] / requests[code]) / MS,
+            }
+            for code in order
+            if requests[code]
+        ),
+    }
 
 
 def class_figures(kind: RequestClass, part: Tally, seconds: float) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from . import confidence
 from . import setup as setups
+from .adapter_costs import most_loras
+from .adapter_draws import with_adapters
 from .classes import with_classes
 from .compiled import compiled, on_disk, with_own
 from .histogram import BINS
@@ -83,8 +85,9 @@ def serve(
 
 
 def requests_of(request: ServingRequest) -> RequestStream:
-    """The requests of its traffic, with their classes."""
-    return with_classes(stream(request.traffic), request.traffic)
+    """The requests of its traffic, with their classes and adapters."""
+    source = with_classes(stream(request.traffic), request.traffic)
+    return with_adapters(source, request.lora, request.traffic)
 
 
 def alike_without(request: ServingRequest) -> bool:
@@ -116,9 +119,10 @@ def serve_once(
     setup = setups.with_room_for(setup, shape.seats)
     sending = request.traffic.concurrency / request.replicas if clients is None else clients
     host_us = replica.first_token_us(sending, source.prompt)
-    ledger = Tally(host_us, request.slo, keeping.requests, warmup, request.traffic.classes)
+    ledger = Tally(host_us, request.slo, keeping.requests, warmup, request.traffic.classes, shape.adapters)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state.totals["ordered"] = request.scheduler.queue == "priority"
+    state.totals["most_adapters"] = most_loras(request.lora, request.scheduler.policy)
     state.classes[:, 0] = [kind.priority for kind in request.traffic.classes] or [0]
     if tiers:
         first, count = first_decode_rank(setup), len(state.ranks)

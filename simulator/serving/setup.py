@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..memory.breakdown import GIB
@@ -14,9 +16,9 @@ from ..question.serving import (
     DecodePool,
     Scheduler,
     ServingRequest,
-    Speculation,
 )
 from . import routing
+from .adapter_costs import most_in_host, most_loras
 from .policies import policy_of
 from .queues import nobody_new
 from .replica import ServedReplica
@@ -81,8 +83,9 @@ def rules(
     )
 
 
-def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) -> IterationTiming:
+def timing(replica: ServedReplica, request: ServingRequest) -> IterationTiming:
     """How long the iterations of a replica take, host included."""
+    scheduler, guessing = request.scheduler, request.speculation
     share = replica.layer_share if guessing.draft_share is None else guessing.draft_share
     host, graphs = replica.host, scheduler.cuda_graphs or replica.graphs
     return IterationTiming(
@@ -93,7 +96,24 @@ def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) 
         float(host.stream_us),
         guessing.tokens,
         float(share),
+        **adapter_timing(replica, request),
     )
+
+
+def adapter_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, Any]:
+    """What adapters add to iterations, and how long one takes to load; nothing where there are none."""
+    costs, lora = replica.adapters, request.lora
+    if costs is None:
+        return {}
+    tiers_gbps = replica.host_gbps if request.tiers.host_gbps is None else request.tiers.host_gbps
+    gbps = tiers_gbps if lora.host_gbps is None else lora.host_gbps
+    return {
+        "adapter_counts": costs.counts,
+        "adapter_tokens": costs.tokens,
+        "adapter_us": costs.extra_us,
+        "adapter_load_us": costs.host_us + costs.gpu_bytes / (gbps * 1e3),
+        "adapter_read_us": costs.file_bytes / (lora.disk_gbps * 1e3),
+    }
 
 
 def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> ServingSetup:
@@ -112,7 +132,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             repeats=again,
             loads=loads,
         ),
-        timing=timing(replica, scheduler, guessing),
+        timing=timing(replica, request),
         decode_rules=rules(
             scheduler,
             other,
@@ -122,7 +142,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             again,
             loads,
         ),
-        decode_timing=timing(other, scheduler, guessing),
+        decode_timing=timing(other, request),
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
         replicas=replicas,
         ranks_per_replica=request.attention_dp,
@@ -203,7 +223,7 @@ def shape(
 ) -> StateSizes:
     """How large the arrays of the state are."""
     most = max(setup_.rules.blocks, setup_.decode_rules.blocks)
-    tokens = min(longest, setup_.rules.max_model_len)
+    tokens, lora, policy = min(longest, setup_.rules.max_model_len), request.lora, request.scheduler.policy
     return StateSizes(
         replicas=setup_.replicas,
         ranks_per_replica=setup_.ranks_per_replica,
@@ -220,6 +240,8 @@ def shape(
         decode_ranks=setup_.decode_ranks,
         classes=max(len(request.traffic.classes), 1),
         tiers=tiers,
+        adapters=lora.adapters if lora.exist else 0,
+        adapter_places=most_loras(lora, policy) + most_in_host(lora, policy) if lora.exist else 0,
     )
 
 

@@ -40,7 +40,9 @@ SLOT = _kind(
     "kind priority scheduled work "
     # tiered: tokens that it finds below the GPU, below: those of them below host memory. loading: tokens that it will
     # have once they are loaded. kept: full blocks that are written to tiers.
-    "tiered below loading kept",
+    "tiered below loading kept "
+    # adapter: NONE for the model itself. refused: it waited for a place for its adapter.
+    "adapter refused",
     # prefilled_us: its prompt was computed; first_us: the client has its first token.
     "arrival_us admitted_us prefilled_us first_us last_us moved_us",
 )
@@ -57,7 +59,9 @@ RANK = _kind(
     "free head tail waiting count outstanding work clock rows peak seats moves last_move landed back "
     "swapped_out swapped_in held apart gathered again refused repeated left full "
     # prompt_tokens: of requests routed here that have no first token yet.
-    "prompt_tokens",
+    "prompt_tokens "
+    # formed: batches so far. adapters: of all that run (:mod:`.adapters`).
+    "formed adapters",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
@@ -68,7 +72,10 @@ RANK = _kind(
 )
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 # given_us: when clients have its tokens
-BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us")
+BATCH = _kind(
+    "size",
+    "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us adapters adapter_tokens",
+)
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
 # first: of its blocks, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. loads,
@@ -80,7 +87,7 @@ ITERATION = _kind(
     "rank lane blocks waiting swapped_out swapped_in", "start_us end_us decodes prefill_tokens decode_context samples"
 )
 ENDED = _kind(
-    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens limit kind",
+    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens limit kind adapter",
     "arrival_us admitted_us prefilled_us first_token_us finish_us moved_us",
 )
 TOTALS = _kind(
@@ -88,8 +95,11 @@ TOTALS = _kind(
     "preemptions swaps input_tokens output_tokens "
     "hit_tokens computed_tokens moved_tokens guesses guessed credits waiting seed turn decode_turn key_tokens "
     # ordered: queues are in order of priority. bucket: requests that a gateway would let in at bucket_us.
-    "ordered",
-    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us",
+    "ordered "
+    # most_adapters: on a GPU. adapter_waits: requests that one of them kept waiting.
+    "most_adapters adapter_waits adapter_loads adapter_reads",
+    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us "
+    "adapter_load_us adapters_used",
 )
 
 
@@ -120,6 +130,8 @@ class LoopState(NamedTuple):
     shelves: Any  # SHELF [ranks * OWN_TIERS + 1]; empty without tiers
     places: np.ndarray  # of blocks on shelves: content, place after, place before; then their tables (:mod:`.tiers`)
     classes: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`), first the priority
+    adapters: np.ndarray  # [ranks, adapters, 4] (:mod:`.adapters`); empty without any
+    adapter_places: np.ndarray  # [ranks, places] adapter + 1 on the GPU, then in host memory
 
 
 RECORDS = ("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due", "shelves")
@@ -149,6 +161,8 @@ class StateSizes:
     block_tokens: int = 16
     classes: int = 1
     tiers: tuple[int, ...] = ()  # blocks of host memory, drives, and the shared store
+    adapters: int = 0
+    adapter_places: int = 0  # of a rank, on the GPU and in host memory
 
     @property
     def rows(self) -> int:
@@ -208,6 +222,8 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         left=np.zeros(slots, ENDED),
         due=np.zeros(2 * slots, DUE_LATER),
         classes=np.zeros((shape.classes, LIMITS), np.int64),
+        adapters=np.zeros((shape.ranks if shape.adapters else 0, shape.adapters, 4), np.int64),
+        adapter_places=np.zeros((shape.ranks, shape.adapter_places), np.int64),
         **_shelves(shape),
     )
 

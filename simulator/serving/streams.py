@@ -58,4 +58,5 @@ def chunk(
         think_us=more.get("think_us", np.zeros(0)),
         kind=more.get("kind", np.zeros(count, np.int64)),
         keys=more.get("keys", none),
+        adapter=more.get("adapter", none),
     )
