@@ -10,6 +10,8 @@ from ...datasets.loading import choice, flag, number, whole
 from .adapters import ServedAdapters
 from .canonical import Request, RequestError
 from .declaration import FILES, setting
+from .expert_balance import ExpertBalance
+from .image_requests import ImageRequests
 from .kv_tiers import KvTiers
 from .request_classes import QUEUES, Admission
 from .requests import SimulateRequest
@@ -302,6 +304,13 @@ class ServingRequest(Request):
     lora: ServedAdapters = field(
         default_factory=ServedAdapters, metadata={"help": "low-rank adapters that requests ask for beside the model"}
     )
+    images: ImageRequests = field(
+        default_factory=ImageRequests, metadata={"help": "of requests, and the GPUs that encode them"}
+    )
+    eplb: ExpertBalance = field(
+        default_factory=ExpertBalance,
+        metadata={"help": "experts whose load drifts, and how they are shared out anew"},
+    )
     decode_pool: DecodePool = field(default_factory=DecodePool)
     speculation: Speculation = field(default_factory=Speculation)
     price_per_gpu_hour: float | None = setting(None, "for the cost of a million tokens; null: the cluster's own")
@@ -326,6 +335,11 @@ class ServingRequest(Request):
             )
         if self.tiers.exist and not self.scheduler.prefix_caching:
             raise RequestError("tiers keep what the prefix cache forgets: set scheduler.prefix_caching=true")
+        if self.images.exist and self.images.gpus and (self.traffic.concurrency or self.traffic.turns > 1):
+            raise RequestError(
+                f"images.gpus={self.images.gpus} needs requests that come at times of their own: leave out "
+                "traffic.concurrency and traffic.turns, or take images.gpus=0"
+            )
         if ":" not in self.router:
             choice(RequestError, "router", self.router, ROUTERS)
         if (self.step is None) == (self.law is None):

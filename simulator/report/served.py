@@ -44,6 +44,8 @@ class ServingReport:
     ``most_tokens`` that it allows, or the ``most`` that may come in. ``classes`` are what each class of requests saw,
     ``kv_tiers`` what was found in each tier of the prefix cache, ``adapters`` what low-rank adapters took: those on a
     GPU and ``in_batch``, loads and their time, requests that ``waited`` for a place, and what those of each had.
+    ``expert_balance`` is how many times as many tokens the busiest GPU of experts had as the mean, ``over_time`` by
+    iteration, what an iteration took longer for it, and what moving weights took. ``images`` is what encoding took.
     """
 
     requests: int
@@ -96,6 +98,8 @@ class ServingReport:
     classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kv_tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     adapters: Mapping[str, Any] = field(default_factory=dict)
+    expert_balance: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     sources: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0

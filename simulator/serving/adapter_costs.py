@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -129,14 +130,10 @@ def kernels_us(products: Sequence[AdaptedProduct], steps: ReplicaSteps, rank: in
     return float(sum(product.times * us for product, us in zip(products, each_us.tolist(), strict=True)))
 
 
-def without_adapters(kv: KvBudget, costs: AdapterCosts, most: int, devices: int) -> KvBudget:
-    """The KV memory of a rank of so many devices that so many adapters leave. KvError where they leave none."""
+def less_memory(kv: KvBudget, size_bytes: float, what: str, setting: str) -> KvBudget:
+    """The KV memory of a rank that so many bytes leave. KvError, with what takes them and its setting, for none."""
     block_bytes = kv.bytes_per_token * kv.block_tokens
-    taken_blocks = -(-int(most * costs.gpu_bytes * devices) // max(int(block_bytes), 1)) if costs.gpu_bytes else 0
-    if taken_blocks >= kv.blocks:
-        gib = most * costs.gpu_bytes / GIB
-        raise KvError(
-            f"{most} adapters of {gib:.1f} GiB on each GPU leave no KV memory: take fewer (lora.max_loras) or a lower "
-            "lora.rank"
-        )
-    return replace(kv, blocks=kv.blocks - taken_blocks)
+    fewer = ceil(size_bytes / block_bytes) if size_bytes and block_bytes else 0
+    if fewer >= kv.blocks:
+        raise KvError(f"{what} of {size_bytes / GIB:.1f} GiB leave no KV memory: take fewer ({setting})")
+    return replace(kv, blocks=kv.blocks - fewer)

@@ -37,10 +37,26 @@ from . import (
     rules,
     state,
     tiers,
+    uneven,
 )
 
 PARTS = (
-    *(iteration, histogram, rules, lanes, due, blocks, limits, order, adapters, tiers, queues, priorities, admission),
+    *(
+        iteration,
+        histogram,
+        rules,
+        lanes,
+        due,
+        blocks,
+        limits,
+        order,
+        adapters,
+        tiers,
+        uneven,
+        queues,
+        priorities,
+        admission,
+    ),
     *policies.MODULES,
     *(repeating, routing, moving, state, counting),
 )

@@ -9,7 +9,7 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
-from . import adapter_costs
+from . import adapter_costs, expert_drift, images
 from .bench import ServingBench
 from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
@@ -22,7 +22,7 @@ from .replica import ServedReplica, by_hand, replica
 from .requests import longest_of
 from .setup import rules
 from .start import longest_served
-from .steps import steps_of
+from .steps import ReplicaSteps, steps_of
 from .surrogate import surrogate
 from .tabulate import Extent
 
@@ -76,7 +76,14 @@ def replica_of(
     if law is not None or step is None:
         served = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
         costs = adapter_costs.by_hand(request.lora) if request.lora.exist else None
-        return replace(served, price_per_hour=price or 0.0, adapters=costs)
+        drifting = expert_drift.by_hand(request.eplb) if request.eplb.exist else None
+        return replace(
+            served,
+            price_per_hour=price or 0.0,
+            adapters=costs,
+            moving_experts=drifting,
+            encoder=encoder_of(request, None),
+        )
     scheduler, policy = request.scheduler, policy_of(request.scheduler.policy)
     engine = load_serving_engine(policy.framework)
     steps = steps_of(step, bench)
@@ -88,19 +95,27 @@ def replica_of(
     extent = Extent(
         sequences=_round(seqs * (1 + request.speculation.tokens), 64),
         tokens=_round(probe.max_tokens, FEW_TOKENS),
-        context=min(_round(min(longest_of(request.traffic), LONGEST), 8192), context),
+        context=min(_round(min(longest_of(request.traffic) + request.images.most_tokens, LONGEST), 8192), context),
     )
     rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
     memory = steps.kv_budget(rule, probe.max_tokens, overheads_seen(kv), seqs)
     block = kv.block_tokens or memory.block_tokens
     memory = replace(memory, block_tokens=block, blocks=kv.blocks or max(1, memory.tokens // block))
-    adapters = None
+    adapters, drifting, devices = None, None, steps.plan.parallel.tp * steps.plan.parallel.pp
+    if request.eplb.exist:
+        drifting = expert_drift.costs_of(request.eplb, steps)
+        if leaves_memory(kv):
+            copies = expert_drift.redundant_bytes(request.eplb, drifting)
+            memory = adapter_costs.less_memory(
+                memory, copies * devices, "copies of experts", "eplb.num_redundant_experts"
+            )
     if request.lora.exist:
         most = adapter_costs.most_loras(request.lora, scheduler.policy)
         adapters = adapter_costs.costs_of(request.lora, steps, most, probe.max_tokens)
-        if not kv.blocks and not kv.seen.keys() & {"kv_gib", "kv_tokens"}:
-            devices = steps.plan.parallel.tp * steps.plan.parallel.pp
-            memory = adapter_costs.without_adapters(memory, adapters, most, devices)
+        if leaves_memory(kv):
+            memory = adapter_costs.less_memory(
+                memory, most * adapters.gpu_bytes * devices, "adapters", "lora.max_loras"
+            )
     longest, shortened = longest_served(engine, scheduler, memory, context) if policy.engine else (context, "")
     tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     named = host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling)
@@ -114,6 +129,8 @@ def replica_of(
             "model": str(step.model.get("name", "") if isinstance(step.model, Mapping) else step.model),
         },
         adapters=adapters,
+        moving_experts=drifting,
+        encoder=encoder_of(request, steps),
         max_model_len=longest,
         shortened=shortened,
         limits=limits,
@@ -121,6 +138,16 @@ def replica_of(
         graphs=graph_sizes(request, engine, kv, steps.plan.parallel.tp, probe.max_seqs),
     )
     return with_known_steps(served, step, steps.device.id, engine.id) if learned else served
+
+
+def encoder_of(request: ServingRequest, steps: ReplicaSteps | None) -> images.EncoderCosts | None:
+    """What encoding an image takes; None where no request has any."""
+    return images.costs_of(request.images, steps) if request.images.exist else None
+
+
+def leaves_memory(kv: KvMemory) -> bool:
+    """Whether adapters and copies of experts take memory from keys and values: where nobody says how many fit."""
+    return not kv.blocks and not kv.seen.keys() & {"kv_gib", "kv_tokens"}
 
 
 def overheads_seen(kv: KvMemory) -> Overheads | None:

@@ -38,6 +38,7 @@ from .rules import (
 )
 from .state import NONE, LoopState
 from .tiers import end_load, has_tiers, keep
+from .uneven import imbalance_us, mean_tokens, tokens_of
 
 CHANCES = 1 << 20  # steps in which a chance is drawn
 CREDIT = -(1 << 62)  # what comes due: a client that may send again
@@ -59,6 +60,8 @@ class RequestChunk(NamedTuple):
     kind: np.ndarray  # the class of a row
     keys: np.ndarray  # where a row's contents of blocks begin in ``LoopState.keys``; empty without any
     adapter: np.ndarray  # or NONE; empty without any
+    before_us: np.ndarray  # that its images took before it arrived,
+    encoder_us: np.ndarray  # and what they add to its first iteration; empty without any
 
 
 def run(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
@@ -121,6 +124,8 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.landed, request.back = 0, 0
     request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
     request.adapter, request.refused = chunk.adapter[row] if len(chunk.adapter) > 0 else NONE, 0
+    request.before_us = chunk.before_us[row] if len(chunk.before_us) > 0 else 0.0
+    request.encoder_us = chunk.encoder_us[row] if len(chunk.encoder_us) > 0 else 0.0
     request.kind = chunk.kind[row]
     request.priority = state.classes[request.kind, 0]
     request.limit = limit_of(setup.rules, request.input, request.output)
@@ -278,7 +283,9 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
             scheduler.load_us = 0.0
         took_us = max(took_us, own_us)
     if per > 1:
-        took_us += shared_us(state, timing, batch, per)
+        took_us += experts_us(timing.tables, mean_tokens(state, timing, batch, per))
+    if len(timing.imbalance) > 0:
+        took_us += imbalance_us(state, timing, first, mean_tokens(state, timing, batch, per))
     width = len(state.lanes) // setup.replicas
     end_us = now_us
     for stage in range(replica * width, replica * width + stages):
@@ -293,19 +300,6 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         state.ranks[first + local].busy_us += took_us / stages
         count_size(state, decode, state.batches[batch + local], took_us / stages)
         note(state, setup, first + local, lane, batch + local, end_us)
-
-
-def shared_us(state: LoopState, timing: IterationTiming, batch: int, per: int) -> float:
-    """Microseconds of the experts that ranks in lockstep share: of the tokens of all of them."""
-    tokens = 0.0
-    for local in range(per):
-        tokens += tokens_of(timing, state.batches[batch + local])
-    return experts_us(timing.tables, tokens / per)
-
-
-def tokens_of(timing: IterationTiming, sums: Any) -> float:
-    """Tokens that a rank's batch brings to the experts."""
-    return float(sums.decodes * (1 + timing.drafts) + sums.prefill_tokens)
 
 
 def batch_us(timing: IterationTiming, sums: Any) -> float:
@@ -452,7 +446,8 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
     row.prefill_rank, row.limit, row.kind = request.first_rank, request.limit, request.kind
     row.adapter = request.adapter
     row.input_tokens, row.output_tokens = request.input, request.output
-    row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
+    row.arrival_us, row.admitted_us = request.arrival_us - request.before_us, request.admitted_us
+    row.prefilled_us = request.prefilled_us
     row.first_token_us, row.finish_us, row.moved_us = request.first_us, request.last_us, request.moved_us
     gone_us = max(totals.now_us, request.last_us)
     totals.gone_us = max(totals.gone_us, gone_us)

@@ -133,6 +133,7 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
         ranks[rank].extra_us += slots[slot].computed * rules.swap_us_per_token
     if slots[slot].admitted_us < 0:
         slots[slot].admitted_us = now_us
+        ranks[rank].extra_us += slots[slot].encoder_us
     if rules.answers and slots[slot].made == 1 and slots[slot].preempted == 0:
         slots[slot].first_us, slots[slot].last_us = now_us, now_us
     if has_adapters(state):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..memory.breakdown import GIB
+from ..question.expert_balance import ExpertBalance
 from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
@@ -65,7 +66,7 @@ def report_of(
     hit_tokens = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
     by_class = zip(request.traffic.classes, tally.parts, strict=True)
     counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
-    devices = sum(counts)
+    devices = sum(counts) + request.images.gpus * request.images.exist
     joules = energy_j(request, state, replicas, seconds)
     price = (
         sum(count * replica.price_per_hour for count, replica in zip(counts, replicas, strict=True)) * seconds / 3600
@@ -96,6 +97,7 @@ def report_of(
         prefix_hit_share=hit_tokens / max(1, hit_tokens + totals["computed_tokens"]),
         kv_tiers=tier_figures(state, replicas[0], totals),
         adapters=adapter_figures(request, tally, totals, replicas[0], seconds) if request.lora.exist else {},
+        expert_balance=expert_figures(setup, totals, request.eplb) if request.eplb.exist else {},
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
         utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0),
@@ -178,6 +180,22 @@ def adapter_figures(
             for code in order
             if requests[code]
         ),
+    }
+
+
+def expert_figures(setup: ServingSetup, totals: Mapping[str, Any], balance: ExpertBalance) -> dict[str, Any]:
+    """How uneven the GPUs of experts were (busiest over mean), what it took, and how it went over iterations."""
+    timing, iterations = setup.timing, max(totals["iterations"], 1)
+    blocks = min(-(-iterations // (setup.replicas * timing.drift_block)), len(timing.imbalance))
+    ran, starts = timing.imbalance[:blocks], np.arange(blocks) * timing.drift_block
+    return {
+        "mean": totals["uneven"] / iterations,
+        "most": float(ran.max()),
+        "longer_ms": totals["uneven_us"] / iterations / MS,
+        "rebalances": totals["rebalances"],
+        "move_ms": totals["rebalance_us"] / max(totals["rebalances"], 1) / MS,
+        "step_interval": balance.step_interval,
+        "over_time": tuple(zip(starts.tolist(), ran.tolist(), strict=True)),
     }
 
 

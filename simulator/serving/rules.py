@@ -65,6 +65,11 @@ class IterationTiming(NamedTuple):
     adapter_us: np.ndarray = np.zeros((0, 0))  # what they add
     adapter_load_us: float = 0.0  # to a GPU, and into host memory
     adapter_read_us: float = 0.0
+    imbalance: np.ndarray = np.zeros(0)  # of experts, by block of so many iterations (:mod:`.expert_drift`)
+    drift_block: int = 1
+    move_us: np.ndarray = np.zeros(0)  # of weights, before the first iteration of a block
+    expert_tokens: np.ndarray = np.zeros(0)  # of a rank: the axis of
+    expert_us: np.ndarray = np.zeros(0)  # what experts take of an iteration
 
 
 class ServingSetup(NamedTuple):

@@ -20,6 +20,7 @@ from .adapter_draws import with_adapters
 from .classes import with_classes
 from .compiled import compiled, on_disk, with_own
 from .histogram import BINS
+from .images import with_images
 from .loop import RequestChunk
 from .own import load_router
 from .policies import policy_of
@@ -110,6 +111,7 @@ def serve_once(
 ) -> ServedTraffic:
     """Serve the requests of a stream once."""
     began = time.perf_counter()
+    source = with_images(source, request.images, replica.encoder, request.traffic.seed)
     warmup = request.traffic.warmup or 0
     if warmup >= source.requests:
         raise RequestError(f"traffic.warmup={warmup} leaves none of {source.requests} requests to count")
@@ -137,7 +139,7 @@ def serve_once(
     wall_s = time.perf_counter() - began
     replicas = replica, decoder or replica
     report = report_of(request, setup, state, ledger, backlog, replicas, wall_s)
-    report = replace(report, notes=(*report.notes, *source.notes)) if source.notes else report
+    report = replace(report, notes=(*report.notes, *source.notes), images=source.images)
     kept_rows, log = rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])]
     return ServedTraffic(report, kept_rows, log, state, setup, replica, replicas[1].kv.bytes_per_token, host_us)
 

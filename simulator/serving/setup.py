@@ -19,6 +19,7 @@ from ..question.serving import (
 )
 from . import routing
 from .adapter_costs import most_in_host, most_loras
+from .expert_drift import timeline
 from .policies import policy_of
 from .queues import nobody_new
 from .replica import ServedReplica
@@ -97,7 +98,23 @@ def timing(replica: ServedReplica, request: ServingRequest) -> IterationTiming:
         guessing.tokens,
         float(share),
         **adapter_timing(replica, request),
+        **expert_timing(replica, request),
     )
+
+
+def expert_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, Any]:
+    """How uneven experts are over time; nothing where they are even for ever."""
+    costs = replica.moving_experts
+    if costs is None:
+        return {}
+    drift = timeline(request.eplb, costs, request.traffic.seed)
+    return {
+        "imbalance": drift.imbalance,
+        "drift_block": drift.block,
+        "move_us": drift.move_us,
+        "expert_tokens": costs.tokens,
+        "expert_us": costs.us,
+    }
 
 
 def adapter_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, Any]:

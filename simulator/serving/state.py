@@ -44,7 +44,9 @@ SLOT = _kind(
     # adapter: NONE for the model itself. refused: it waited for a place for its adapter.
     "adapter refused",
     # prefilled_us: its prompt was computed; first_us: the client has its first token.
-    "arrival_us admitted_us prefilled_us first_us last_us moved_us",
+    "arrival_us admitted_us prefilled_us first_us last_us moved_us "
+    # before_us: since it was sent until it arrived here. encoder_us: that its first iteration takes longer.
+    "before_us encoder_us",
 )
 RANK = _kind(
     # free: blocks. head, tail: of its queue. count: requests that run. outstanding: routed here and not ended. work:
@@ -61,7 +63,9 @@ RANK = _kind(
     # prompt_tokens: of requests routed here that have no first token yet.
     "prompt_tokens "
     # formed: batches so far. adapters: of all that run (:mod:`.adapters`).
-    "formed adapters",
+    "formed adapters "
+    # steps: iterations so far, of a replica's first rank where experts are uneven (:mod:`.uneven`).
+    "steps",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
@@ -97,9 +101,9 @@ TOTALS = _kind(
     # ordered: queues are in order of priority. bucket: requests that a gateway would let in at bucket_us.
     "ordered "
     # most_adapters: on a GPU. adapter_waits: requests that one of them kept waiting.
-    "most_adapters adapter_waits adapter_loads adapter_reads",
+    "most_adapters adapter_waits adapter_loads adapter_reads rebalances",
     "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us "
-    "adapter_load_us adapters_used",
+    "adapter_load_us adapters_used uneven uneven_us rebalance_us",
 )
 
 

@@ -15,7 +15,7 @@ from opcast.simulator.question.adapters import ServedAdapters
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
-from opcast.simulator.serving.adapter_costs import AdapterCosts, most_in_host, most_loras, without_adapters
+from opcast.simulator.serving.adapter_costs import less_memory, most_in_host, most_loras
 from opcast.simulator.serving.kv import KvBudget, KvError
 
 LAW = IterationLaw(base_us=1000.0, prefill_token_us=10.0, decode_us=5.0)
@@ -149,12 +149,12 @@ def test_tokens_of_one_adapter_are_no_prefix_for_another(served: Play) -> None:
 
 
 def test_memory_of_adapters_is_taken_from_keys_and_values() -> None:
-    kv, unit = KvBudget(1000, 16, 1e6), np.zeros(2)
-    costs = AdapterCosts(1.6e7, 3.2e7, 0.0, unit, unit, np.zeros((2, 2)))
-    assert without_adapters(kv, costs, 8, 2).blocks == 1000 - 16  # 8 x 16 MB on each of two GPUs, blocks of 16 MB
-    assert without_adapters(kv, replace(costs, gpu_bytes=0.0), 8, 2) == kv
+    kv = KvBudget(1000, 16, 1e6)
+    assert less_memory(kv, 8 * 1.6e7 * 2, "adapters", "lora.max_loras").blocks == 1000 - 16  # blocks of 16 MB
+    assert less_memory(kv, 1.0, "adapters", "lora.max_loras").blocks == 999
+    assert less_memory(kv, 0.0, "adapters", "lora.max_loras") == kv
     with pytest.raises(KvError, match=r"lora\.max_loras"):
-        without_adapters(kv, costs, 500, 2)
+        less_memory(kv, 1.6e10, "adapters", "lora.max_loras")
 
 
 def test_limits_that_nobody_set_are_those_of_the_engine() -> None:
