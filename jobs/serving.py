@@ -388,11 +388,10 @@ def tiers_text(report: ServingReport) -> str:
 def adapters_text(report: ServingReport) -> str:
     """How many adapters were in a batch, and what loading them took."""
     seen = report.adapters
-    first = max((row["requests_per_s"] for row in seen["by_adapter"]), default=0.0)
     return (
         f"{seen['asked_for']:,} asked for, {seen['in_batch']:.1f} in a batch of at most {seen['on_gpu']}; "
         f"{seen['loads']:,} loads of {seen['load_ms']:,.1f} ms, {seen['loads_from_disk']:,} of them from disk; "
-        f"{seen['waited']:,} requests waited for a place; the first has {first:.3g} requests/s"
+        f"{seen['waited']:,} requests waited for a place"
     )
 
 

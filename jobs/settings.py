@@ -51,7 +51,7 @@ GROUPS = (
     "space",
     "where",
 )
-SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers", "lora", "eplb", "images")
+SERVED = ("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers", "lora", "eplb", "images", "afd")
 PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy", "prices")
 MAPPINGS = (
     *(*GROUPS, *SERVED, *PLANNED),

@@ -11,6 +11,7 @@ from .adapters import ServedAdapters
 from .canonical import Request, RequestError
 from .declaration import FILES, setting
 from .expert_balance import ExpertBalance
+from .ffn_apart import FfnApart
 from .image_requests import ImageRequests
 from .kv_tiers import KvTiers
 from .request_classes import QUEUES, Admission
@@ -304,6 +305,9 @@ class ServingRequest(Request):
     lora: ServedAdapters = field(
         default_factory=ServedAdapters, metadata={"help": "low-rank adapters that requests ask for beside the model"}
     )
+    afd: FfnApart = field(
+        default_factory=FfnApart, metadata={"help": "feed-forward layers of the pool that decodes on GPUs of their own"}
+    )
     images: ImageRequests = field(
         default_factory=ImageRequests, metadata={"help": "of requests, and the GPUs that encode them"}
     )
@@ -339,6 +343,11 @@ class ServingRequest(Request):
             raise RequestError(
                 f"images.gpus={self.images.gpus} needs requests that come at times of their own: leave out "
                 "traffic.concurrency and traffic.turns, or take images.gpus=0"
+            )
+        if self.afd.exist and (not self.decode_pool.replicas or self.speculation.tokens):
+            raise RequestError(
+                f"afd.ffn_gpus={self.afd.ffn_gpus} is of replicas that only decode, without guesses: set "
+                "decode_pool.replicas, and leave out speculation.tokens"
             )
         if ":" not in self.router:
             choice(RequestError, "router", self.router, ROUTERS)

@@ -9,7 +9,7 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
-from . import adapter_costs, expert_drift, images
+from . import adapter_costs, afd, expert_drift, images
 from .bench import ServingBench
 from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
@@ -27,6 +27,7 @@ from .surrogate import surrogate
 from .tabulate import Extent
 
 FEW_TOKENS, LONGEST = 2048, 131_072
+MOST_SEQUENCES = 512  # of tables of attention alone: beyond, they go on as straight lines
 
 
 def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedReplica, ServedReplica | None]:
@@ -35,7 +36,7 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
     prefiller = replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp)
     if not pool.replicas:
         return prefiller, None
-    other = decoder_of(request, prefiller, bench)
+    other = with_ffn_apart(decoder_of(request, prefiller, bench), request, bench)
     way = cache_link(request, prefiller, other, bench)
     price = pool.price_per_gpu_hour
     return prefiller, replace(
@@ -48,6 +49,25 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
 def predicted_replica(request: ServingRequest, bench: ServingBench) -> ServedReplica:
     """A replica as it is predicted, whatever was learned of its steps."""
     return replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp, learned=False)
+
+
+def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: ServingBench) -> ServedReplica:
+    """A replica that decodes without its feed-forward layers, which are on GPUs of their own; the same where they are
+    not. Memory of their weights is left to keys and values."""
+    pool, apart = request.decode_pool, request.afd
+    if not apart.exist:
+        return served
+    step = pool.step or (None if pool.law else request.step)
+    costs = afd.by_hand(apart) if step is None else afd.costs_of(apart, steps_of(step, bench))
+    longest = longest_of(request.traffic) + request.images.most_tokens
+    sequences = pool.max_seqs or request.scheduler.max_seqs or served.limits.max_seqs or MOST_SEQUENCES
+    ranks, kv = pool.replicas * request.decode_dp, served.kv
+    if step is not None and leaves_memory(pool.kv if pool.kv.blocks else request.kv):
+        devices = served.devices // request.decode_dp
+        more_blocks = costs.weight_bytes * devices / (kv.bytes_per_token * kv.block_tokens)
+        kv = replace(kv, blocks=kv.blocks + int(more_blocks))
+    tables = afd.apart_tables(served.tables, apart, costs, ranks, min(sequences, MOST_SEQUENCES), min(longest, LONGEST))
+    return replace(served, tables=tables, kv=kv)
 
 
 def decoder_of(request: ServingRequest, prefiller: ServedReplica, bench: ServingBench) -> ServedReplica:

@@ -65,7 +65,8 @@ def report_of(
     attained = tally.good / counted if counted else 0.0
     hit_tokens = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
     by_class = zip(request.traffic.classes, tally.parts, strict=True)
-    counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
+    ffn_gpus = request.afd.ffn_gpus if pool.replicas else 0
+    counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices + ffn_gpus
     devices = sum(counts) + request.images.gpus * request.images.exist
     joules = energy_j(request, state, replicas, seconds)
     price = (
