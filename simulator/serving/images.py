@@ -16,6 +16,7 @@ import numpy as np
 
 from ..engines import ask
 from ..question.image_requests import ENCODERS, ImageRequests
+from ..question.serving import ServingRequest
 from ..question.work import Work
 from .between import executed_nodes
 from .loop import RequestChunk
@@ -55,10 +56,12 @@ def costs_of(images: ImageRequests, steps: ReplicaSteps | None) -> EncoderCosts:
     return EncoderCosts(tower.layers * float(ask(steps.kernels, ops, "cold").latency_us.sum()), token_bytes)
 
 
-def with_images(source: RequestStream, images: ImageRequests, costs: EncoderCosts | None, seed: int) -> RequestStream:
+def with_images(source: RequestStream, request: ServingRequest, encoder: EncoderCosts | None) -> RequestStream:
     """The stream with images: longer prompts, and what encoding them takes."""
-    if not images.exist or costs is None:
+    images, seed = request.images, request.traffic.seed
+    if not images.exist:
         return source
+    costs = encoder or costs_of(images, None)
     rows = joined(list(source.chunks))
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed).spawn(10)[9]))
     drawn = random.random(len(rows.input)) < images.share

@@ -111,7 +111,7 @@ def serve_once(
 ) -> ServedTraffic:
     """Serve the requests of a stream once."""
     began = time.perf_counter()
-    source = with_images(source, request.images, replica.encoder, request.traffic.seed)
+    source = with_images(source, request, replica.encoder)
     warmup = request.traffic.warmup or 0
     if warmup >= source.requests:
         raise RequestError(f"traffic.warmup={warmup} leaves none of {source.requests} requests to count")

@@ -16,10 +16,10 @@ from ..question.serving import (
     DecodePool,
     Scheduler,
     ServingRequest,
+    Speculation,
 )
-from . import routing
+from . import adapter_costs, expert_drift, routing
 from .adapter_costs import most_in_host, most_loras
-from .expert_drift import timeline
 from .policies import policy_of
 from .queues import nobody_new
 from .replica import ServedReplica
@@ -84,9 +84,8 @@ def rules(
     )
 
 
-def timing(replica: ServedReplica, request: ServingRequest) -> IterationTiming:
+def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) -> IterationTiming:
     """How long the iterations of a replica take, host included."""
-    scheduler, guessing = request.scheduler, request.speculation
     share = replica.layer_share if guessing.draft_share is None else guessing.draft_share
     host, graphs = replica.host, scheduler.cuda_graphs or replica.graphs
     return IterationTiming(
@@ -97,17 +96,21 @@ def timing(replica: ServedReplica, request: ServingRequest) -> IterationTiming:
         float(host.stream_us),
         guessing.tokens,
         float(share),
-        **adapter_timing(replica, request),
-        **expert_timing(replica, request),
     )
+
+
+def timing_of(replica: ServedReplica, request: ServingRequest) -> IterationTiming:
+    """The same, with what adapters and uneven experts add."""
+    usual = timing(replica, request.scheduler, request.speculation)
+    return usual._replace(**adapter_timing(replica, request), **expert_timing(replica, request))
 
 
 def expert_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, Any]:
     """How uneven experts are over time; nothing where they are even for ever."""
-    costs = replica.moving_experts
-    if costs is None:
+    if not request.eplb.exist:
         return {}
-    drift = timeline(request.eplb, costs, request.traffic.seed)
+    costs = replica.moving_experts or expert_drift.by_hand(request.eplb)
+    drift = expert_drift.timeline(request.eplb, costs, request.traffic.seed)
     return {
         "imbalance": drift.imbalance,
         "drift_block": drift.block,
@@ -119,9 +122,10 @@ def expert_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, 
 
 def adapter_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, Any]:
     """What adapters add to iterations, and how long one takes to load; nothing where there are none."""
-    costs, lora = replica.adapters, request.lora
-    if costs is None:
+    lora = request.lora
+    if not lora.exist:
         return {}
+    costs = replica.adapters or adapter_costs.by_hand(lora)
     tiers_gbps = replica.host_gbps if request.tiers.host_gbps is None else request.tiers.host_gbps
     gbps = tiers_gbps if lora.host_gbps is None else lora.host_gbps
     return {
@@ -149,7 +153,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             repeats=again,
             loads=loads,
         ),
-        timing=timing(replica, request),
+        timing=timing_of(replica, request),
         decode_rules=rules(
             scheduler,
             other,
@@ -159,7 +163,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             again,
             loads,
         ),
-        decode_timing=timing(other, request),
+        decode_timing=timing_of(other, request),
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
         replicas=replicas,
         ranks_per_replica=request.attention_dp,
