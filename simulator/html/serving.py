@@ -42,6 +42,7 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
         classes_section(report),
         tiers_section(report),
         adapters_section(report),
+        experts_section(report),
         pools_section(report),
     ]
     notes = tuple(note for note in (report.overload, *report.notes) if note)
@@ -342,6 +343,27 @@ def adapters_section(report: ServingReport) -> PageSection | None:
     )
     heads = Column("adapter"), *map(Column, ("requests", "requests/s", "output tokens/s", "mean TTFT"))
     return PageSection("adapters", "Adapters", text, (Table("The most asked for", heads, rows),))
+
+
+def experts_section(report: ServingReport) -> PageSection | None:
+    """How uneven the GPUs of experts were, iteration by iteration; None where experts are even."""
+    seen = report.expert_balance
+    if not seen:
+        return None
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [start for start, _ in seen["over_time"]],
+        "y": [round_number(factor) for _, factor in seen["over_time"]],
+        "line": {"color": colours.css("blue"), "width": 1.5},
+        "hovertemplate": "%{y:.3g} times the mean at iteration %{x:,}<extra></extra>",
+    }
+    axes = {"xaxis": {"title": {"text": "iterations"}}, "yaxis": {"title": {"text": "busiest GPU over the mean"}}}
+    text = (
+        f"The busiest GPU had {seen['mean']:.2f} times the mean: {units.duration(seen['longer_ms'] * 1e3)} "
+        f"an iteration. {units.count(seen['rebalances'])} rebalances took {units.duration(seen['move_ms'] * 1e3)} each."
+    )
+    return PageSection("experts", "Experts", text, (Figure("Load of experts", {"": figure([line], 300, **axes)}),))
 
 
 def pools_section(report: ServingReport) -> PageSection | None:

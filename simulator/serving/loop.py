@@ -319,7 +319,7 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     )
     if timing.drafts > 0:
         gpu_us += timing.drafts * drafting_us(timing.tables, decodes, sums.decode_context, timing.draft_share)
-    if sums.adapters > 0:
+    if len(timing.adapter_counts) > 0 and sums.adapters > 0:
         gpu_us += adapters_us(timing, sums)
     host_us = timing.host_us + timing.host_seq_us * sums.size
     return gpu_us + host_us

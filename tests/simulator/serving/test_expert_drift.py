@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opcast.simulator.html.serving import page
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.expert_balance import ExpertBalance
 from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
@@ -130,3 +131,10 @@ def test_what_does_not_come_out_even_is_one_line(eplb: dict[str, Any], message: 
     balance = ExpertBalance(**eplb)
     with pytest.raises(RequestError, match=message):
         slots_of(balance, by_hand(balance))
+
+
+def test_the_page_shows_how_uneven_experts_were(played: Callable[..., Any]) -> None:
+    report = played(drift=100, step_interval=64, token_us=50.0, experts=64, ranks=8)
+    names = [section.id for section in page(report, "served").sections]
+    assert "experts" in names
+    assert len(report.expert_balance["over_time"]) > 10
