@@ -363,6 +363,12 @@ def show(report: ServingReport) -> None:
         rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found{tiers_text(report)}"))
+    if report.adapters:
+        rows.append(("adapters", adapters_text(report)))
+    if report.expert_balance:
+        rows.append(("experts", experts_text(report)))
+    if report.images:
+        rows.append(("images", images_text(report)))
     rows += [
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
@@ -395,6 +401,37 @@ def tiers_text(report: ServingReport) -> str:
     shares = ", ".join(f"{tier['share']:.0%} {name}" for name, tier in tiers.items())
     loads = report.kv_tiers["loads"]
     return f" ({shares}); {loads['loads']:,.0f} loads of {loads['mean_ms']:,.1f} ms"
+
+
+def adapters_text(report: ServingReport) -> str:
+    """How many adapters were in a batch, and what loading them took."""
+    seen = report.adapters
+    return (
+        f"{seen['asked_for']:,} asked for, {seen['in_batch']:.1f} in a batch of at most {seen['on_gpu']}; "
+        f"{seen['loads']:,} loads of {seen['load_ms']:,.1f} ms, {seen['loads_from_disk']:,} of them from disk; "
+        f"{seen['waited']:,} requests waited for a place"
+    )
+
+
+def experts_text(report: ServingReport) -> str:
+    """How uneven experts were, and what that and moving them took."""
+    seen = report.expert_balance
+    return (
+        f"the busiest GPU has {seen['mean']:.2f} times the mean, {seen['most']:.2f} at most: {seen['longer_ms']:,.2f} "
+        f"ms an iteration; {seen['rebalances']:,} rebalances of {seen['move_ms']:,.1f} ms"
+    )
+
+
+def images_text(report: ServingReport) -> str:
+    """How many images there were, and what encoding them took."""
+    seen = report.images
+    text = f"{seen['images']:,} of {seen['requests']:,} requests, {seen['encode_ms']:,.1f} ms each"
+    if "gpus" not in seen:
+        return f"{text}, on the GPUs that prefill"
+    return (
+        f"{text}; {seen['wait_ms']:,.1f} ms until they are encoded, {seen['transfer_ms']:,.2f} ms to a replica; "
+        f"{seen['gpus']} GPUs encode, {seen['utilisation']:.0%} busy"
+    )
 
 
 def show_classes(report: ServingReport) -> None:

@@ -93,7 +93,8 @@ def with_arguments(
         scheduler["cuda_graphs"] = read.graphs["sizes"]
     settings_["scheduler"] = merge_group(settings, "scheduler", own_scheduler, scheduler)
     settings_["kv"] = merge_group(settings, "kv", values.get("kv"), memory(read))
-    for group, said in (("admission", read.admission), ("tiers", read.tiers)):
+    for group in ("admission", "tiers", "lora", "eplb"):
+        said = getattr(read, group)
         if said:
             settings_[group] = merge_group(settings, group, values.get(group), said)
     if read.speculation:

@@ -53,8 +53,8 @@ GROUPS = (
     "where",
 )
 SERVED = (
-    *("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers", "second_kind", "scorers"),
-    *("autoscale", "cold_start"),
+    *("traffic", "scheduler", "kv", "slo", "decode_pool", "admission", "tiers", "lora", "eplb", "images", "afd"),
+    *("second_kind", "scorers", "autoscale", "cold_start"),
 )
 PLANNED = ("ramp", "evaluation", "checkpoint", "failures", "restart", "slow", "energy", "prices")
 MAPPINGS = (

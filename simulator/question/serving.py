@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...datasets.loading import choice, flag, number, whole
+from .adapters import ServedAdapters
 from .canonical import Request, RequestError
 from .declaration import FILES, setting
+from .expert_balance import ExpertBalance
+from .ffn_apart import FfnApart
 from .fleet import Autoscale, ColdStart, ReplicaFailures, ScorerWeights
+from .image_requests import ImageRequests
 from .kv_tiers import KvTiers
 from .request_classes import QUEUES, Admission
 from .requests import SimulateRequest
@@ -334,6 +338,19 @@ class ServingRequest(Request):
         default_factory=KvTiers,
         metadata={"help": "of the prefix cache below the GPU: host memory, drives, a shared store"},
     )
+    lora: ServedAdapters = field(
+        default_factory=ServedAdapters, metadata={"help": "low-rank adapters that requests ask for beside the model"}
+    )
+    afd: FfnApart = field(
+        default_factory=FfnApart, metadata={"help": "feed-forward layers of the pool that decodes on GPUs of their own"}
+    )
+    images: ImageRequests = field(
+        default_factory=ImageRequests, metadata={"help": "of requests, and the GPUs that encode them"}
+    )
+    eplb: ExpertBalance = field(
+        default_factory=ExpertBalance,
+        metadata={"help": "experts whose load drifts, and how they are shared out anew"},
+    )
     decode_pool: DecodePool = field(default_factory=DecodePool)
     second_kind: SecondKind = field(
         default_factory=SecondKind, metadata={"help": "replicas of another kind that serve beside the others"}
@@ -372,6 +389,16 @@ class ServingRequest(Request):
             raise RequestError("tiers keep what the prefix cache forgets: set scheduler.prefix_caching=true")
         if not self.traffic.classes and self.traffic.trace is None:
             refuse_unread(changed(self.scheduler, ("queue",), "scheduler."), "without traffic.classes")
+        if self.images.exist and self.images.gpus and (self.traffic.concurrency or self.traffic.turns > 1):
+            raise RequestError(
+                f"images.gpus={self.images.gpus} needs requests that come at times of their own: leave out "
+                "traffic.concurrency and traffic.turns, or take images.gpus=0"
+            )
+        if self.afd.exist and (not self.decode_pool.replicas or self.speculation.tokens):
+            raise RequestError(
+                f"afd.ffn_gpus={self.afd.ffn_gpus} is of replicas that only decode, without guesses: set "
+                "decode_pool.replicas, and leave out speculation.tokens"
+            )
         if ":" not in self.router:
             choice(RequestError, "router", self.router, ROUTERS)
         self._check_fleet()
@@ -381,7 +408,7 @@ class ServingRequest(Request):
             raise RequestError("iteration times given by hand need kv.blocks, the KV memory of a replica")
 
     def _check_fleet(self) -> None:
-        """RequestError for replicas that cannot come, go or stand beside each other, and for what none of them reads."""
+        """RequestError for replicas that cannot come, go or stand side by side, and for what none of them reads."""
         without = {
             "second_kind": not self.second_kind.replicas and "second_kind.replicas=0",
             "scorers": self.router != "scorers" and f"router={self.router}",

@@ -48,10 +48,13 @@ class ServingReport:
     of the traffic make of it. ``sources`` is the share of kernel time by whose measurements, over some of the steps
     that its tables were made of. ``rejections`` are how many ``requests`` each limit rejected, by its name, and the
     ``most_tokens`` that it allows, or the ``most`` that may come in. ``classes`` are what each class of requests saw,
-    ``kv_tiers`` what was found in each tier of the prefix cache. ``kinds`` are replicas of two kinds in one pool, what
-    they served and cost. ``fleet`` says what replicas that came and went cost and lost, ``fleet_over_time`` what an
-    autoscaler saw at each of its looks, ``failed`` how many requests were not tried again where their replica failed,
-    and ``without_failures`` what would be if none failed.
+    ``kv_tiers`` what was found in each tier of the prefix cache, ``adapters`` what low-rank adapters took: those on a
+    GPU and ``in_batch``, loads and their time, requests that ``waited`` for a place, and what those of each had.
+    ``expert_balance`` is how many times as many tokens the busiest GPU of experts had as the mean, ``over_time`` by
+    iteration, what an iteration took longer for it, and what moving weights took. ``images`` is what encoding took.
+    ``kinds`` are replicas of two kinds in one pool, what they served and cost. ``fleet`` says what replicas that came
+    and went cost and lost, ``fleet_over_time`` what an autoscaler saw at each of its looks, ``failed`` how many
+    requests were not tried again where their replica failed, and ``without_failures`` what would be if none failed.
     """
 
     requests: int
@@ -103,6 +106,9 @@ class ServingReport:
     rejections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     kv_tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    adapters: Mapping[str, Any] = field(default_factory=dict)
+    expert_balance: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, float] = field(default_factory=dict)
     kinds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: int = 0
     fleet: Mapping[str, float] = field(default_factory=dict)

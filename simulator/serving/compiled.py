@@ -16,6 +16,7 @@ from typing import Any
 
 from ..question.serving import POLICIES, ROUTERS
 from . import (
+    adapters,
     admission,
     blocks,
     chain,
@@ -38,10 +39,26 @@ from . import (
     scorers,
     state,
     tiers,
+    uneven,
 )
 
 PARTS = (
-    *(iteration, histogram, rules, lanes, due, blocks, limits, order, tiers, queues, priorities, admission),
+    *(
+        iteration,
+        histogram,
+        rules,
+        lanes,
+        due,
+        blocks,
+        limits,
+        order,
+        adapters,
+        tiers,
+        uneven,
+        queues,
+        priorities,
+        admission,
+    ),
     *policies.MODULES,
     *(repeating, fleet, scorers, routing, moving, state, counting),
 )
@@ -80,6 +97,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
         order.take_out,
         fleet.takes,
         tiers.has_tiers,
+        adapters.has_adapters,
         blocks.missing_blocks,
     ),
 )

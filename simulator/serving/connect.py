@@ -9,6 +9,7 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from . import adapter_costs, afd, expert_drift, images
 from .bench import ServingBench
 from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
@@ -26,6 +27,7 @@ from .surrogate import surrogate
 from .tabulate import Extent
 
 FEW_TOKENS, LONGEST = 2048, 131_072
+MOST_SEQUENCES = 512  # of tables of attention alone: beyond, they go on as straight lines
 
 
 def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedReplica, ServedReplica | None]:
@@ -34,7 +36,7 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
     prefiller = replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp)
     if not pool.replicas:
         return prefiller, None
-    other = second_of(request, prefiller, bench)
+    other = with_ffn_apart(second_of(request, prefiller, bench), request, bench)
     way = None if request.second_kind.replicas else cache_link(request, prefiller, other, bench)
     price = pool.price_per_gpu_hour
     return prefiller, replace(
@@ -47,6 +49,25 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
 def predicted_replica(request: ServingRequest, bench: ServingBench) -> ServedReplica:
     """A replica as it is predicted, whatever was learned of its steps."""
     return replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp, learned=False)
+
+
+def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: ServingBench) -> ServedReplica:
+    """A replica that decodes without its feed-forward layers, which are on GPUs of their own; the same where they are
+    not. Memory of their weights is left to keys and values."""
+    pool, apart = request.decode_pool, request.afd
+    if not apart.exist:
+        return served
+    step = pool.step or (None if pool.law else request.step)
+    costs = afd.by_hand(apart) if step is None else afd.costs_of(apart, steps_of(step, bench))
+    longest = longest_of(request.traffic) + request.images.most_tokens
+    sequences = pool.max_seqs or request.scheduler.max_seqs or served.limits.max_seqs or MOST_SEQUENCES
+    ranks, kv = pool.replicas * request.decode_dp, served.kv
+    if step is not None and leaves_memory(pool.kv if pool.kv.blocks else request.kv):
+        devices = served.devices // request.decode_dp
+        more_blocks = costs.weight_bytes * devices / (kv.bytes_per_token * kv.block_tokens)
+        kv = replace(kv, blocks=kv.blocks + int(more_blocks))
+    tables = afd.apart_tables(served.tables, apart, costs, ranks, min(sequences, MOST_SEQUENCES), min(longest, LONGEST))
+    return replace(served, tables=tables, kv=kv)
 
 
 def second_of(request: ServingRequest, prefiller: ServedReplica, bench: ServingBench) -> ServedReplica:
@@ -75,7 +96,15 @@ def replica_of(
     price = request.price_per_gpu_hour
     if law is not None or step is None:
         served = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
-        return replace(served, price_per_hour=price or 0.0)
+        costs = adapter_costs.by_hand(request.lora) if request.lora.exist else None
+        drifting = expert_drift.by_hand(request.eplb) if request.eplb.exist else None
+        return replace(
+            served,
+            price_per_hour=price or 0.0,
+            adapters=costs,
+            moving_experts=drifting,
+            encoder=encoder_of(request, None),
+        )
     scheduler, policy = request.scheduler, policy_of(request.scheduler.policy)
     engine = load_serving_engine(policy.framework)
     steps = steps_of(step, bench)
@@ -87,12 +116,27 @@ def replica_of(
     extent = Extent(
         sequences=_round(seqs * (1 + request.speculation.tokens), 64),
         tokens=_round(probe.max_tokens, FEW_TOKENS),
-        context=min(_round(min(longest_of(request.traffic), LONGEST), 8192), context),
+        context=min(_round(min(longest_of(request.traffic) + request.images.most_tokens, LONGEST), 8192), context),
     )
     rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
     memory = steps.kv_budget(rule, probe.max_tokens, overheads_seen(kv), seqs)
     block = kv.block_tokens or memory.block_tokens
     memory = replace(memory, block_tokens=block, blocks=kv.blocks or max(1, memory.tokens // block))
+    adapters, drifting, devices = None, None, steps.plan.parallel.tp * steps.plan.parallel.pp
+    if request.eplb.exist:
+        drifting = expert_drift.costs_of(request.eplb, steps)
+        if leaves_memory(kv):
+            copies = expert_drift.redundant_bytes(request.eplb, drifting)
+            memory = adapter_costs.less_memory(
+                memory, copies * devices, "copies of experts", "eplb.num_redundant_experts"
+            )
+    if request.lora.exist:
+        most = adapter_costs.most_loras(request.lora, scheduler.policy)
+        adapters = adapter_costs.costs_of(request.lora, steps, most, probe.max_tokens)
+        if leaves_memory(kv):
+            memory = adapter_costs.less_memory(
+                memory, most * adapters.gpu_bytes * devices, "adapters", "lora.max_loras"
+            )
     longest, shortened = longest_served(engine, scheduler, memory, context) if policy.engine else (context, "")
     tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     named = host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling)
@@ -106,6 +150,9 @@ def replica_of(
             "system": steps.device.id,
             "model": str(step.model.get("name", "") if isinstance(step.model, Mapping) else step.model),
         },
+        adapters=adapters,
+        moving_experts=drifting,
+        encoder=encoder_of(request, steps),
         max_model_len=longest,
         shortened=shortened,
         limits=limits,
@@ -122,6 +169,16 @@ def weights_gb(steps: ReplicaSteps, devices: int) -> float:
 
     memory = steps.simulate(Work("decode", batch=1, input_len=1, cache="static")).memory
     return float(memory.by_class["weights"]) * GIB / 1e9 * devices
+
+
+def encoder_of(request: ServingRequest, steps: ReplicaSteps | None) -> images.EncoderCosts | None:
+    """What encoding an image takes; None where no request has any."""
+    return images.costs_of(request.images, steps) if request.images.exist else None
+
+
+def leaves_memory(kv: KvMemory) -> bool:
+    """Whether adapters and copies of experts take memory from keys and values: where nobody says how many fit."""
+    return not kv.blocks and not kv.seen.keys() & {"kv_gib", "kv_tokens"}
 
 
 def overheads_seen(kv: KvMemory) -> Overheads | None:

@@ -55,14 +55,14 @@ ALIKE = 0.85  # of a name that may exist and a known one, from which on it is ta
 LIKE = 0.6  # of one that does not exist, from which on a known one is named
 SHORT = 4
 UNLIMITED = 1 << 30  # tokens of a chunk where prompts are not cut
-OF_ENGINE = ("parallel", "limits", "kv", "graphs", "host", "admission", "tiers")
+OF_ENGINE = ("parallel", "limits", "kv", "graphs", "host", "admission", "tiers", "lora", "eplb")
 BALANCE = 50, 10  # iterations that TensorRT-LLM's attention ranks wait for each other, and to gather more
 
 
 @dataclass(frozen=True)
 class EngineArguments:
     """What arguments say: ``parallel`` degrees, ``limits`` of the scheduler, ``kv`` memory, ``graphs`` and ``host``,
-    ``admission`` and ``tiers`` of its caches.
+    ``admission``, ``tiers`` of its caches, limits of its adapters (``lora``) and how experts are shared out (``eplb``).
 
     With ``experts`` all tensor and data ranks share the experts out; with ``attention_dp`` the tensor ranks are data
     ranks of attention. ``replicas`` is how many whole copies run. ``speculation`` are tokens guessed ahead.
@@ -76,6 +76,8 @@ class EngineArguments:
     host: Mapping[str, bool] = field(default_factory=dict)
     admission: Mapping[str, int] = field(default_factory=dict)
     tiers: Mapping[str, float] = field(default_factory=dict)
+    lora: Mapping[str, int] = field(default_factory=dict)
+    eplb: Mapping[str, int] = field(default_factory=dict)
     quantization: str = ""
     policy: str = ""
     eager: bool = False

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .adapters import adapters_us, count_running, has_adapters, use_adapters
 from .admission import lets_in, makes_room, server_limit
 from .blocks import caches_prefixes, give_back, remember
 from .counting import count_size, note, note_gap
@@ -29,7 +30,6 @@ from .routing import draw, route
 from .rules import (
     MOST_BEHIND_US,
     IterationTiming,
-    SchedulerRules,
     ServingSetup,
     first_decode_rank,
     first_rank,
@@ -40,6 +40,7 @@ from .rules import (
 )
 from .state import NONE, LoopState
 from .tiers import end_load, has_tiers, keep
+from .uneven import imbalance_us, mean_tokens, tokens_of
 
 CHANCES = 1 << 20  # steps in which a chance is drawn
 CREDIT = -(1 << 62)  # what comes due: a client that may send again
@@ -60,6 +61,9 @@ class RequestChunk(NamedTuple):
     think_us: np.ndarray
     kind: np.ndarray  # the class of a row
     keys: np.ndarray  # where a row's contents of blocks begin in ``LoopState.keys``; empty without any
+    adapter: np.ndarray  # or NONE; empty without any
+    before_us: np.ndarray  # that its images took before it arrived,
+    encoder_us: np.ndarray  # and what they add to its first iteration; empty without any
 
 
 def run(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
@@ -127,6 +131,9 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
     request.landed, request.back = 0, 0
     request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
+    request.adapter, request.refused = chunk.adapter[row] if len(chunk.adapter) > 0 else NONE, 0
+    request.before_us = chunk.before_us[row] if len(chunk.before_us) > 0 else 0.0
+    request.encoder_us = chunk.encoder_us[row] if len(chunk.encoder_us) > 0 else 0.0
     request.kind = chunk.kind[row]
     request.priority = state.classes[request.kind, 0]
     request.limit = limit_of(setup.rules, request.input, request.output)
@@ -250,17 +257,23 @@ def form_batches(state: LoopState, setup: ServingSetup, replica: int, lane: int,
         state.ranks[rank].held = holds_prompts
         rules = rules_of(setup, rank)
         if not repeat(state, rules, rank, batch):
-            form(state, rules, rank, batch)
+            form(state, setup, rank, batch)
         entries += state.batches[batch].size
     return entries
 
 
-def form(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> None:
+def form(state: LoopState, setup: ServingSetup, rank: int, batch: int) -> None:
     """The next batch of a rank, by its policy."""
+    rules = rules_of(setup, rank)
     sums, before = state.batches[batch], state.totals[0].preemptions
     sums.size, sums.decodes, sums.decode_context, sums.samples = 0, 0.0, 0.0, 0.0
     sums.prefill_tokens, sums.prefill_pairs, sums.prefill_context = 0.0, 0.0, 0.0
+    if has_adapters(state):
+        count_running(state, rank)
     form_batch(state, rules, rank, batch, state.totals[0].now_us)
+    if has_adapters(state):
+        timing = setup.decode_timing if rank >= first_decode_rank(setup) else setup.timing
+        use_adapters(state, rules, timing, rank, batch)
     if rules.repeats:
         look_ahead(state, rules, rank, batch, state.totals[0].preemptions > before)
 
@@ -284,13 +297,17 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         if per > 1:
             own_us -= experts_us(timing.tables, tokens_of(timing, state.batches[batch + local]))
         scheduler.extra_us = 0.0
+        if has_adapters(state):
+            state.totals[0].adapters_used += state.batches[batch + local].adapters
         if scheduler.load_us > 0.0:  # one layer is loaded before the first is computed, and one computed after the last
             share = rules_of(setup, first + local).layer_share
             own_us = max(own_us + share * scheduler.load_us, scheduler.load_us + share * own_us)
             scheduler.load_us = 0.0
         took_us = max(took_us, own_us)
     if per > 1:
-        took_us += shared_us(state, timing, batch, per)
+        took_us += experts_us(timing.tables, mean_tokens(state, timing, batch, per))
+    if len(timing.imbalance) > 0:
+        took_us += imbalance_us(state, timing, first, mean_tokens(state, timing, batch, per))
     width = len(state.lanes) // setup.replicas
     end_us = now_us
     for stage in range(replica * width, replica * width + stages):
@@ -305,19 +322,6 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         state.ranks[first + local].busy_us += took_us / stages
         count_size(state, decode, state.batches[batch + local], took_us / stages)
         note(state, setup, first + local, lane, batch + local, end_us)
-
-
-def shared_us(state: LoopState, timing: IterationTiming, batch: int, per: int) -> float:
-    """Microseconds of the experts that ranks in lockstep share: of the tokens of all of them."""
-    tokens = 0.0
-    for local in range(per):
-        tokens += tokens_of(timing, state.batches[batch + local])
-    return experts_us(timing.tables, tokens / per)
-
-
-def tokens_of(timing: IterationTiming, sums: Any) -> float:
-    """Tokens that a rank's batch brings to the experts."""
-    return float(sums.decodes * (1 + timing.drafts) + sums.prefill_tokens)
 
 
 def batch_us(timing: IterationTiming, sums: Any) -> float:
@@ -337,6 +341,8 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     )
     if timing.drafts > 0:
         gpu_us += timing.drafts * drafting_us(timing.tables, decodes, sums.decode_context, timing.draft_share)
+    if len(timing.adapter_counts) > 0 and sums.adapters > 0:
+        gpu_us += adapters_us(timing, sums)
     host_us = timing.host_us + timing.host_seq_us * sums.size
     return gpu_us + host_us
 
@@ -458,8 +464,10 @@ def leave(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int)
     row.request, row.rank = request.request, request.rank
     row.preemptions, row.hit_tokens = request.preempted, request.hit
     row.prefill_rank, row.limit, row.kind = request.first_rank, request.limit, request.kind
+    row.adapter = request.adapter
     row.input_tokens, row.output_tokens = request.input, request.output
-    row.arrival_us, row.admitted_us, row.prefilled_us = request.arrival_us, request.admitted_us, request.prefilled_us
+    row.arrival_us, row.admitted_us = request.arrival_us - request.before_us, request.admitted_us
+    row.prefilled_us = request.prefilled_us
     row.first_token_us, row.finish_us, row.moved_us = request.first_us, request.last_us, request.moved_us
     gone_us = max(totals.now_us, request.last_us)
     totals.gone_us = max(totals.gone_us, gone_us)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .adapters import first_with_place, has_adapters, hold
 from .blocks import blocks_for, caches_prefixes, give_back, grow, hit_tokens, idle_hits, remember, sit, take
 from .order import put_in_order, take_out
 from .rules import SchedulerRules
@@ -64,6 +65,8 @@ def first_waiting(state: LoopState, rank: int) -> int:
     slot = state.ranks[rank].head
     while slot != NONE and state.slots[slot].arrival_us > state.ranks[rank].visible_us:
         slot = state.slots[slot].next if state.totals[0].ordered else NONE
+    if has_adapters(state):
+        return first_with_place(state, rank, slot)
     return slot
 
 
@@ -130,8 +133,11 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
         ranks[rank].extra_us += slots[slot].computed * rules.swap_us_per_token
     if slots[slot].admitted_us < 0:
         slots[slot].admitted_us = now_us
+        ranks[rank].extra_us += slots[slot].encoder_us
     if rules.answers and slots[slot].made == 1 and slots[slot].preempted == 0:
         slots[slot].first_us, slots[slot].last_us = now_us, now_us
+    if has_adapters(state):
+        hold(state, rank, slots[slot].adapter)
     state.running[rank, ranks[rank].count] = slot
     ranks[rank].count += 1
 

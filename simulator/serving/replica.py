@@ -13,9 +13,12 @@ from ..question.canonical import RequestError
 from ..question.kv_tiers import PCIE_SHARE
 from ..question.serving import SWAP_GBPS, IterationLaw
 from ..report.account import mixture_notes
+from .adapter_costs import AdapterCosts
 from .engines import ServingEngine, UsualLimits
+from .expert_drift import ExpertCosts
 from .figures import StepFigures
 from .host import FirstToken, HostTime, layers_and_experts
+from .images import EncoderCosts
 from .iteration import IterationTables, linear_tables
 from .kv import KvBudget
 from .steps import ReplicaSteps
@@ -45,6 +48,9 @@ class ServedReplica:
     host_gbps: float = SWAP_GBPS  # GB/s between a device and host memory
     notes: tuple[str, ...] = ()  # what was chosen of its model's formats
     sources: Mapping[str, float] = field(default_factory=dict)  # share of kernel time by whose measurements
+    adapters: AdapterCosts | None = None  # what one takes, where requests ask for any
+    moving_experts: ExpertCosts | None = None  # what sharing them out takes, where their load drifts
+    encoder: EncoderCosts | None = None  # of images, where requests have any
     run: Mapping[str, str] = field(default_factory=dict)  # its engine, system and model, as served runs name them
     weights_gb: float = 0.0  # of all its devices together; 0 where nobody asked
     link: tuple[float, float] | None = None  # of one that decodes: GB/s and microseconds of the way of a cache to it

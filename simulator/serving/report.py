@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..memory.breakdown import GIB
+from ..question.expert_balance import ExpertBalance
 from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
 from ..report.served import NOBODY, ServingReport, TimeSpread
+from .adapter_costs import most_in_host, most_loras
 from .autoscale import fleet_figures
 from .histogram import Histogram
 from .kinds import KINDS, kind_figures
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from .tally import Tally
 
 PERCENTILES = (50, 90, 99)
+MOST_SHOWN = 20  # adapters
 CDF_POINTS = 100
 OVERLOADED = 0.1  # of all requests still waiting when the last comes in, more than at half time
 MS = 1e3
@@ -69,8 +73,9 @@ def report_of(
     attained = tally.good / counted if counted else 0.0
     hit_tokens = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
     by_class = zip(request.traffic.classes, tally.parts, strict=True)
-    counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices
-    devices = sum(counts)
+    ffn_gpus = request.afd.ffn_gpus if pool.replicas else 0
+    counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices + ffn_gpus
+    devices = sum(counts) + request.images.gpus * request.images.exist
     joules = energy_j(request, state, replicas, seconds)
     per_gpu = replicas[0].price_per_hour, replicas[1].price_per_hour
     fleet = fleet_figures(state, (replicas[0].devices, replicas[1].devices), per_gpu, request.most_replicas)
@@ -100,6 +105,8 @@ def report_of(
         swaps=totals["swaps"],
         prefix_hit_share=hit_tokens / max(1, hit_tokens + totals["computed_tokens"]),
         kv_tiers=tier_figures(state, replicas[0], totals),
+        adapters=adapter_figures(request, tally, totals, replicas[0], seconds) if request.lora.exist else {},
+        expert_balance=expert_figures(setup, totals, request.eplb) if request.eplb.exist else {},
         iterations=totals["iterations"],
         mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
         utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0) * on_share(state, fleet),
@@ -158,6 +165,55 @@ def tier_figures(state: LoopState, replica: ServedReplica, totals: Mapping[str, 
         }
     tiers["loads"] = {"loads": totals["loads"], "mean_ms": totals["load_us"] / max(totals["loads"], 1) / MS}
     return tiers
+
+
+def adapter_figures(
+    request: ServingRequest, tally: Tally, totals: Mapping[str, Any], replica: ServedReplica, seconds: float
+) -> dict[str, Any]:
+    """What adapters took and what their requests had (``by_adapter``, the most asked for first)."""
+    lora, costs = request.lora, replica.adapters
+    requests, outputs, ttft_us = tally.by_adapter
+    order = np.argsort(-requests, kind="stable")[:MOST_SHOWN]
+    loads = totals["adapter_loads"]
+    most = most_loras(lora, request.scheduler.policy)
+    return {
+        "on_gpu": most,
+        "in_host": most_in_host(lora, request.scheduler.policy),
+        "gib_per_gpu": most * costs.gpu_bytes / GIB if costs else 0.0,
+        "in_batch": totals["adapters_used"] / max(totals["iterations"], 1),
+        "loads": loads,
+        "loads_from_disk": totals["adapter_reads"],
+        "load_ms": totals["adapter_load_us"] / max(loads, 1) / MS,
+        "waited": totals["adapter_waits"],
+        "asked_for": int(np.count_nonzero(requests)),
+        "by_adapter": tuple(
+            {
+                "adapter": int(code),
+                "requests": int(requests[code]),
+                "requests_per_s": float(requests[code]) / seconds,
+                "output_tokens_per_s": float(outputs[code]) / seconds,
+                "ttft_ms": float(ttft_us[code] / requests[code]) / MS,
+            }
+            for code in order
+            if requests[code]
+        ),
+    }
+
+
+def expert_figures(setup: ServingSetup, totals: Mapping[str, Any], balance: ExpertBalance) -> dict[str, Any]:
+    """How uneven the GPUs of experts were (busiest over mean), what it took, and how it went over iterations."""
+    timing, iterations = setup.timing, max(totals["iterations"], 1)
+    blocks = min(-(-iterations // (setup.replicas * timing.drift_block)), len(timing.imbalance))
+    ran, starts = timing.imbalance[:blocks], np.arange(blocks) * timing.drift_block
+    return {
+        "mean": totals["uneven"] / iterations,
+        "most": float(ran.max()),
+        "longer_ms": totals["uneven_us"] / iterations / MS,
+        "rebalances": totals["rebalances"],
+        "move_ms": totals["rebalance_us"] / max(totals["rebalances"], 1) / MS,
+        "step_interval": balance.step_interval,
+        "over_time": tuple(zip(starts.tolist(), ran.tolist(), strict=True)),
+    }
 
 
 def class_figures(kind: RequestClass, part: Tally, seconds: float) -> dict[str, Any]:

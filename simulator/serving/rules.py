@@ -60,6 +60,16 @@ class IterationTiming(NamedTuple):
     host_stream_us: float  # for each token that goes to a client, in a process beside the GPU's
     drafts: int  # tokens that are guessed ahead in each iteration
     draft_share: float  # of the model's layers that guessing one takes
+    adapter_counts: np.ndarray = np.zeros(0)  # of a batch, and tokens that have one: axes of
+    adapter_tokens: np.ndarray = np.zeros(0)
+    adapter_us: np.ndarray = np.zeros((0, 0))  # what they add
+    adapter_load_us: float = 0.0  # to a GPU, and into host memory
+    adapter_read_us: float = 0.0
+    imbalance: np.ndarray = np.zeros(0)  # of experts, by block of so many iterations (:mod:`.expert_drift`)
+    drift_block: int = 1
+    move_us: np.ndarray = np.zeros(0)  # of weights, before the first iteration of a block
+    expert_tokens: np.ndarray = np.zeros(0)  # of a rank: the axis of
+    expert_us: np.ndarray = np.zeros(0)  # what experts take of an iteration
 
 
 class ServingSetup(NamedTuple):

@@ -15,9 +15,12 @@ from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from . import autoscale, confidence
 from . import setup as setups
+from .adapter_costs import most_loras
+from .adapter_draws import with_adapters
 from .classes import with_classes
 from .compiled import compiled, on_disk, with_own
 from .histogram import BINS
+from .images import with_images
 from .loop import RequestChunk
 from .own import load_router
 from .policies import policy_of
@@ -83,8 +86,9 @@ def serve(
 
 
 def requests_of(request: ServingRequest) -> RequestStream:
-    """The requests of its traffic, with their classes."""
-    return with_classes(stream(request.traffic), request.traffic)
+    """The requests of its traffic, with their classes and adapters."""
+    source = with_classes(stream(request.traffic), request.traffic)
+    return with_adapters(source, request.lora, request.traffic)
 
 
 def alike_without(request: ServingRequest) -> bool:
@@ -107,6 +111,7 @@ def serve_once(
 ) -> ServedTraffic:
     """Serve the requests of a stream once."""
     began = time.perf_counter()
+    source = with_images(source, request, replica.encoder)
     warmup = request.traffic.warmup or 0
     if warmup >= source.requests:
         raise RequestError(f"traffic.warmup={warmup} leaves none of {source.requests} requests to count")
@@ -116,9 +121,10 @@ def serve_once(
     setup = setups.with_room_for(setup, shape.seats)
     sending = request.traffic.concurrency / request.replicas if clients is None else clients
     host_us = replica.first_token_us(sending, source.prompt)
-    ledger = Tally(host_us, request.slo, keeping.requests, warmup, request.traffic.classes)
+    ledger = Tally(host_us, request.slo, keeping.requests, warmup, request.traffic.classes, shape.adapters)
     state = empty_state(shape, min(1024, source.requests), request.traffic.seed)
     state.totals["ordered"] = request.scheduler.queue == "priority"
+    state.totals["most_adapters"] = most_loras(request.lora, request.scheduler.policy)
     state.classes[:, 0] = [kind.priority for kind in request.traffic.classes] or [0]
     tally_kinds(ledger, setup, request)
     if request.changing:
@@ -140,7 +146,7 @@ def serve_once(
     replicas = replica, decoder or replica
     report = report_of(request, setup, state, ledger, backlog, replicas, wall_s)
     report = replace(report, fleet_over_time=tuple(pilot.rows)) if pilot else report
-    report = replace(report, notes=(*report.notes, *source.notes)) if source.notes else report
+    report = replace(report, notes=(*report.notes, *source.notes), images=source.images)
     kept_rows, log = rows[np.argsort(rows["request"])], state.log[: int(state.totals["logged"][0])]
     return ServedTraffic(report, kept_rows, log, state, setup, replica, replicas[1].kv.bytes_per_token, host_us)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from ..question.serving import (
     ServingRequest,
     Speculation,
 )
-from . import routing
+from . import adapter_costs, expert_drift, routing
+from .adapter_costs import most_in_host, most_loras
 from .policies import policy_of
 from .queues import nobody_new
 from .replica import ServedReplica
@@ -101,6 +103,44 @@ def timing(replica: ServedReplica, scheduler: Scheduler, guessing: Speculation) 
     )
 
 
+def timing_of(replica: ServedReplica, request: ServingRequest) -> IterationTiming:
+    """The same, with what adapters and uneven experts add."""
+    usual = timing(replica, request.scheduler, request.speculation)
+    return usual._replace(**adapter_timing(replica, request), **expert_timing(replica, request))
+
+
+def expert_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, Any]:
+    """How uneven experts are over time; nothing where they are even for ever."""
+    if not request.eplb.exist:
+        return {}
+    costs = replica.moving_experts or expert_drift.by_hand(request.eplb)
+    drift = expert_drift.timeline(request.eplb, costs, request.traffic.seed)
+    return {
+        "imbalance": drift.imbalance,
+        "drift_block": drift.block,
+        "move_us": drift.move_us,
+        "expert_tokens": costs.tokens,
+        "expert_us": costs.us,
+    }
+
+
+def adapter_timing(replica: ServedReplica, request: ServingRequest) -> dict[str, Any]:
+    """What adapters add to iterations, and how long one takes to load; nothing where there are none."""
+    lora = request.lora
+    if not lora.exist:
+        return {}
+    costs = replica.adapters or adapter_costs.by_hand(lora)
+    tiers_gbps = replica.host_gbps if request.tiers.host_gbps is None else request.tiers.host_gbps
+    gbps = tiers_gbps if lora.host_gbps is None else lora.host_gbps
+    return {
+        "adapter_counts": costs.counts,
+        "adapter_tokens": costs.tokens,
+        "adapter_us": costs.extra_us,
+        "adapter_load_us": costs.host_us + costs.gpu_bytes / (gbps * 1e3),
+        "adapter_read_us": costs.file_bytes / (lora.disk_gbps * 1e3),
+    }
+
+
 def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> ServingSetup:
     """All that stays as it is during a run. ``decoder`` is a replica of the pool that decodes, where there is one."""
     pool, scheduler, guessing = request.decode_pool, request.scheduler, request.speculation
@@ -118,7 +158,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             repeats=again,
             loads=loads,
         ),
-        timing=timing(replica, scheduler, guessing),
+        timing=timing_of(replica, request),
         decode_rules=rules(
             other_scheduler(scheduler, request.second_kind),
             other,
@@ -128,7 +168,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
             again,
             loads,
         ),
-        decode_timing=timing(other, scheduler, guessing),
+        decode_timing=timing_of(other, request),
         router=OWN_ROUTER if ":" in request.router else ROUTERS.index(request.router),
         replicas=replicas,
         ranks_per_replica=request.attention_dp,
@@ -235,7 +275,7 @@ def shape(
 ) -> StateSizes:
     """How large the arrays of the state are."""
     most = max(setup_.rules.blocks, setup_.decode_rules.blocks)
-    tokens = min(longest, setup_.rules.max_model_len)
+    tokens, lora, policy = min(longest, setup_.rules.max_model_len), request.lora, request.scheduler.policy
     return StateSizes(
         replicas=setup_.replicas,
         ranks_per_replica=setup_.ranks_per_replica,
@@ -254,6 +294,8 @@ def shape(
         tiers=tiers,
         changing=request.changing,
         starts=ceil(setup_.start_us / setup_.tick_us) if setup_.tick_us else 0,
+        adapters=lora.adapters if lora.exist else 0,
+        adapter_places=most_loras(lora, policy) + most_in_host(lora, policy) if lora.exist else 0,
     )
 
 

@@ -40,9 +40,13 @@ SLOT = _kind(
     "kind priority scheduled work "
     # tiered: tokens that it finds below the GPU, below: those of them below host memory. loading: tokens that it will
     # have once they are loaded. kept: full blocks that are written to tiers.
-    "tiered below loading kept",
+    "tiered below loading kept "
+    # adapter: NONE for the model itself. refused: it waited for a place for its adapter.
+    "adapter refused",
     # prefilled_us: its prompt was computed; first_us: the client has its first token.
-    "arrival_us admitted_us prefilled_us first_us last_us moved_us",
+    "arrival_us admitted_us prefilled_us first_us last_us moved_us "
+    # before_us: since it was sent until it arrived here. encoder_us: that its first iteration takes longer.
+    "before_us encoder_us",
 )
 RANK = _kind(
     # free: blocks. head, tail: of its queue. count: requests that run. outstanding: routed here and not ended. work:
@@ -58,7 +62,11 @@ RANK = _kind(
     "swapped_out swapped_in held apart gathered again refused repeated left full "
     # prompt_tokens: of requests routed here that have no first token yet.
     # shut: it takes no requests (:mod:`.fleet`).
-    "prompt_tokens shut",
+    "prompt_tokens shut "
+    # formed: batches so far. adapters: of all that run (:mod:`.adapters`).
+    "formed adapters "
+    # steps: iterations so far, of a replica's first rank where experts are uneven (:mod:`.uneven`).
+    "steps",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
@@ -72,7 +80,10 @@ RANK = _kind(
 FLEET = _kind("status seed failures starts", "rate since_us on_us down_since_us down_us ready_us")
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
 # given_us: when clients have its tokens
-BATCH = _kind("size", "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us")
+BATCH = _kind(
+    "size",
+    "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us adapters adapter_tokens",
+)
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
 # first: of its blocks, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. loads,
@@ -84,7 +95,7 @@ ITERATION = _kind(
     "rank lane blocks waiting swapped_out swapped_in", "start_us end_us decodes prefill_tokens decode_context samples"
 )
 ENDED = _kind(
-    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens limit kind",
+    "request rank prefill_rank input_tokens output_tokens preemptions hit_tokens limit kind adapter",
     "arrival_us admitted_us prefilled_us first_token_us finish_us moved_us",
 )
 TOTALS = _kind(
@@ -94,8 +105,11 @@ TOTALS = _kind(
     # ordered: queues are in order of priority. bucket: requests that a gateway would let in at bucket_us.
     # held: requests that no replica takes, held_first to held_last. begun: the fleet is open. paused: an autoscaler
     # looks, and the loop goes on at a row of the chunk. fleet_due: of what is due that of the fleet. failed: requests.
-    "ordered held held_first held_last begun paused desired row fleet_due failed lost_requests lost_tokens",
-    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us",
+    "ordered held held_first held_last begun paused desired row fleet_due failed lost_requests lost_tokens "
+    # most_adapters: on a GPU. adapter_waits: requests that one of them kept waiting.
+    "most_adapters adapter_waits adapter_loads adapter_reads rebalances",
+    "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us "
+    "adapter_load_us adapters_used uneven uneven_us rebalance_us",
 )
 
 
@@ -127,6 +141,8 @@ class LoopState(NamedTuple):
     places: np.ndarray  # of blocks on shelves: content, place after, place before; then their tables (:mod:`.tiers`)
     fleet: Any  # FLEET [replicas]; empty where none comes or goes
     classes: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`), first the priority
+    adapters: np.ndarray  # [ranks, adapters, 4] (:mod:`.adapters`); empty without any
+    adapter_places: np.ndarray  # [ranks, places] adapter + 1 on the GPU, then in host memory
 
 
 RECORDS = (
@@ -161,6 +177,8 @@ class StateSizes:
     tiers: tuple[int, ...] = ()  # blocks of host memory, drives, and the shared store
     changing: bool = False  # replicas come and go,
     starts: int = 0  # and so often may one be about to start
+    adapters: int = 0
+    adapter_places: int = 0  # of a rank, on the GPU and in host memory
 
     @property
     def rows(self) -> int:
@@ -221,6 +239,8 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         due=np.zeros(2 * slots + 1 + shape.replicas * (shape.starts + 3) * shape.changing, DUE_LATER),
         fleet=np.zeros(shape.replicas * shape.changing, FLEET),
         classes=np.zeros((shape.classes, LIMITS), np.int64),
+        adapters=np.zeros((shape.ranks if shape.adapters else 0, shape.adapters, 4), np.int64),
+        adapter_places=np.zeros((shape.ranks, shape.adapter_places), np.int64),
         **_shelves(shape),
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class RequestStream:
     key_tokens: int = 1
     notes: tuple[str, ...] = ()
     classes_named: bool = False
+    images: Mapping[str, float] = field(default_factory=dict)  # what encoding them took (:mod:`.images`)
 
 
 def chunk(
@@ -58,4 +59,7 @@ def chunk(
         think_us=more.get("think_us", np.zeros(0)),
         kind=more.get("kind", np.zeros(count, np.int64)),
         keys=more.get("keys", none),
+        adapter=more.get("adapter", none),
+        before_us=np.zeros(0),
+        encoder_us=np.zeros(0),
     )

@@ -13,12 +13,15 @@ from .histogram import Histogram
 from .state import NONE
 
 TIMES = ("ttft", "tpot", "e2e", "queue", "normalised", "kv_transfer", "prefill_e2e", "decode_e2e")
+OF_ADAPTER = ("requests", "output_tokens", "ttft_us")
 SCALE = 1e6  # a target met just so, in the bins of times
 
 
 class Tally:
     """Times of requests that ended, as distributions; and their records where they are kept. ``host_us`` is what the
-    host adds to a first token. Each of the ``classes`` has a tally of its own (``parts``), and its own targets."""
+    host adds to a first token. Each of the ``classes`` has a tally of its own (``parts``), and its own targets.
+
+    ``by_adapter`` [:data:`OF_ADAPTER`, adapters] are sums over the requests of each."""
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class Tally:
         keep: bool,
         warmup: int = 0,
         classes: Sequence[RequestClass] = (),
+        adapters: int = 0,
     ) -> None:
         self.host_us, self.keep, self.warmup = host_us, keep, warmup
         self.limits_us = {name: limits_us(name, targets, classes) for name in TARGETS}
@@ -34,6 +38,7 @@ class Tally:
         self.ended, self.output_tokens = 0, 0
         self.kinds: list[Tally] = []  # of two kinds of replicas,
         self.first_other = 0  # the second of which begins with this rank
+        self.by_adapter = np.zeros((len(OF_ADAPTER), adapters))
         self.times = {name: Histogram() for name in TIMES}
         self.needed = Histogram()  # how many times as long as the targets each may take that it has all of them
         self.good = 0
@@ -66,10 +71,19 @@ class Tally:
         self.times["kv_transfer"].add(done["moved_us"][moved])
         self.times["prefill_e2e"].add(prefill[moved])
         self.times["decode_e2e"].add((done["finish_us"] - done["prefilled_us"] - done["moved_us"])[moved])
+        if self.by_adapter.size:
+            self._add_adapters(done, ttft)
         kinds = done["kind"] if self.parts else np.zeros(len(done), np.int64)
         needed = self._needed((ttft, tpot, ttft + decode), kinds)
         self.good += int(np.count_nonzero(needed <= 1.0))
         self.needed.add(needed * SCALE)
+
+    def _add_adapters(self, done: np.ndarray, ttft_us: np.ndarray) -> None:
+        """Count what requests with adapters had: their number, tokens of answers, times to the first token."""
+        with_one = done["adapter"] != NONE
+        columns = np.ones(len(done)), done["output_tokens"], ttft_us
+        for sums, column in zip(self.by_adapter, columns, strict=True):
+            sums += np.bincount(done["adapter"][with_one], column[with_one], len(sums))
 
     def _needed(self, times_us: tuple[np.ndarray, ...], kinds: np.ndarray) -> np.ndarray:
         """Times over their targets, the largest of each request."""

@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from opcast.simulator.question.adapters import ServedAdapters
 from opcast.simulator.question.kv_tiers import KvTiers
 from opcast.simulator.question.request_classes import Admission, RequestClass
 from opcast.simulator.question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
@@ -84,6 +85,7 @@ def beside_usual(request: ServingRequest) -> None:
             fewer,
             replace(fewer, traffic=replace(fewer.traffic, classes=classes), scheduler=ordered),
         ),
+        "adapters": (fewer, replace(fewer, lora=ServedAdapters(100, max_loras=8, adapter_us=10.0, token_us=0.1))),
         "limits of admission": (
             fewer,
             replace(fewer, admission=Admission(max_requests=10_000, max_queue=10_000, rate=1e9)),

@@ -108,6 +108,9 @@ TRAFFIC: Drawn = {
     "speculation": ("speculation", ({"tokens": 2}, {"tokens": 3, "acceptance": 0.5})),
     "intervals": ("intervals", (False,)),
     "attention_dp": ("attention_dp", (2,)),
+    "lora": ("lora", ({"adapters": 5, "max_loras": 2, "gib": 0.1, "adapter_us": 100.0, "token_us": 1.0},)),
+    "eplb": ("eplb", ({"drift": 100, "experts": 16, "ranks": 4, "token_us": 20.0},)),
+    "images": ("images", ({"share": 0.5, "encode_ms": 20.0},)),
 }
 SEARCHED: Drawn = {
     "objectives": ("objectives", (["tokens_per_s"], ["step_time", "cost"])),
