@@ -61,9 +61,9 @@ def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: Servin
     costs = afd.by_hand(apart) if step is None else afd.costs_of(apart, steps_of(step, bench))
     longest = longest_of(request.traffic) + request.images.most_tokens
     sequences = pool.max_seqs or request.scheduler.max_seqs or served.limits.max_seqs or MOST_SEQUENCES
-    ranks, kv = pool.replicas * request.decode_dp, served.kv
+    ranks, kv = pool.replicas * request.second_dp, served.kv
     if step is not None and leaves_memory(pool.kv if pool.kv.blocks else request.kv):
-        devices = served.devices // request.decode_dp
+        devices = served.devices // request.second_dp
         more_blocks = costs.weight_bytes * devices / (kv.bytes_per_token * kv.block_tokens)
         kv = replace(kv, blocks=kv.blocks + int(more_blocks))
     tables = afd.apart_tables(served.tables, apart, costs, ranks, min(sequences, MOST_SEQUENCES), min(longest, LONGEST))
