@@ -54,20 +54,20 @@ class Belief:
     taken: np.ndarray = field(init=False)  # bool [n]
 
     def __post_init__(self) -> None:
-        own = self.subject
-        self.points = self.scales.scaled(np.concatenate([own.candidates, own.asked]))
+        subject = self.subject
+        self.points = self.scales.scaled(np.concatenate([subject.candidates, subject.asked]))
         self.variance = np.ones(len(self.points))
-        n = len(own.candidates)
+        n = len(subject.candidates)
         self.taken = np.zeros(n, dtype=bool)
         self.cross = covariance(self.points[:n], self.points[n:])
-        known = self.scales.scaled(own.measured)
-        if len(known):
-            self._condition(known)
+        scaled = self.scales.scaled(subject.measured)
+        if len(scaled):
+            self._condition(scaled)
 
-    def _condition(self, known: np.ndarray) -> None:
+    def _condition(self, scaled: np.ndarray) -> None:
         """Take what is measured into account, all at once."""
-        kernel = covariance(known, known) + self.scales.noise * np.eye(len(known))
-        solved = np.linalg.solve(np.linalg.cholesky(kernel), covariance(known, self.points))
+        kernel = covariance(scaled, scaled) + self.scales.noise * np.eye(len(scaled))
+        solved = np.linalg.solve(np.linalg.cholesky(kernel), covariance(scaled, self.points))
         self.factors = list(solved)
         self.variance -= (solved**2).sum(axis=0)
         n = len(self.subject.candidates)
@@ -85,10 +85,10 @@ class Belief:
         column = covariance(self.points[position : position + 1], self.points)[0]
         for row in self.factors:
             column -= row[position] * row
-        made = column / np.sqrt(max(self.variance[position], 0.0) + self.scales.noise)
-        self.factors.append(made)
-        self.variance -= made**2
-        self.cross -= np.outer(made[:n], made[n:])
+        gain = column / np.sqrt(max(self.variance[position], 0.0) + self.scales.noise)
+        self.factors.append(gain)
+        self.variance -= gain**2
+        self.cross -= np.outer(gain[:n], gain[n:])
         self.taken[position] = True
 
     def doubt(self) -> float:
@@ -130,9 +130,9 @@ def plan_round(subjects: Mapping[str, Subject], points: int, seconds: float = fl
 
     A subject that cannot be learned yet (fewer than :data:`FEWEST` measurements) goes before the others.
     """
-    beliefs = {name: believe(each) for name, each in subjects.items()}
+    beliefs = {name: believe(subject) for name, subject in subjects.items()}
     before = expected_error(beliefs)
-    gains = {name: each.gains() for name, each in beliefs.items() if len(each.taken)}
+    gains = {name: subject.gains() for name, subject in beliefs.items() if len(subject.taken)}
     picks: dict[str, list[int]] = {}
     spent = 0.0
     for _ in range(points):
@@ -154,7 +154,7 @@ def plan_round(subjects: Mapping[str, Subject], points: int, seconds: float = fl
 
 def expected_error(beliefs: Mapping[str, Belief]) -> float:
     """The error of an op that a step spends its time in, as expected: the root of variance times share."""
-    return float(np.sqrt(sum(each.doubt() for each in beliefs.values())))
+    return float(np.sqrt(sum(belief.doubt() for belief in beliefs.values())))
 
 
 def forecast(subject: Subject, positions: np.ndarray) -> np.ndarray:

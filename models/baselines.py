@@ -18,18 +18,18 @@ APART = 1e3  # octaves between ops that differ in a code (dtype, layout, …): n
 RIDGE = 1e-2  # pulls slopes of the local fit towards the roofline's
 
 
-def roofline(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
+def roofline(train: MeasurementTable, known_ops: Frame, test: MeasurementTable, ops: Frame) -> np.ndarray:
     """The lower bound itself: FLOPs over peak, bytes over bandwidth."""
     return np.maximum(ops.roofline_us, 1e-3)
 
 
-def calibrated_roofline(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
+def calibrated_roofline(train: MeasurementTable, known_ops: Frame, test: MeasurementTable, ops: Frame) -> np.ndarray:
     """a · roofline + b, by dtype: efficiency and launch cost that fit the known rows best (median log error)."""
-    out = np.empty(len(asked))
-    for dtype in np.unique(asked.dtype):
-        rows, own = asked.dtype == dtype, known.dtype == dtype
-        own = own if own.any() else np.ones(len(known), dtype=bool)
-        slope, floor = _line(known_ops.roofline_us[own], known.latency_us[own])
+    out = np.empty(len(test))
+    for dtype in np.unique(test.dtype):
+        rows, same_dtype = test.dtype == dtype, train.dtype == dtype
+        same_dtype = same_dtype if same_dtype.any() else np.ones(len(train), dtype=bool)
+        slope, floor = _line(known_ops.roofline_us[same_dtype], train.latency_us[same_dtype])
         out[rows] = slope * ops.roofline_us[rows] + floor
     return np.maximum(out, 1e-3)
 
@@ -48,13 +48,13 @@ def _line(roofline_us: np.ndarray, latency_us: np.ndarray) -> tuple[float, float
     return best[1], best[2]
 
 
-def log_log(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
+def log_log(train: MeasurementTable, known_ops: Frame, test: MeasurementTable, ops: Frame) -> np.ndarray:
     """Log-log interpolation: a plane through the nearest known ops of the same codes, in logs of sizes and time."""
-    here, there = _coordinates(known), _coordinates(asked)
-    sizes = _sizes(known)
-    count = min(2 * (sizes + 1), len(known))
+    here, there = _coordinates(train), _coordinates(test)
+    sizes = _sizes(train)
+    count = min(2 * (sizes + 1), len(train))
     near = _nearest(here, there, count)
-    level = np.log(known.latency_us)
+    level = np.log(train.latency_us)
     away = here[near][:, :, :sizes] - there[:, None, :sizes]
     alike = (np.abs(here[near][:, :, sizes:] - there[:, None, sizes:]) < 1.0).all(axis=2)
     alike |= ~alike.any(axis=1)[:, None]
@@ -67,9 +67,9 @@ def log_log(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, 
     return np.exp(np.clip(value, level.min() - 3.0, level.max() + 3.0))
 
 
-def nearest(known: MeasurementTable, known_ops: Frame, asked: MeasurementTable, ops: Frame) -> np.ndarray:
+def nearest(train: MeasurementTable, known_ops: Frame, test: MeasurementTable, ops: Frame) -> np.ndarray:
     """The latency of the known op whose log sizes are nearest, of the same codes where there is one."""
-    return known.latency_us[_nearest(_coordinates(known), _coordinates(asked), 1)[:, 0]]
+    return train.latency_us[_nearest(_coordinates(train), _coordinates(test), 1)[:, 0]]
 
 
 BASELINES: dict[str, Callable[[MeasurementTable, Frame, MeasurementTable, Frame], np.ndarray]] = {
@@ -90,9 +90,9 @@ def _coordinates(table: MeasurementTable) -> np.ndarray:
     sizes = [np.log2(np.maximum(table.columns[dim.name], 0.5)) for dim in dims if not dim.choices]
     codes = [APART * table.columns[dim.name] for dim in dims if dim.choices]
     for texts in (table.dtype, table.out_dtype, table.cache):
-        values, own = np.unique(texts.astype(str), return_inverse=True)
+        values, code = np.unique(texts.astype(str), return_inverse=True)
         marks = np.array([int.from_bytes(value.encode(), "big") % 9973 for value in values], dtype=np.float64)
-        codes.append(APART * marks[own.reshape(-1)])
+        codes.append(APART * marks[code.reshape(-1)])
     return np.stack([*sizes, *codes], axis=1).astype(np.float64)
 
 

@@ -40,9 +40,9 @@ def parts(
     kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
 ) -> Parts:
     """The analytical law's terms as power sees them."""
-    made = []
+    result = []
     for latency, _, law, _, setting in analytical.terms(kind, columns, dtype, out_dtype, device, cache):
-        given = (law.compute, law.memory, setting.cost.flops)
-        compute, memory, flops = (np.broadcast_to(np.asarray(each, dtype=float), latency.shape) for each in given)
-        made.append((compute, memory, np.maximum(latency - np.maximum(compute, memory), 0.0), flops))
-    return Parts(*(np.concatenate(each) for each in zip(*made, strict=True)))
+        of_law = (law.compute, law.memory, setting.cost.flops)
+        compute, memory, flops = (np.broadcast_to(np.asarray(values, dtype=float), latency.shape) for values in of_law)
+        result.append((compute, memory, np.maximum(latency - np.maximum(compute, memory), 0.0), flops))
+    return Parts(*(np.concatenate(values) for values in zip(*result, strict=True)))

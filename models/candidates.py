@@ -229,8 +229,8 @@ class Options:
             raise OptionError(f"predictor.trials={self.trials} must be 0 (no search) or the number of trials")
         if not 0.0 < self.coverage < 1.0:
             raise OptionError(f"predictor.coverage={self.coverage} must lie between 0 and 1, for instance 0.9")
-        known = [*KINDS, *sorted({each.family for each in KINDS.values()})]
-        _among("predictor.families", self.families, known)
+        names = [*KINDS, *sorted({kind.family for kind in KINDS.values()})]
+        _among("predictor.families", self.families, names)
         for name, values in self.families.items():
             _merged(type(self)(families={}), f"predictor.families.{name}", values)
 
@@ -241,11 +241,11 @@ class Options:
 
     def for_kind(self, kind_name: str) -> Options:
         """The same with what the kind's family and the kind itself want otherwise, but for what was set explicitly."""
-        made = dataclasses.replace(self, families={})
+        options = dataclasses.replace(self, families={})
         for name in (KINDS[kind_name].family, kind_name):
             values = _unset(self.families.get(name, {}), self, type(self)())
-            made = _merged(made, f"predictor.families.{name}", values)
-        return made
+            options = _merged(options, f"predictor.families.{name}", values)
+        return options
 
     @property
     def named(self) -> str:
@@ -261,29 +261,29 @@ class Options:
         return f"{self.named} takes {limits} rows, not {rows:,} (predictor.{self.named}.min_rows, max_rows)"
 
     def candidate(self, name: str) -> Candidate:
-        found: Candidate = getattr(self, name)
-        return found
+        chosen: Candidate = getattr(self, name)
+        return chosen
 
 
 CANDIDATES = ("calibrated", "interpolation", "lines", "random_forest", "lightgbm")
 
 
-def _among(where: str, names: Iterable[str], known: Sequence[str]) -> None:
+def _among(where: str, names: Iterable[str], choices: Sequence[str]) -> None:
     for name in names:
-        if name not in known:
-            raise OptionError(f"{where} has {name!r}; {nearest(name, known, 'choose from')}")
+        if name not in choices:
+            raise OptionError(f"{where} has {name!r}; {nearest(name, choices, 'choose from')}")
 
 
 def _unset(values: Mapping[str, Any], chosen: Any, default: Any) -> dict[str, Any]:
     """Those of some values whose option still has its default."""
-    kept: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for name, value in values.items():
-        own, usual = getattr(chosen, name), getattr(default, name)
-        if dataclasses.is_dataclass(own):
-            kept[name] = _unset(value, own, usual)
-        elif own == usual:
-            kept[name] = value
-    return kept
+        chosen_value, usual = getattr(chosen, name), getattr(default, name)
+        if dataclasses.is_dataclass(chosen_value):
+            changes[name] = _unset(value, chosen_value, usual)
+        elif chosen_value == usual:
+            changes[name] = value
+    return changes
 
 
 def _merged(base: Options, where: str, values: Mapping[str, Any]) -> Options:
@@ -293,7 +293,7 @@ def _merged(base: Options, where: str, values: Mapping[str, Any]) -> Options:
 
 def _over(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values over those of a dataclass and of its parts; one name stands for a list of it."""
-    made = dict(base)
+    merged = dict(base)
     if not isinstance(values, Mapping):
         raise OptionError(f"{values!r} must be options by name")
     for name, value in values.items():
@@ -302,5 +302,5 @@ def _over(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
             value = _over(old, value or {})
         elif isinstance(old, tuple) and isinstance(value, str):
             value = (value,)
-        made[name] = value
-    return made
+        merged[name] = value
+    return merged

@@ -67,8 +67,8 @@ def _row(entry: Entry, card: Mapping[str, Any]) -> str:
 
 
 def _listed(cards: Iterable[tuple[Entry, Mapping[str, Any]]], name: str) -> str:
-    found = {each for _, card in cards for each in card.get("sources", {}).get(name, ())}
-    return ", ".join(sorted(found)) or "unknown"
+    listed = {source for _, card in cards for source in card.get("sources", {}).get(name, ())}
+    return ", ".join(sorted(listed)) or "unknown"
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def is_own(sources: Sequence[str]) -> bool:
 
 
 def ranked(
-    rows: Mapping[str, int], wanted: str | None, preferences: Sequence[str], kind: str = "", caller: Caller = ANYONE
+    rows: Mapping[str, int], label: str | None, preferences: Sequence[str], kind: str = "", caller: Caller = ANYONE
 ) -> list[str]:
     """The backends that may answer, best first; ``rows`` says how many rows each has.
 
@@ -67,32 +67,38 @@ def ranked(
     several, ``torch`` first. Then the order of ``preferences`` (backends, versions or frameworks), then most rows, then
     the name.
     """
-    first = DEFAULT_BACKEND if wanted is None else wanted
-    known = [each for each in rows if (caller.admits(kind, each) if wanted is None else means(wanted, each))]
+    first = DEFAULT_BACKEND if label is None else label
+    candidates = [
+        candidate
+        for candidate in rows
+        if (caller.admits(kind, candidate) if label is None else means(label, candidate))
+    ]
 
     def order(backend: str) -> tuple[bool, bool, bool, int, int, str]:
-        at = next((at for at, each in enumerate(preferences) if means(each, backend)), len(preferences))
-        parts = wanted is None and not caller.eager and is_eager(kind, backend)
+        at = next((at for at, candidate in enumerate(preferences) if means(candidate, backend)), len(preferences))
+        parts = label is None and not caller.eager and is_eager(kind, backend)
         return parts, backend != first, not means(first, backend), at, -rows[backend], backend
 
-    return sorted(known, key=order)
+    return sorted(candidates, key=order)
 
 
 def launched(rows: Mapping[str, int], preferences: Sequence[str], kind: str, dtype: str, caller: Caller) -> list[str]:
     """The backends of own rows that are what a caller launches for an op, best first; ``rows`` as in :func:`ranked`."""
-    places = {each: place(caller, kind, dtype, each) for each in ranked(rows, None, preferences, kind, caller)}
+    places = {
+        candidate: place(caller, kind, dtype, candidate) for candidate in ranked(rows, None, preferences, kind, caller)
+    }
     named = launches(caller, kind, dtype)  # itself before its variants: ``nccl`` before ``nccl:graph``
-    known = [(at, each not in named, each) for each, at in places.items() if at is not None]
-    return [each for *_, each in sorted(known, key=lambda item: item[:2])]
+    admitted = [(at, candidate not in named, candidate) for candidate, at in places.items() if at is not None]
+    return [candidate for *_, candidate in sorted(admitted, key=lambda item: item[:2])]
 
 
 Card = Mapping[str, Any]
 
 
 def matching(
-    known: Sequence[str],
+    labels: Sequence[str],
     card_of: Callable[[str], Card],
-    wanted: str | None,
+    label: str | None,
     dtype: str | None,
     preferences: Sequence[str],
     kind: str = "",
@@ -103,18 +109,20 @@ def matching(
     A format that none has learned is answered by those that know the units which it is computed on. Cards are asked
     for only where it takes them to choose.
     """
-    if wanted is None:
-        known = [each for each in known if caller.admits(kind, each)]
-        known = [each for each in known if answers_anyone(each, dtype)] or known
+    if label is None:
+        labels = [candidate for candidate in labels if caller.admits(kind, candidate)]
+        labels = [candidate for candidate in labels if answers_anyone(candidate, dtype)] or labels
     else:
-        known = [each for each in known if means(wanted, each)]
-    if wanted in known or len(known) < 2:
-        return wanted if wanted in known else next(iter(known), None)
-    cards = {backend: card_of(backend) for backend in known}
+        labels = [candidate for candidate in labels if means(label, candidate)]
+    if label in labels or len(labels) < 2:
+        return label if label in labels else next(iter(labels), None)
+    cards = {backend: card_of(backend) for backend in labels}
     formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()))
-    taught = ([backend for backend in known if has_learned(cards[backend], each)] for each in formats)
-    seen = next(filter(None, taught), known)
-    return ranked({backend: cards[backend].get("n", 0) for backend in seen}, wanted, preferences, kind, caller)[0]
+    taught = ([backend for backend in labels if has_learned(cards[backend], candidate)] for candidate in formats)
+    taught_label = next(filter(None, taught), labels)
+    return ranked({backend: cards[backend].get("n", 0) for backend in taught_label}, label, preferences, kind, caller)[
+        0
+    ]
 
 
 def has_learned(card: Card, dtype: str) -> bool:

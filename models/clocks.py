@@ -68,11 +68,11 @@ def steady_rate(device: Device, dtype: str, limit_w: float) -> float:
 
     S(P) = S_r · (SM / SM_r) · ((P - P0 - Pm) / (P_r - P0_r - Pm_r)) ^ (1 / alpha), with the anchor as reference r.
     """
-    known = anchor(device, dtype)
-    if known is None:
+    measured = anchor(device, dtype)
+    if measured is None:
         return math.inf
-    room = max(limit_w - floor_w(device), 0.0) / known.core_w
-    rate = known.tflops * device.compute_units / known.compute_units * room ** (1.0 / known.alpha)
+    room = max(limit_w - floor_w(device), 0.0) / measured.core_w
+    rate = measured.tflops * device.compute_units / measured.compute_units * room ** (1.0 / measured.alpha)
     return min(rate, device.tensor_rate(dtype))
 
 
@@ -93,8 +93,8 @@ def at_boost(
     """
     if (clock >= 1.0).all() or anchor(device, rate_name(kind, dtype)) is None:
         return latency_us
-    made: np.ndarray = latency_us / parts(kind, columns, dtype, out_dtype, device, cache).slower(clock)
-    return made
+    boosted_us: np.ndarray = latency_us / parts(kind, columns, dtype, out_dtype, device, cache).slower(clock)
+    return boosted_us
 
 
 def rate_name(kind: str, dtype: str) -> str:
@@ -115,14 +115,14 @@ def with_own_clocks(device: Device, tables: Sequence[tuple[str, pa.Table]]) -> D
     if device.synchronous or not device.tdp_w:
         return device
     complete = [(kind, rows) for kind, rows in tables if {*TELLING, "latency_us"} <= set(rows.column_names)]
-    own = {
+    own_rates = {
         name: _sustained(*rates, device)
         for kind, rows in complete
         for name, rates in _long_rates(device, kind, rows).items()
     }
-    if not own:
+    if not own_rates:
         return device
-    steady, boost = ({name: rates[at] for name, rates in own.items()} for at in (0, 1))
+    steady, boost = ({name: rates[at] for name, rates in own_rates.items()} for at in (0, 1))
     return replace(
         device,
         steady_tflops={**device.steady_tflops, **steady},
@@ -157,11 +157,11 @@ def _sustained(rate: np.ndarray, clock: np.ndarray, device: Device) -> tuple[flo
     Watts of compute units are in proportion to rate · clock ^ alpha, and under the limit as many as there is room for.
     """
     boost = float(rate.max())
-    held = (clock < 1.0) & (rate >= SATURATING * boost)
-    if not held.any():
+    limited = (clock < 1.0) & (rate >= SATURATING * boost)
+    if not limited.any():
         most = max(boost, *device.tensor_tflops.values())
         return most, most
-    fits = float(np.median(rate[held] * clock[held] ** device.alpha))
+    fits = float(np.median(rate[limited] * clock[limited] ** device.alpha))
     return boost * (fits / boost) ** (1.0 / device.alpha), boost
 
 
@@ -171,13 +171,13 @@ def core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:
     core_w_r · (T / S_r) · (max(T, B_r) / S_r) ^ (alpha - 1), with the anchor's steady rate S_r and boost rate B_r (by
     units and clock of this device): what saturating products draw, in proportion for those that leave units idle.
     """
-    known = anchor(device, dtype)
-    if known is None:
+    measured = anchor(device, dtype)
+    if measured is None:
         return np.zeros_like(tflops)
-    rate = tflops * known.compute_units / device.compute_units
-    boost = known.boost_tflops * device.clock_mhz / known.clock_mhz
-    made: np.ndarray = known.core_w * rate / known.tflops
-    return made * (np.maximum(rate, boost) / known.tflops) ** (known.alpha - 1.0)
+    rate = tflops * measured.compute_units / device.compute_units
+    boost = measured.boost_tflops * device.clock_mhz / measured.clock_mhz
+    watts: np.ndarray = measured.core_w * rate / measured.tflops
+    return watts * (np.maximum(rate, boost) / measured.tflops) ** (measured.alpha - 1.0)
 
 
 def adding_w(device: Device, sum_bytes: np.ndarray, latency_us: np.ndarray) -> np.ndarray:
@@ -213,13 +213,13 @@ def _anchor(device_id: str, dtype: str) -> Anchor | None:
     if device.steady_tflops.get(dtype):
         return _of(device, dtype)
     kin = [
-        each
-        for each in _measured()
-        if each.architecture == device.architecture
-        and each.steady_tflops.get(dtype)
-        and abs(_each_clock(each, dtype) / _each_clock(device, dtype) - 1.0) < SAME_UNITS
+        entry
+        for entry in _measured()
+        if entry.architecture == device.architecture
+        and entry.steady_tflops.get(dtype)
+        and abs(_each_clock(entry, dtype) / _each_clock(device, dtype) - 1.0) < SAME_UNITS
     ]
-    nearest = min(kin, key=lambda each: (abs(math.log(each.tdp_w / device.tdp_w)), each.id), default=None)
+    nearest = min(kin, key=lambda entry: (abs(math.log(entry.tdp_w / device.tdp_w)), entry.id), default=None)
     return None if nearest is None else _of(nearest, dtype)
 
 
@@ -233,11 +233,11 @@ def anchor(device: Device, dtype: str) -> Anchor | None:
         if device.steady_tflops.get(name, 0.0) != _shipped_rates(device.id).get(name, 0.0):
             return _of(device, name)  # of this very machine
         try:
-            found = _anchor(device.id, name)
+            measured = _anchor(device.id, name)
         except DeviceError:  # not shipped, or without the format
-            found = _of(device, name) if device.steady_tflops.get(name) else None
-        if found is not None:
-            return found
+            measured = _of(device, name) if device.steady_tflops.get(name) else None
+        if measured is not None:
+            return measured
     return None
 
 

@@ -53,31 +53,31 @@ def _evaluate(
     """``out`` [n] for ``columns`` float32 [features, n]."""
     rows, places = columns.shape[1], len(used)
     size = (places + slots) * BLOCK * code.itemsize
-    held = np.zeros(size + ALIGNED, np.uint8)
-    held = held[(-held.ctypes.data) % ALIGNED :][:size].view(code.dtype)
-    bins, slot = held[: places * BLOCK].reshape((places, BLOCK)), held[places * BLOCK :].reshape((slots, BLOCK))
+    buffer = np.zeros(size + ALIGNED, np.uint8)
+    buffer = buffer[(-buffer.ctypes.data) % ALIGNED :][:size].view(code.dtype)
+    bins, slot = buffer[: places * BLOCK].reshape((places, BLOCK)), buffer[places * BLOCK :].reshape((slots, BLOCK))
     below = np.empty(BLOCK, np.uint32)
     value = np.empty(BLOCK, np.float32)
     total = np.empty(BLOCK)
     for start in range(0, rows, BLOCK):
         count = min(BLOCK, rows - start)
-        for place in range(places):
+        for position in range(places):
             for row in range(count):
-                value[row] = columns[used[place], start + row]
+                value[row] = columns[used[position], start + row]
             for row in range(BLOCK):
                 below[row] = 0
             half = np.uint32(1)
-            while 2 * half < tables.shape[1] and tables[place, 2 * half - 1] < np.inf:
+            while 2 * half < tables.shape[1] and tables[position, 2 * half - 1] < np.inf:
                 half *= np.uint32(2)
             while half:
                 for row in range(BLOCK):
                     here = below[row]
-                    if tables[place, here + half - np.uint32(1)] < value[row]:
+                    if tables[position, here + half - np.uint32(1)] < value[row]:
                         here += half
                     below[row] = here
                 half //= np.uint32(2)
             for row in range(BLOCK):
-                bins[place, row] = below[row]
+                bins[position, row] = below[row]
         for row in range(BLOCK):
             total[row] = 0.0
         for group in range(0, len(root), TOGETHER):

@@ -45,9 +45,9 @@ class Correction:
 
     def arrays(self) -> dict[str, np.ndarray]:
         out = {"features": np.array(self.features), "offset": np.array(self.offset)}
-        for name, part in (("forest", self.forest), ("kriging", self.kriging), ("lines", self.lines)):
-            if part is not None:
-                out.update(nested(name, part.arrays()))
+        for name, model in (("forest", self.forest), ("kriging", self.kriging), ("lines", self.lines)):
+            if model is not None:
+                out.update(nested(name, model.arrays()))
         return out
 
     @classmethod

@@ -53,36 +53,36 @@ class Donor:
         return (*RATE_OF.get(dtype, ()), dtype) if self.units else (dtype, *ANY_FORMAT)
 
 
-def same(asked: Moved, dtype: str) -> Columns:
+def same(moved: Moved, dtype: str) -> Columns:
     """The very dims."""
-    return asked[1]
+    return moved[1]
 
 
-def as_elements(asked: Moved, dtype: str) -> Columns:
+def as_elements(moved: Moved, dtype: str) -> Columns:
     """A sum of two tensors that moves as many bytes."""
-    numel = _bytes(asked) / (3 * itemsize(dtype))
+    numel = _bytes(moved) / (3 * itemsize(dtype))
     return _whole("elementwise", numel=numel, inputs=2)
 
 
-def as_rounding(asked: Moved, dtype: str) -> Columns:
+def as_rounding(moved: Moved, dtype: str) -> Columns:
     """A rounding to 8 bits by a known scale that moves as many bytes."""
-    rows = _bytes(asked) / (ROUNDED_COLS * (itemsize(dtype) + 1))
+    rows = _bytes(moved) / (ROUNDED_COLS * (itemsize(dtype) + 1))
     return _whole("quantize", rows=rows, cols=ROUNDED_COLS, part=APPLY)
 
 
-def as_layer_norm(asked: Moved, dtype: str) -> Columns:
+def as_layer_norm(moved: Moved, dtype: str) -> Columns:
     """A norm of the same rows."""
-    return _rows("layer_norm", asked[1])
+    return _rows("layer_norm", moved[1])
 
 
-def as_softmax(asked: Moved, dtype: str) -> Columns:
+def as_softmax(moved: Moved, dtype: str) -> Columns:
     """A softmax of the same rows."""
-    return _rows("softmax", asked[1])
+    return _rows("softmax", moved[1])
 
 
-def as_experts(asked: Moved, dtype: str) -> Columns:
+def as_experts(moved: Moved, dtype: str) -> Columns:
     """Gated experts with this product as their first: of as many rows, in as many experts."""
-    columns = asked[1]
+    columns = moved[1]
     experts = columns["experts"]
     topk = np.minimum(MOST_TOPK, experts)
     return _whole(
@@ -139,9 +139,9 @@ def able(kind_name: str, columns: Columns) -> np.ndarray:
     return columns["direction"] == 0 if kind_name == "copy" else np.ones(count, dtype=bool)
 
 
-def _bytes(asked: Moved) -> np.ndarray:
+def _bytes(moved: Moved) -> np.ndarray:
     """Bytes that each op moves [n]."""
-    return np.asarray(cost_columns(*asked).bytes, dtype=np.float64)
+    return np.asarray(cost_columns(*moved).bytes, dtype=np.float64)
 
 
 def _rows(donor: str, columns: Columns) -> Columns:
@@ -151,7 +151,7 @@ def _rows(donor: str, columns: Columns) -> Columns:
 
 def _whole(kind_name: str, **dims: np.ndarray | int) -> Columns:
     """Columns of a kind [n] from some of its dims, rounded to whole numbers of 1 or more; the others by default."""
-    count = max(np.size(each) for each in dims.values())
+    count = max(np.size(dim_values) for dim_values in dims.values())
     return {
         dim.name: np.broadcast_to(
             np.clip(np.round(np.asarray(dims[dim.name], dtype=np.float64)), 1.0, LARGEST)

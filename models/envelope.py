@@ -42,8 +42,8 @@ class Envelope:
         """How far outside each row lies: float64 [n], radii from landmarks plus octaves beyond the range; 0 inside."""
         out = np.empty(len(matrix))
         for start in range(0, len(matrix), BLOCK):
-            part = matrix[start : start + BLOCK]
-            sizes = np.ascontiguousarray(part[:, self.sizes].T)
+            block = matrix[start : start + BLOCK]
+            sizes = np.ascontiguousarray(block[:, self.sizes].T)
             beyond = np.maximum(sizes - self.high[:, None], self.low[:, None] - sizes) - np.float32(REACH)
             away = np.add.accumulate(np.maximum(beyond, 0.0), axis=0, dtype=np.float64)[-1]
             points = (sizes - self.centre[:, None]) / self.scale[:, None]
@@ -51,10 +51,10 @@ class Envelope:
             if len(doubtful):
                 distance = self._distance(points[:, doubtful])
                 away[doubtful] += np.maximum(distance / self.radius - 1.0, 0.0)
-            out[start : start + len(part)] = away
-        for column, known in zip(self.codes, self.seen, strict=True):
+            out[start : start + len(block)] = away
+        for column, trained in zip(self.codes, self.seen, strict=True):
             values = matrix[:, column]
-            out += UNSEEN_CODE * np.all([values != each for each in known[~np.isnan(known)]], axis=0)
+            out += UNSEEN_CODE * np.all([values != code for code in trained[~np.isnan(trained)]], axis=0)
         return out
 
     def _surely_near(self, points: np.ndarray) -> np.ndarray:
@@ -69,8 +69,8 @@ class Envelope:
     def _distance(self, points: np.ndarray) -> np.ndarray:
         """From each column of ``points`` [s, n] to the nearest landmark, whatever its company."""
         square = np.zeros((len(self.landmarks), points.shape[1]), np.float32)
-        for own, values in zip(self.landmarks.T, points, strict=True):
-            square += (values - own[:, None]) ** 2
+        for landmark, values in zip(self.landmarks.T, points, strict=True):
+            square += (values - landmark[:, None]) ** 2
         return np.sqrt(square.min(axis=0))
 
     @cached_property
@@ -113,9 +113,11 @@ def surround(matrix: np.ndarray, names: Sequence[str], seed: int = 0) -> Envelop
 
 def _seen(codes: np.ndarray) -> np.ndarray:
     values = [np.unique(codes[:, column]) for column in range(codes.shape[1])]
-    out = np.full((len(values), max((len(each) for each in values), default=0)), np.nan, dtype=np.float32)
-    for row, each in enumerate(values):
-        out[row, : len(each)] = each
+    out = np.full(
+        (len(values), max((len(codes_of_column) for codes_of_column in values), default=0)), np.nan, dtype=np.float32
+    )
+    for row, codes_of_column in enumerate(values):
+        out[row, : len(codes_of_column)] = codes_of_column
     return out
 
 

@@ -44,10 +44,10 @@ def predict_frame(predictor: Predictor, ops: pd.DataFrame) -> pd.DataFrame:
     out["in_envelope"] = np.empty(len(ops), dtype=bool)
     for index, (each_dtype, each_out, each_cache) in enumerate(unique):
         rows = np.flatnonzero(codes.reshape(-1) == index)
-        part = {name: values[rows] for name, values in columns.items()}
-        made = predictor.predict(part, str(each_dtype), str(each_out), cache=str(each_cache))
+        chunk = {name: values[rows] for name, values in columns.items()}
+        prediction = predictor.predict(chunk, str(each_dtype), str(each_out), cache=str(each_cache))
         for name, values in out.items():
-            values[rows] = getattr(made, name)
+            values[rows] = getattr(prediction, name)
     return pd.DataFrame(out, index=ops.index)
 
 
@@ -123,9 +123,9 @@ class OpLatencyRegressor(_Regressor):
     @classmethod
     def of(cls, predictor: Predictor) -> OpLatencyRegressor:
         """A fitted regressor that answers as a trained predictor does."""
-        made = cls(predictor.kind, predictor.device)
-        made.predictor_ = predictor
-        return made
+        regressor = cls(predictor.kind, predictor.device)
+        regressor.predictor_ = predictor
+        return regressor
 
     def fit(self, frame: pd.DataFrame, latency_us: np.ndarray) -> OpLatencyRegressor:
         """Train on a frame of ops [n] and their latencies in us [n]; what was learned before is forgotten."""

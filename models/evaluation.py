@@ -45,14 +45,14 @@ def evaluate(
     ``learned`` is what the whole table taught; a mode that the table cannot answer has an ``error``.
     """
     if mode == "groups":
-        made = {mode: learned.folds}
+        folds_of = {mode: learned.folds}
         why = ""
     else:
-        made, why = splits(table.kind, mode, table.columns, fold_count(len(table), options), options.seed)
-    if not made:
+        folds_of, why = splits(table.kind, mode, table.columns, fold_count(len(table), options), options.seed)
+    if not folds_of:
         return {mode: {"error": why}}, {}
     reports, crossed = {}, {}
-    for name, folds in made.items():
+    for name, folds in folds_of.items():
         if mode in ALIKE:
             crossed[name] = _alike(table, ops, options, folds, learned if mode == "groups" else None)
         else:
@@ -73,11 +73,11 @@ def _unlike(table: MeasurementTable, ops: Frame, options: Options, folds: Split)
     count = len(table)
     residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
     for index in range(folds.count):
-        seen, unseen = folds.held_out(index)
-        made = learn(table.take(seen), take(ops, seen), options)
-        latency, width[unseen], _ = made.answer(take(ops, unseen))
-        residual[unseen] = np.log(table.latency_us[unseen] / latency)
-        chosen.append(made.chosen)
+        train_rows, test_rows = folds.held_out(index)
+        learned = learn(table.take(train_rows), take(ops, train_rows), options)
+        latency, width[test_rows], _ = learned.answer(take(ops, test_rows))
+        residual[test_rows] = np.log(table.latency_us[test_rows] / latency)
+        chosen.append(learned.chosen)
     rows = folds.scored
     residual, width = residual[rows], width[rows]
     return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
@@ -99,14 +99,18 @@ def cross_fit(
     count = len(analytical_us)
     residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
     for index in range(folds.count):
-        own = np.flatnonzero(folds.fold == index)
+        rows_of_fold = np.flatnonzero(folds.fold == index)
         others = np.flatnonzero((folds.fold != index) & (folds.fold >= 0))
         name = choose(residuals, weights, others)
         chosen.append(name)
-        residual[own] = residuals[name][own]
-        known = residuals[name][others], analytical_us[others], classes[others]
-        intervals = calibrate_grouped(*known, folds.fold[others], coverage) if grouped else calibrate(*known, coverage)
-        width[own] = intervals.widths(analytical_us[own], np.zeros(len(own)), classes[own])
+        residual[rows_of_fold] = residuals[name][rows_of_fold]
+        training = residuals[name][others], analytical_us[others], classes[others]
+        intervals = (
+            calibrate_grouped(*training, folds.fold[others], coverage) if grouped else calibrate(*training, coverage)
+        )
+        width[rows_of_fold] = intervals.widths(
+            analytical_us[rows_of_fold], np.zeros(len(rows_of_fold)), classes[rows_of_fold]
+        )
     rows = folds.scored
     residual, width = residual[rows], width[rows]
     return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
@@ -139,13 +143,13 @@ def baselines(table: MeasurementTable, ops: Frame, folds: Split, seed: int) -> d
     """Errors of answers without learning, fitted on the same folds; each fold scored on at most 4,000 of its rows."""
     errors: dict[str, list[np.ndarray]] = {name: [] for name in BASELINES}
     for index in range(folds.count):
-        seen, unseen = folds.held_out(index)
-        if len(unseen) > SAMPLE:
-            unseen = np.sort(np.random.default_rng(seed).choice(unseen, SAMPLE, replace=False))
-        known, asked = table.take(seen), table.take(unseen)
+        train_rows, test_rows = folds.held_out(index)
+        if len(test_rows) > SAMPLE:
+            test_rows = np.sort(np.random.default_rng(seed).choice(test_rows, SAMPLE, replace=False))
+        train, test = table.take(train_rows), table.take(test_rows)
         for name, answer in BASELINES.items():
-            guess = answer(known, take(ops, seen), asked, take(ops, unseen))
-            errors[name].append(np.log(asked.latency_us / guess))
+            guess = answer(train, take(ops, train_rows), test, take(ops, test_rows))
+            errors[name].append(np.log(test.latency_us / guess))
     return {name: summarise(np.concatenate(parts)) for name, parts in errors.items()}
 
 

@@ -39,7 +39,7 @@ def mended(outcome: TrainingOutcome, registries: Sequence[Registry]) -> Training
     table = outcome.table
     if len(table) > ENOUGH_ROWS or table.device.synchronous:
         return outcome
-    bases = [each for each in bases_of(registries, table) if len(table) <= FEW_ROWS or _same_device(each, table)]
+    bases = [base for base in bases_of(registries, table) if len(table) <= FEW_ROWS or _same_device(base, table)]
     if not bases:
         return outcome
     ways = learned_ways(bases, table, outcome.options, alone=outcome.learned)
@@ -47,16 +47,18 @@ def mended(outcome: TrainingOutcome, registries: Sequence[Registry]) -> Training
         return outcome
     reports, crossed = _evaluations(bases, ways)
     main = next(name for name in [*outcome.result["evaluations"], "groups"] if name in crossed)
-    made, chief = adapted(ways), reports[main]
-    told: dict[str, Any] = {name: made.card[name] for name in ("adapted_from", "candidates", "chosen")}
-    told |= {f"test_{name}": chief[name] for name in ("median_ape", "mean_ape", "p90_ape", "max_ape", "bias")}
-    told |= {name: chief[name] for name in ("coverage", "interval_width", "split")}
-    told["evaluations"] = {**outcome.result["evaluations"], **reports}
-    predictor = dataclasses.replace(made, card={**outcome.predictor.card, **made.card, **told})
+    adapted_predictor, chief = adapted(ways), reports[main]
+    card: dict[str, Any] = {name: adapted_predictor.card[name] for name in ("adapted_from", "candidates", "chosen")}
+    card |= {f"test_{name}": chief[name] for name in ("median_ape", "mean_ape", "p90_ape", "max_ape", "bias")}
+    card |= {name: chief[name] for name in ("coverage", "interval_width", "split")}
+    card["evaluations"] = {**outcome.result["evaluations"], **reports}
+    predictor = dataclasses.replace(
+        adapted_predictor, card={**outcome.predictor.card, **adapted_predictor.card, **card}
+    )
     return dataclasses.replace(
         outcome,
         predictor=predictor,
-        result={**outcome.result, **told},
+        result={**outcome.result, **card},
         held_out=crossed[main].rows,
         held_out_us=table.latency_us[crossed[main].rows] / np.exp(crossed[main].residual),
     )
@@ -69,22 +71,22 @@ def _same_device(base: Predictor, table: MeasurementTable) -> bool:
 def _evaluations(bases: Sequence[Predictor], ways: Ways) -> tuple[dict[str, dict[str, Any]], dict[str, CrossFit]]:
     """Reports by name, and the answers behind them, of the modes asked for; by groups where none of them can be."""
     table, options = ways.table, ways.options
-    found: dict[str, tuple[Split, CrossFit]] = {}
+    by_mode: dict[str, tuple[Split, CrossFit]] = {}
     reports: dict[str, dict[str, Any]] = {}
     for mode in options.evaluations:
         if mode == "groups":
-            found[mode] = ways.folds, _alike(ways)
+            by_mode[mode] = ways.folds, _alike(ways)
         elif mode != "device":  # needs other devices' tables: the store's affair
-            made, why = splits(table.kind, mode, table.columns, fold_count(len(table), options), options.seed)
-            reports |= {} if made else {mode: {"error": why}}
-            for name, folds in made.items():
+            split, why = splits(table.kind, mode, table.columns, fold_count(len(table), options), options.seed)
+            reports |= {} if split else {mode: {"error": why}}
+            for name, folds in split.items():
                 again = learned_ways(bases, table, options, folds) if mode in ALIKE else None
-                found[name] = folds, _alike(again) if again else _unlike(bases, ways, folds)
-    if not found:
-        found["groups"] = ways.folds, _alike(ways)
-    for name, (folds, crossed) in found.items():
+                by_mode[name] = folds, _alike(again) if again else _unlike(bases, ways, folds)
+    if not by_mode:
+        by_mode["groups"] = ways.folds, _alike(ways)
+    for name, (folds, crossed) in by_mode.items():
         reports[name] = report(table, ways.ops, folds, crossed, options.seed)
-    return reports, {name: crossed for name, (_, crossed) in found.items()}
+    return reports, {name: crossed for name, (_, crossed) in by_mode.items()}
 
 
 def _alike(ways: Ways) -> CrossFit:
@@ -99,12 +101,12 @@ def _unlike(bases: Sequence[Predictor], ways: Ways, folds: Split) -> CrossFit:
     count = len(ways.table)
     residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
     for index in range(folds.count):
-        seen, unseen = folds.held_out(index)
-        made = learned_ways(bases, ways.table.take(seen), ways.options)
-        answer = adapted(made).predict_frame(take(ways.ops, unseen))
-        residual[unseen] = np.log(ways.table.latency_us[unseen] / answer.latency_us)
-        width[unseen] = np.log(answer.high_us / answer.latency_us)
-        chosen.append(made.chosen)
+        train_rows, test_rows = folds.held_out(index)
+        learned = learned_ways(bases, ways.table.take(train_rows), ways.options)
+        answer = adapted(learned).predict_frame(take(ways.ops, test_rows))
+        residual[test_rows] = np.log(ways.table.latency_us[test_rows] / answer.latency_us)
+        width[test_rows] = np.log(answer.high_us / answer.latency_us)
+        chosen.append(learned.chosen)
     rows = folds.scored
     residual, width = residual[rows], width[rows]
     return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))

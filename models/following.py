@@ -40,29 +40,33 @@ class AliasFollower:
         with in_one_line(self.uri):
             client = client_of(self.uri)
             moved = list(self._moved(client))
-            return [f"{each.name}@{each.version}" for each in moved]
+            return [f"{entry.name}@{entry.version}" for entry in moved]
 
     def _moved(self, client: MlflowClient) -> Iterator[Predictor]:
         for model in client.search_registered_models(filter_string=f"name LIKE '{PREFIX}%'"):
             for alias, version in model.aliases.items():
                 if self.seen.get((model.name, alias)) == version:
                     continue
-                made = client.get_model_version(model.name, version)
-                found = self._follow(client, made) if alias_of(made.tags.get("device", "")) == alias else None
+                model_version = client.get_model_version(model.name, version)
+                followed = (
+                    self._follow(client, model_version)
+                    if alias_of(model_version.tags.get("device", "")) == alias
+                    else None
+                )
                 self.seen[model.name, alias] = version
-                if found is not None:
-                    yield found
+                if followed is not None:
+                    yield followed
 
     def _follow(self, client: MlflowClient, version: ModelVersion) -> Predictor | None:
         """The predictor of a version, made current; None where it is that already, or is none that can be read."""
         digest = version.tags.get(DIGEST, "")
-        known = self._known(version.tags["device"], digest)
+        registered = self._known(version.tags["device"], digest)
         try:
-            if known is not None:
-                if known.current:
+            if registered is not None:
+                if registered.current:
                     return None
-                self.registry.promote(known)
-                return self.registry.load(known.path)
+                self.registry.promote(registered)
+                return self.registry.load(registered.path)
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(client.download_artifacts(str(version.run_id), "model", scratch))
                 card = next(folder.rglob(CARD), None)
@@ -72,7 +76,7 @@ class AliasFollower:
 
     def _known(self, device_id: str, digest: str) -> Entry | None:
         """The version of the own registry with these very arrays."""
-        for each in self.registry.list():
-            if each.device_id == device_id and digest and each.card.get("sha256") == digest:
-                return each
+        for entry in self.registry.list():
+            if entry.device_id == device_id and digest and entry.card.get("sha256") == digest:
+                return entry
         return None

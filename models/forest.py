@@ -104,9 +104,9 @@ class Forest:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Forest:
         """The inverse of :meth:`arrays`; ForestError when an index points outside (walking would read wild memory)."""
         try:
-            splits, *rest = (np.asarray(arrays[name]) for name in ARRAYS)
-            count = len(rest[0]) + len(rest[2])
-            forest = cls(np.unpackbits(splits, count=count).astype(bool), *rest)
+            splits, *others = (np.asarray(arrays[name]) for name in ARRAYS)
+            count = len(others[0]) + len(others[2])
+            forest = cls(np.unpackbits(splits, count=count).astype(bool), *others)
         except (KeyError, ValueError, TypeError) as error:
             raise ForestError(f"not the arrays of a forest: {error}") from None
         forest._check(len(splits))
@@ -116,7 +116,7 @@ class Forest:
         codes = ("uint8", "uint16")
         kinds = [codes, codes, ("float16",), ("float32",), ("int32",)]
         arrays = (self.feature, self.cut, self.leaf, self.threshold, self.starts)
-        if any(each.ndim != 1 or each.dtype.name not in kind for each, kind in zip(arrays, kinds, strict=True)):
+        if any(array.ndim != 1 or array.dtype.name not in kind for array, kind in zip(arrays, kinds, strict=True)):
             raise ForestError("not the arrays of a forest: types differ")
         tables = np.diff(self.starts)
         if packed != -(-len(self.inner) // 8) or len(self.cut) != len(self.feature) or not len(self.starts):
@@ -149,12 +149,12 @@ def packed(inner: np.ndarray, feature: np.ndarray, threshold: np.ndarray, leaf: 
     starts = np.concatenate([[0], np.cumsum([len(table) for table in tables])]).astype(np.int32)
     cut = np.zeros(len(feature), dtype=np.int64)
     for column, table in enumerate(tables):
-        own = feature == column
-        cut[own] = np.searchsorted(table, threshold[own])
+        of_column = feature == column
+        cut[of_column] = np.searchsorted(table, threshold[of_column])
     if len(leaf) and not np.abs(leaf).max() <= np.finfo(np.float16).max:
         raise ForestError(f"a leaf of {np.abs(leaf).max():g} is beyond what a forest holds")
-    whole = np.concatenate([*tables, np.zeros(0)]).astype(np.float32)
-    return Forest(inner, _narrow(feature), _narrow(cut), leaf.astype(np.float16), whole, starts)
+    thresholds = np.concatenate([*tables, np.zeros(0)]).astype(np.float32)
+    return Forest(inner, _narrow(feature), _narrow(cut), leaf.astype(np.float16), thresholds, starts)
 
 
 def joined(first: Forest, second: Forest) -> Forest:
@@ -163,10 +163,10 @@ def joined(first: Forest, second: Forest) -> Forest:
         raise ForestError(f"forests over {first.features} and {second.features} features cannot be joined")
     both = (first, second)
     return packed(
-        np.concatenate([each.inner for each in both]),
-        np.concatenate([each.feature.astype(np.int64) for each in both]),
-        np.concatenate([each.split_threshold for each in both]),
-        np.concatenate([each.leaf for each in both]),
+        np.concatenate([forest.inner for forest in both]),
+        np.concatenate([forest.feature.astype(np.int64) for forest in both]),
+        np.concatenate([forest.split_threshold for forest in both]),
+        np.concatenate([forest.leaf for forest in both]),
         first.features,
     )
 

@@ -46,10 +46,10 @@ class Interpolant:
     def predict(self, matrix: np.ndarray) -> np.ndarray:
         """ln(measured / analytical) of each row: float64 [n] for float32 [n, features]."""
         size, time_us = matrix[:, self.axis].astype(np.float64), np.exp2(matrix[:, self.time].astype(np.float64))
-        asked, row = np.unique(matrix[:, self.keys].astype(np.float64), axis=0, return_inverse=True)
+        points, row = np.unique(matrix[:, self.keys].astype(np.float64), axis=0, return_inverse=True)
         row = row.reshape(-1)
         out = np.zeros(len(matrix))
-        for index, key in enumerate(asked):
+        for index, key in enumerate(points):
             rows = np.flatnonzero(row == index)
             for one, weight in enumerate(self._weights(key)):
                 if weight > 0:
@@ -69,26 +69,26 @@ class Interpolant:
         """ln ratio of a series at log2 sizes [n] of known analytical time."""
         out = self._alone(one, size, time_us)
         first, last = self._ends[one]
-        for each in np.unique(size[(size < first) | (size > last)]):
-            rows = np.flatnonzero(size == each)
-            out[rows] = self._led(one, float(each), time_us[rows], out[rows])
+        for beyond in np.unique(size[(size < first) | (size > last)]):
+            rows = np.flatnonzero(size == beyond)
+            out[rows] = self._led(one, float(beyond), time_us[rows], out[rows])
         return out
 
     def _led(self, one: int, size: float, time_us: np.ndarray, alone: np.ndarray) -> np.ndarray:
         """The same of one size beyond the end of a series, as those go on that were measured there."""
         up = bool(size > self._ends[one, 1])
-        end, furthest = (float(each) for each in (self._ends[one, int(up)], self._furthest[int(up)]))
+        end, furthest = (float(bound) for bound in (self._ends[one, int(up)], self._furthest[int(up)]))
         reach = min(size, furthest) if up else max(size, furthest)
         leaders, weights = self._leaders(one, reach, up)
         if not len(leaders) or abs(furthest - end) < FURTHER:
             return alone
-        own, *others = (self._inside(each, np.array([end, reach])) for each in (one, *leaders.tolist()))
-        ratio = own[0] + float(weights @ np.array([each[1] - each[0] for each in others]))
+        of_line, *others = (self._inside(bound, np.array([end, reach])) for bound in (one, *leaders.tolist()))
+        ratio = of_line[0] + float(weights @ np.array([bound[1] - bound[0] for bound in others]))
         if not up:
             return np.full(len(time_us), ratio)
         law_us = time_us * 2.0 ** (reach - size)  # at the reach: as the bytes, which are many
         told_us = np.exp(ratio) * law_us + float(weights @ self.slope[leaders]) * (time_us - law_us)
-        end_us = np.exp(own[0]) * self.last_us[one]
+        end_us = np.exp(of_line[0]) * self.last_us[one]
         return np.asarray(np.log(np.maximum(told_us, end_us) / time_us))
 
     def _alone(self, one: int, size: np.ndarray, time_us: np.ndarray) -> np.ndarray:
@@ -101,8 +101,8 @@ class Interpolant:
 
     def _inside(self, one: int, size: np.ndarray) -> np.ndarray:
         """Along the points of a series, constant outside of them."""
-        part = slice(self.start[one], self.start[one + 1])
-        return _hermite(size, self.size[part], self.ratio[part], self.rise[part])
+        section = slice(self.start[one], self.start[one + 1])
+        return _hermite(size, self.size[section], self.ratio[section], self.rise[section])
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -121,19 +121,19 @@ class Interpolant:
             (first <= self._ends[one, 1]) & (last >= reach) if up else (last >= self._ends[one, 0]) & (first <= reach)
         )
         able[one] = False
-        known = np.flatnonzero(able)
-        square = (((self.series[known] - self.series[one]) * self.scales) ** 2).sum(1)
+        able_lines = np.flatnonzero(able)
+        square = (((self.series[able_lines] - self.series[one]) * self.scales) ** 2).sum(1)
         near = np.argsort(square, kind="stable")[:LEADERS]
         weights = 1.0 / np.maximum(square[near], 1e-9) ** 2
-        return known[near], weights / max(weights.sum(), 1e-300)
+        return able_lines[near], weights / max(weights.sum(), 1e-300)
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: np.asarray(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Interpolant:
-        rest = {name: arrays[name] for name in cls.__dataclass_fields__ if name not in ("axis", "time")}
-        return cls(int(arrays["axis"]), int(arrays["time"]), **rest)
+        other_arrays = {name: arrays[name] for name in cls.__dataclass_fields__ if name not in ("axis", "time")}
+        return cls(int(arrays["axis"]), int(arrays["time"]), **other_arrays)
 
 
 def axis_of(names: Sequence[str]) -> int | None:
@@ -173,11 +173,11 @@ def _series(
     size: np.ndarray, target: np.ndarray, time_us: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
     """Sizes, ratios and their derivatives; at the end analytical time, and measured time a byte over it."""
-    points, place = np.unique(size, return_inverse=True)
-    place = place.reshape(-1)
-    total = np.bincount(place, weights)
-    ratio = np.bincount(place, weights * target) / total
-    law_us = np.bincount(place, weights * time_us) / total
+    points, group = np.unique(size, return_inverse=True)
+    group = group.reshape(-1)
+    total = np.bincount(group, weights)
+    ratio = np.bincount(group, weights * target) / total
+    law_us = np.bincount(group, weights * time_us) / total
     measured = _without_spikes(np.exp(ratio) * law_us)
     ratio = np.log(measured / law_us)
     tail = np.flatnonzero(points >= points[-1] - TAIL)[0] if len(points) > 1 else 0
@@ -202,16 +202,16 @@ def _rises(points: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.concatenate([secant[:1], inner, secant[-1:]])
 
 
-def _hermite(asked: np.ndarray, points: np.ndarray, values: np.ndarray, rises: np.ndarray) -> np.ndarray:
+def _hermite(at_size: np.ndarray, points: np.ndarray, values: np.ndarray, rises: np.ndarray) -> np.ndarray:
     """Cubic Hermite interpolation, constant outside the points."""
     if len(points) < 2:
-        return np.full(len(asked), values[0])
-    place = np.clip(np.searchsorted(points, asked, side="right") - 1, 0, len(points) - 2)
-    width = points[place + 1] - points[place]
-    t = np.clip((asked - points[place]) / width, 0.0, 1.0)
-    steps = values[place + 1] - values[place]
-    bend = rises[place] * width * (1.0 - t) - rises[place + 1] * width * t
-    return np.asarray(values[place] + steps * t * t * (3.0 - 2.0 * t) + bend * t * (1.0 - t))
+        return np.full(len(at_size), values[0])
+    segment = np.clip(np.searchsorted(points, at_size, side="right") - 1, 0, len(points) - 2)
+    width = points[segment + 1] - points[segment]
+    t = np.clip((at_size - points[segment]) / width, 0.0, 1.0)
+    steps = values[segment + 1] - values[segment]
+    bend = rises[segment] * width * (1.0 - t) - rises[segment + 1] * width * t
+    return np.asarray(values[segment] + steps * t * t * (3.0 - 2.0 * t) + bend * t * (1.0 - t))
 
 
 def _without_spikes(measured: np.ndarray) -> np.ndarray:

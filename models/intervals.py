@@ -28,10 +28,10 @@ UNCALIBRATED_FACTOR = 3.0
 STEP = 0.05  # of the share left out, by which the level of grouped rows is raised
 
 
-def wider(coverage: float, wanted: float = COVERAGE) -> float:
+def wider(coverage: float, target: float = COVERAGE) -> float:
     """How many times wider, in ln units, an interval of a normal error is that holds ``wanted``, not ``coverage``."""
     normal = NormalDist()
-    return 1.0 if coverage == wanted else normal.inv_cdf(0.5 + wanted / 2) / normal.inv_cdf(0.5 + coverage / 2)
+    return 1.0 if coverage == target else normal.inv_cdf(0.5 + target / 2) / normal.inv_cdf(0.5 + coverage / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,8 @@ class Intervals:
         Far outside, an answer is physics times one factor: no more is added than physics alone is off by.
         """
         row = np.searchsorted(self.classes, classes)
-        known = np.append(self.classes, np.nan)[row] == classes
-        row = np.where(known, row, len(self.classes))
+        in_class = np.append(self.classes, np.nan)[row] == classes
+        row = np.where(in_class, row, len(self.classes))
         band = (analytical_us[:, None] >= self.edges[row]).sum(axis=1)
         inside = self.half_width[row, band]
         return np.asarray(inside + np.minimum(inside * self.growth * np.sqrt(excess), np.log(UNCALIBRATED_FACTOR)))
@@ -77,14 +77,14 @@ class Intervals:
         NaN stands for a row whose noise is unknown.
         """
         half_width = self.half_width.copy()
-        own = np.searchsorted(self.classes, classes)
-        own = np.where(np.append(self.classes, np.nan)[own] == classes, own, len(self.classes))
+        class_of = np.searchsorted(self.classes, classes)
+        class_of = np.where(np.append(self.classes, np.nan)[class_of] == classes, class_of, len(self.classes))
         for row in range(len(half_width)):
-            chosen = np.isfinite(noise) & ((own == row) | (row == len(self.classes)))
+            chosen = np.isfinite(noise) & ((class_of == row) | (row == len(self.classes)))
             band = (analytical_us[chosen, None] >= self.edges[row]).sum(axis=1)
-            for each in np.unique(band):
-                known = noise[chosen][band == each]
-                half_width[row, each] = max(half_width[row, each], float(np.median(known)))
+            for band_number in np.unique(band):
+                noise_of_band = noise[chosen][band == band_number]
+                half_width[row, band_number] = max(half_width[row, band_number], float(np.median(noise_of_band)))
         return dataclasses.replace(self, half_width=half_width)
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -127,11 +127,11 @@ def calibrate(
     names, counts = np.unique(classes, return_counts=True)
     names = names[counts >= MIN_BAND].astype(np.float64)
     rows = [np.flatnonzero(classes == name) for name in names] + [np.arange(len(residuals))]
-    made = [_bands(residuals[own], analytical_us[own], coverage) for own in rows]
-    bands = max(len(widths) for _, widths in made)
-    edges = np.full((len(made), bands - 1), np.inf)
-    half_width = np.zeros((len(made), bands))
-    for row, (own_edges, widths) in enumerate(made):
+    by_class = [_bands(residuals[rows_of_class], analytical_us[rows_of_class], coverage) for rows_of_class in rows]
+    bands = max(len(widths) for _, widths in by_class)
+    edges = np.full((len(by_class), bands - 1), np.inf)
+    half_width = np.zeros((len(by_class), bands))
+    for row, (own_edges, widths) in enumerate(by_class):
         edges[row, : len(own_edges)] = own_edges
         half_width[row] = widths[-1]
         half_width[row, : len(widths)] = widths
@@ -148,14 +148,14 @@ def calibrate_grouped(
     level; the two-layer setting of Dunn, Wasserman and Ramdas, arXiv 1809.07441).
     """
     level = coverage
-    parts = [(np.flatnonzero(fold != each), np.flatnonzero(fold == each)) for each in np.unique(fold)]
+    parts = [(np.flatnonzero(fold != number), np.flatnonzero(fold == number)) for number in np.unique(fold)]
     while len(parts) > 1 and level < 1.0 - 0.5 * (1.0 - coverage):
-        held = 0
-        for others, own in parts:
-            made = calibrate(residuals[others], analytical_us[others], classes[others], level)
-            widths = made.widths(analytical_us[own], np.zeros(len(own)), classes[own])
-            held += int((np.abs(residuals[own]) <= widths).sum())
-        if held >= coverage * len(residuals):
+        inside = 0
+        for others, test_rows in parts:
+            fitted = calibrate(residuals[others], analytical_us[others], classes[others], level)
+            widths = fitted.widths(analytical_us[test_rows], np.zeros(len(test_rows)), classes[test_rows])
+            inside += int((np.abs(residuals[test_rows]) <= widths).sum())
+        if inside >= coverage * len(residuals):
             break
         level += STEP * (1.0 - coverage)
     return dataclasses.replace(calibrate(residuals, analytical_us, classes, level), coverage=coverage)

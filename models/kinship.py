@@ -70,7 +70,7 @@ class Kin:
     def name(self) -> str:
         """Who they are, the loudest first."""
         order = sorted(zip(self.voices, self.predictors, strict=True), key=lambda pair: -pair[0])
-        return " + ".join(f"{each.name}@{each.version}" for _, each in order)
+        return " + ".join(f"{predictor.name}@{predictor.version}" for _, predictor in order)
 
     def predict(
         self, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str = "warm"
@@ -79,120 +79,121 @@ class Kin:
         if self.donor is not None:
             return self._recast(self.donor, columns, dtype, out_dtype, device, cache)
         kind_name = self.predictors[0].kind
-        growth = max(each.intervals.growth for each in self.predictors)
+        growth = max(relative.intervals.growth for relative in self.predictors)
         intervals = replace(self.intervals, growth=growth)
 
-        whole = uncut(device)
+        uncut_device = uncut(device)
 
-        def answer(part: Mapping[str, np.ndarray]) -> Prediction:
+        def answer(chunk: Mapping[str, np.ndarray]) -> Prediction:
             output = self.dtype if out_dtype == dtype else out_dtype
-            ops = frame(kind_name, part, self.dtype, output, whole, cache)
-            asked = kind_name, part, dtype, out_dtype
+            ops = frame(kind_name, chunk, self.dtype, output, uncut_device, cache)
+            question = kind_name, chunk, dtype, out_dtype
             analytical, least = ops.analytical_us, np.zeros(1)
             if dtype != self.dtype:
-                analytical, least = latency_us(*asked, whole, cache), roofline_us(*asked, device, cache)
-            if whole is not device:
-                least = least_of_cut(*asked, device, cache)
-            moved = kind_name, part, self.dtype, output
+                analytical, least = latency_us(*question, uncut_device, cache), roofline_us(*question, device, cache)
+            if uncut_device is not device:
+                least = least_of_cut(*question, device, cache)
+            moved = kind_name, chunk, self.dtype, output
             laws = self.laws(ops, moved, cache)
-            latency = np.maximum(analytical * np.exp(self.correction(ops, laws, moved, whole, cache)), least)
-            slower = self._held(asked, device, cache)
+            latency = np.maximum(analytical * np.exp(self.correction(ops, laws, moved, uncut_device, cache)), least)
+            slower = self._held(question, device, cache)
             latency = np.maximum(latency * slower, np.minimum(latency, ops.roofline_us))
-            for each in self.predictors if self.tier != TIERS[-1] and dtype == self.dtype else ():
-                if no_less(each.device, device) and not no_less(device, each.device):
-                    latency = np.maximum(latency, each.predict(part, self.dtype, output, cache=cache).latency_us)
-            excess = np.min([each.envelope.excess(ops.matrix) for each in self.predictors], axis=0)
+            for relative in self.predictors if self.tier != TIERS[-1] and dtype == self.dtype else ():
+                if no_less(relative.device, device) and not no_less(device, relative.device):
+                    latency = np.maximum(latency, relative.predict(chunk, self.dtype, output, cache=cache).latency_us)
+            excess = np.min([relative.envelope.excess(ops.matrix) for relative in self.predictors], axis=0)
             if KINDS[kind_name].family in PRODUCTS and alike(dtype) != alike(self.dtype):
                 excess = excess + UNSEEN_CODE  # as on a device that has learned the other format alone
             widths = intervals.widths(analytical, excess, np.zeros(len(latency)))
             spread = np.exp(np.hypot(partly_physics(widths, self.seen(laws)), np.log(slower)))
             return Prediction(latency, latency / spread, latency * spread, excess <= 0.0)
 
-        return in_parts(columns, answer, [each.correction for each in self.predictors])
+        return in_parts(columns, answer, [relative.correction for relative in self.predictors])
 
-    def _held(self, asked: Moved, device: Device, cache: str) -> np.ndarray:
+    def _held(self, moved: Moved, device: Device, cache: str) -> np.ndarray:
         """How many times as long products take [n] as kin say, which have other watts and other units.
 
         Where compute bounds them, by watts for each FLOP; where memory does, by what so many units draw.
         """
-        kind_name, _, dtype, _ = asked
-        count = len(next(iter(asked[1].values())))
+        kind_name, _, dtype, _ = moved
+        count = len(next(iter(moved[1].values())))
         if self.tier == "vendor" or KINDS[kind_name].family not in PRODUCTS:
             return np.ones(count)
-        shares = [clock_share(each.device, self.dtype) for each in self.predictors]
+        shares = [clock_share(predictor.device, self.dtype) for predictor in self.predictors]
         clocks = float(np.average(shares, weights=self.voices)) / clock_share(device, dtype)
-        drawn = [drawn_share(each.device) for each in self.predictors]
-        reads = float(np.average(drawn, weights=self.voices)) / drawn_share(device)
-        bound = limits(*asked, device, cache)[1]
+        watts_shares = [drawn_share(predictor.device) for predictor in self.predictors]
+        reads = float(np.average(watts_shares, weights=self.voices)) / drawn_share(device)
+        bound = limits(*moved, device, cache)[1]
         return np.select([bound == BOUNDS.index("compute"), bound == BOUNDS.index("memory")], [clocks, reads], 1.0)
 
     def _recast(
         self, donor: Donor, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
     ) -> Prediction:
         """The same for ops of another kind than the predictors'."""
-        whole = uncut(device)
+        uncut_device = uncut(device)
 
-        def answer(part: Mapping[str, np.ndarray]) -> Prediction:
-            asked = self.kind, part, dtype, out_dtype
-            recast = donor.recast(asked, self.dtype)
+        def answer(chunk: Mapping[str, np.ndarray]) -> Prediction:
+            question = self.kind, chunk, dtype, out_dtype
+            recast = donor.recast(question, self.dtype)
             output = donor.out_dtype or (out_dtype if donor.units else self.dtype)
-            ops = frame(donor.kind, recast, self.dtype, output, whole, cache)
-            law = latency_us(*asked, whole, cache)
+            ops = frame(donor.kind, recast, self.dtype, output, uncut_device, cache)
+            law = latency_us(*question, uncut_device, cache)
             moved = donor.kind, recast, self.dtype, output
             laws = self.laws(ops, moved, cache)
-            shortfall = donor.share * self.correction(ops, laws, moved, whole, cache)
-            least = (roofline_us if whole is device else least_of_cut)(*asked, device, cache)
+            shortfall = donor.share * self.correction(ops, laws, moved, uncut_device, cache)
+            least = (roofline_us if uncut_device is device else least_of_cut)(*question, device, cache)
             latency = np.maximum(law * np.exp(shortfall), least)
-            inside = np.max([each.envelope.excess(ops.matrix) <= 0.0 for each in self.predictors], axis=0)
+            inside = np.max([predictor.envelope.excess(ops.matrix) <= 0.0 for predictor in self.predictors], axis=0)
             widths = self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law)))
             spread = np.exp(partly_physics(widths, self.seen(laws)))
             return Prediction(latency, latency / spread, latency * spread, inside)
 
-        return in_parts(columns, answer, [each.correction for each in self.predictors])
+        return in_parts(columns, answer, [predictor.correction for predictor in self.predictors])
 
-    def laws(self, ops: Frame, asked: Moved, cache: str) -> list[np.ndarray]:
+    def laws(self, ops: Frame, moved: Moved, cache: str) -> list[np.ndarray]:
         """Microseconds by physics of n ops, as they were ``asked``, by predictor: on its own device if that counts."""
         return [
-            latency_us(*asked, each.device, cache) if each.hidden_us else ops.analytical_us for each in self.predictors
+            latency_us(*moved, predictor.device, cache) if predictor.hidden_us else ops.analytical_us
+            for predictor in self.predictors
         ]
 
     def seen(self, laws: Sequence[np.ndarray]) -> np.ndarray:
         """How much of an answer was learned [n]: the mean of all by their voices."""
-        parts = [each.seen(law_us) for each, law_us in zip(self.predictors, laws, strict=True)]
+        parts = [predictor.seen(law_us) for predictor, law_us in zip(self.predictors, laws, strict=True)]
         return np.asarray(np.average(parts, axis=0, weights=self.voices))
 
     def correction(
-        self, ops: Frame, laws: Sequence[np.ndarray], asked: Moved, device: Device, cache: str
+        self, ops: Frame, laws: Sequence[np.ndarray], moved: Moved, device: Device, cache: str
     ) -> np.ndarray:
         """ln(latency / analytical) of n ops: the mean of all by their voices, nowhere below the device's roofline."""
         parts = [
-            each.shortfall(self._as_known(each, ops, asked, device, cache), law_us)
-            for each, law_us in zip(self.predictors, laws, strict=True)
+            predictor.shortfall(self._as_known(predictor, ops, moved, device, cache), law_us)
+            for predictor, law_us in zip(self.predictors, laws, strict=True)
         ]
         mean = np.average(parts, axis=0, weights=self.voices)
         with np.errstate(divide="ignore"):  # what moves nothing has no roofline
             return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))
 
-    def _as_known(self, predictor: Predictor, ops: Frame, asked: Moved, device: Device, cache: str) -> Frame:
+    def _as_known(self, predictor: Predictor, ops: Frame, moved: Moved, device: Device, cache: str) -> Frame:
         """Ops of matrix units with the features of the predictor's own device where memory bounds them on both.
 
         There, what they take of arithmetic is no matter: a card with half of the FLOPs reads as well.
         """
         if unit_of(self.predictors[0].kind) != "tensor":
             return ops
-        both = memory_bound(asked, device, cache) & memory_bound(asked, predictor.device, cache)
+        both = memory_bound(moved, device, cache) & memory_bound(moved, predictor.device, cache)
         if not both.any():
             return ops
-        kind_name, columns, dtype, out_dtype = asked
-        part = {name: np.asarray(values)[both] for name, values in columns.items()}
+        kind_name, columns, dtype, out_dtype = moved
+        chunk = {name: np.asarray(values)[both] for name, values in columns.items()}
         matrix = ops.matrix.copy(order="F")
-        matrix[both] = frame(kind_name, part, dtype, out_dtype, predictor.device, cache).matrix
+        matrix[both] = frame(kind_name, chunk, dtype, out_dtype, predictor.device, cache).matrix
         return replace(ops, matrix=matrix)
 
 
-def memory_bound(asked: Moved, device: Device, cache: str) -> np.ndarray:
+def memory_bound(moved: Moved, device: Device, cache: str) -> np.ndarray:
     """Which of n ops a device waits for memory in, by physics [n]."""
-    return np.asarray(limits(*asked, device, cache)[1] == BOUNDS.index("memory"))
+    return np.asarray(limits(*moved, device, cache)[1] == BOUNDS.index("memory"))
 
 
 def tier(device: Device, other: Device, dtype: str) -> str | None:
@@ -263,7 +264,7 @@ def units_apart(device: Device, other: Device, dtype: str) -> float:
     """Octaves between the FLOPs a clock of two devices' units; 0 in fp32, whose lanes and kernels are alike on all."""
     if dtype == "fp32":
         return 0.0
-    mine, theirs = (_per_clock(each, dtype) for each in (device, other))
+    mine, theirs = (_per_clock(chip, dtype) for chip in (device, other))
     return abs(math.log2(mine / theirs))
 
 
@@ -272,37 +273,41 @@ def voices(device: Device, others: Sequence[Device], dtype: str, least: str = TI
 
     Empty where none is kin.
     """
-    near = {each.id: TIERS.index(found) for each in others if (found := tier(device, each, dtype)) is not None}
-    near = {name: max(place, TIERS.index(least)) for name, place in near.items()}
-    nearest = min(near.values(), default=0)
-    kin = [each for each in others if near.get(each.id) == nearest]
-    groups: dict[tuple[str, int], list[Device]] = {}
-    for each in kin:
-        groups.setdefault(generation(each), []).append(each)
-    made = {
-        each.id: math.exp(-units_apart(device, each, dtype) / REACH) / len(members)
-        for members in groups.values()
-        for each in members
+    near = {
+        relative.id: TIERS.index(name_of_tier)
+        for relative in others
+        if (name_of_tier := tier(device, relative, dtype)) is not None
     }
-    whole = sum(made.values())
-    return TIERS[nearest], {name: voice / whole for name, voice in made.items()}
+    near = {name: max(tier_number, TIERS.index(least)) for name, tier_number in near.items()}
+    nearest = min(near.values(), default=0)
+    kin = [relative for relative in others if near.get(relative.id) == nearest]
+    groups: dict[tuple[str, int], list[Device]] = {}
+    for relative in kin:
+        groups.setdefault(generation(relative), []).append(relative)
+    weights = {
+        relative.id: math.exp(-units_apart(device, relative, dtype) / REACH) / len(members)
+        for members in groups.values()
+        for relative in members
+    }
+    total = sum(weights.values())
+    return TIERS[nearest], {name: voice / total for name, voice in weights.items()}
 
 
 @lru_cache
 def errors(path: Path = ERRORS) -> dict[str, dict[str, Intervals]]:
     """Intervals of transferred answers by kind and tier: those tiers that are nearer to the truth than physics."""
-    told: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    tiers_of_kind: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return {
-        kind_name: {name: _intervals(each["intervals"]) for name, each in tiers.items() if "intervals" in each}
-        for kind_name, tiers in told["kinds"].items()
+        kind_name: {name: _intervals(entry["intervals"]) for name, entry in tiers.items() if "intervals" in entry}
+        for kind_name, tiers in tiers_of_kind["kinds"].items()
     }
 
 
 @lru_cache
 def median_error(kind_name: str, tier_name: str, path: Path = ERRORS) -> float | None:
     """Percent that answers from a tier missed in the median, of the devices that were left out; None for no such."""
-    told: dict[str, Any] = json.loads(path.read_text("utf-8"))["kinds"].get(kind_name, {}).get(tier_name, {})
-    devices = told.get("devices", {}).values()
+    entry: dict[str, Any] = json.loads(path.read_text("utf-8"))["kinds"].get(kind_name, {}).get(tier_name, {})
+    devices = entry.get("devices", {}).values()
     return float(np.median([device["median"] for device in devices])) if devices else None
 
 
@@ -312,8 +317,8 @@ def recast_widths(kind_name: str, group: str, path: Path = ERRORS) -> dict[str, 
 
     Where nobody timed the kind, those of its ``group``; donors alone that were nearer to the truth than physics.
     """
-    found = {**_recast(path).get(group, {}), **_recast(path).get(kind_name, {})}
-    return {donor: each["half_width"] for donor, each in found.items() if "half_width" in each}
+    by_donor = {**_recast(path).get(group, {}), **_recast(path).get(kind_name, {})}
+    return {donor: entry["half_width"] for donor, entry in by_donor.items() if "half_width" in entry}
 
 
 @lru_cache
@@ -325,8 +330,8 @@ def recast_share(kind_name: str, donor: Donor, path: Path = ERRORS) -> float:
 @lru_cache
 def _recast(path: Path) -> dict[str, dict[str, Any]]:
     """What is told of donors: by kind, then by donor."""
-    told: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8")).get("donors", {})
-    return told
+    content: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8")).get("donors", {})
+    return content
 
 
 def constant(half_width: float) -> Intervals:

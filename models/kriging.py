@@ -70,8 +70,8 @@ def default_scales(matrix: np.ndarray, names: Sequence[str]) -> Scales:
     spread = matrix.std(axis=0)
     columns = np.flatnonzero(spread > 1e-6)
     weight = np.zeros(len(columns))
-    for each in _groups([names[int(column)] for column in columns]):
-        weight[each] = np.sqrt(START_WEIGHT / len(each))
+    for group in _groups([names[int(column)] for column in columns]):
+        weight[group] = np.sqrt(START_WEIGHT / len(group))
     centre = matrix[:, columns].mean(axis=0).astype(np.float32)
     return Scales(columns, centre, (weight / spread[columns]).astype(np.float32), START_NOISE)
 
@@ -94,15 +94,19 @@ def search(matrix: np.ndarray, names: Sequence[str], target: np.ndarray, rows: i
         return Scales(columns, np.zeros(0, np.float32), np.zeros(0, np.float32), 1.0)
     scaled = (matrix[:, columns] - matrix[:, columns].mean(axis=0)) / spread[columns]
     groups = _groups([names[int(column)] for column in columns])
-    squares = np.stack([_square_distances(part, part).ravel() for part in (scaled[:, each] for each in groups)])
-    start = np.concatenate([np.log([START_WEIGHT / len(each) for each in groups]), [np.log(START_NOISE)]])
+    squares = np.stack(
+        [_square_distances(coordinates, coordinates).ravel() for coordinates in (scaled[:, group] for group in groups)]
+    )
+    start = np.concatenate([np.log([START_WEIGHT / len(group) for group in groups]), [np.log(START_NOISE)]])
     unit = target / max(float(np.std(target)), 1e-9)
-    found = minimize(_negative_posterior, start, (squares, unit, start), "L-BFGS-B", jac=True, options={"maxiter": 30})
+    optimum = minimize(
+        _negative_posterior, start, (squares, unit, start), "L-BFGS-B", jac=True, options={"maxiter": 30}
+    )
     weight = np.zeros(len(columns))
-    for each, value in zip(groups, found.x[:-1], strict=True):
-        weight[each] = np.exp(0.5 * value)
+    for group, value in zip(groups, optimum.x[:-1], strict=True):
+        weight[group] = np.exp(0.5 * value)
     centre = matrix[:, columns].mean(axis=0).astype(np.float32)
-    return Scales(columns, centre, (weight / spread[columns]).astype(np.float32), float(np.exp(found.x[-1])))
+    return Scales(columns, centre, (weight / spread[columns]).astype(np.float32), float(np.exp(optimum.x[-1])))
 
 
 def fit(matrix: np.ndarray, target: np.ndarray, weights: np.ndarray, scales: Scales) -> Kriging:
@@ -120,11 +124,13 @@ def fit(matrix: np.ndarray, target: np.ndarray, weights: np.ndarray, scales: Sca
 
 def _groups(names: list[str]) -> list[np.ndarray]:
     """Columns that share a weight: each size its own, smooth figures together, details together, codes each."""
-    own = [[i] for i, name in enumerate(names) if name.startswith(("size_", "choice_", "dtype", "cache_warm"))]
-    alone = {each[0] for each in own}
-    rest = [i for i in range(len(names)) if i not in alone]
-    together = [[i for i in rest if smooth(names[i])], [i for i in rest if not smooth(names[i])]]
-    return [np.array(each) for each in own + together if each]
+    alone_columns = [
+        [i] for i, name in enumerate(names) if name.startswith(("size_", "choice_", "dtype", "cache_warm"))
+    ]
+    alone = {column[0] for column in alone_columns}
+    other_columns = [i for i in range(len(names)) if i not in alone]
+    together = [[i for i in other_columns if smooth(names[i])], [i for i in other_columns if not smooth(names[i])]]
+    return [np.array(column) for column in alone_columns + together if column]
 
 
 def _negative_posterior(

@@ -26,8 +26,8 @@ def widths(path: Path = WIDTHS) -> Mapping[str, np.ndarray]:
 
     That is beside the noise of the predictor's own table.
     """
-    told = json.loads(path.read_text("utf-8"))["families"]
-    return {family: np.array(each["half_width"]) for family, each in told.items()}
+    families = json.loads(path.read_text("utf-8"))["families"]
+    return {family: np.array(entry["half_width"]) for family, entry in families.items()}
 
 
 def apart(family: str, card: Mapping[str, Any], latency_us: np.ndarray) -> np.ndarray:

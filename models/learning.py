@@ -85,13 +85,13 @@ def _widened(
 ) -> Intervals:
     """Intervals that grow outside the envelope as errors do when the far end of this very table is left out."""
     for folds in splits(table.kind, "extrapolate", table.columns, options.folds, options.seed)[0].values():
-        seen, unseen = (_some(rows, options.seed) for rows in folds.held_out(0))
-        candidate, part = options.candidate(name), task.rows(seen)
-        made = candidate.fit(part, candidate.prepare(part))
-        excess = surround(part.matrix, task.names, options.seed).excess(task.matrix[unseen])
-        residual = task.target[unseen] - made.predict(task.matrix[unseen])
-        classes = classes_of(task.names, task.matrix[unseen])
-        intervals = intervals.widened(residual, ops.analytical_us[unseen], excess, classes)
+        train_rows, test_rows = (_some(rows, options.seed) for rows in folds.held_out(0))
+        candidate, train = options.candidate(name), task.rows(train_rows)
+        fitted = candidate.fit(train, candidate.prepare(train))
+        excess = surround(train.matrix, task.names, options.seed).excess(task.matrix[test_rows])
+        residual = task.target[test_rows] - fitted.predict(task.matrix[test_rows])
+        classes = classes_of(task.names, task.matrix[test_rows])
+        intervals = intervals.widened(residual, ops.analytical_us[test_rows], excess, classes)
     return intervals
 
 
@@ -110,11 +110,11 @@ def held_out(task: Task, folds: Split, prepared: Mapping[str, Any], options: Opt
     """ln(measured / predicted) [n] by each candidate, from the fold that left the row out; NaN where none did."""
     residuals = {name: np.full(len(task.target), np.nan) for name in prepared}
     for index in range(folds.count):
-        seen, unseen = folds.held_out(index)
-        part = task.rows(seen)
+        train_rows, test_rows = folds.held_out(index)
+        train = task.rows(train_rows)
         for name, work in prepared.items():
-            made = options.candidate(name).fit(part, work)
-            residuals[name][unseen] = task.target[unseen] - made.predict(task.matrix[unseen])
+            fitted = options.candidate(name).fit(train, work)
+            residuals[name][test_rows] = task.target[test_rows] - fitted.predict(task.matrix[test_rows])
     return residuals
 
 
@@ -124,8 +124,8 @@ def choose(loss: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray
     Errors count up to a factor of two, so that one outlier row decides nothing.
     """
     scores = {
-        name: float(np.average(np.minimum(np.abs(each[rows]), np.log(2.0)), weights=weights[rows]))
-        for name, each in loss.items()
+        name: float(np.average(np.minimum(np.abs(losses[rows]), np.log(2.0)), weights=weights[rows]))
+        for name, losses in loss.items()
     }
     least = min(scores.values())
     return next(name for name, score in scores.items() if score <= least * NEAR_TIE)
@@ -150,8 +150,8 @@ def weights_of(table: MeasurementTable, ops: Frame, options: Options) -> np.ndar
     weights = weigh(ops.analytical_us, options.weight_power)
     if not set(WIDTHS) <= set(table.columns):
         return weights
-    whole = np.all([table.columns[name] % WIDTH_MULTIPLE == 0 for name in WIDTHS], axis=0)
-    weights = weights * np.where(whole, OF_MODELS, 1.0)
+    aligned = np.all([table.columns[name] % WIDTH_MULTIPLE == 0 for name in WIDTHS], axis=0)
+    weights = weights * np.where(aligned, OF_MODELS, 1.0)
     return np.asarray(weights / weights.mean())
 
 

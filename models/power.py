@@ -125,7 +125,7 @@ class Demand:
 
     def where(self, chosen: np.ndarray) -> Demand:
         """Those of some ops; the others draw nothing."""
-        return Demand(*(np.where(chosen, each, 0.0) for each in (self.floor, self.moving, self.core)))
+        return Demand(*(np.where(chosen, watts, 0.0) for watts in (self.floor, self.moving, self.core)))
 
     def at(self, clock: np.ndarray, busy: Parts, alpha: float) -> np.ndarray:
         """Watts at a relative clock: those of :attr:`moving` and :attr:`core` are energy over a longer time."""
@@ -168,7 +168,7 @@ def held(device: Device, busy: Parts, demands: Sequence[Demand], limits: Limits)
     """
 
     def watts(clock: np.ndarray) -> np.ndarray:
-        return np.maximum.reduce([each.at(clock, busy, device.alpha) for each in demands])
+        return np.maximum.reduce([demand.at(clock, busy, device.alpha) for demand in demands])
 
     top = 1.0 if limits.clock_mhz is None else float(np.clip(limits.clock_mhz / device.clock_mhz, LOWEST_CLOCK, 1.0))
     clock = np.full(len(busy.whole), top)
@@ -181,10 +181,10 @@ def held(device: Device, busy: Parts, demands: Sequence[Demand], limits: Limits)
             fits = watts(middle) <= cap
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         clock = np.where(over, low, clock)
-    drawn, idle = watts(clock), np.minimum(clocks.idle_w(device), cap)
-    longer = np.maximum((drawn - idle) / np.maximum(cap - idle, 1e-9), 1.0)
+    power_w, idle = watts(clock), np.minimum(clocks.idle_w(device), cap)
+    longer = np.maximum((power_w - idle) / np.maximum(cap - idle, 1e-9), 1.0)
     slower = np.where(clock < 1.0, np.maximum(busy.slower(clock), 1.0), 1.0) * longer
-    return slower, np.where(over, cap, drawn)
+    return slower, np.where(over, cap, power_w)
 
 
 def answers(kind: str, device: Device, limits: Limits) -> bool:
@@ -247,8 +247,8 @@ def modelled_w(
     """Watts of n ops by a power model, no more than the limit, and whether they are like those of training."""
     watts = baseline_w(device, parts(kind, columns, dtype, out_dtype, device, cache))
     ops = frame(kind, columns, dtype, out_dtype, device, cache)
-    found = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
-    return np.minimum(found.latency_us, device.tdp_w), found.in_envelope
+    prediction = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
+    return np.minimum(prediction.latency_us, device.tdp_w), prediction.in_envelope
 
 
 def is_held(kind: str, dtype: str, device: Device) -> bool:
@@ -306,9 +306,9 @@ def find(roots: Sequence[Path], kind: str, device_id: str, backend: str | None =
         if (root / FOLDER).is_dir():
             registry = Registry(root / FOLDER)
             chosen = registry.matching(kind, device_id, backend)
-            found = registry.find(kind, device_id, chosen) if chosen else None
-            if found is not None:
-                return found
+            entry = registry.find(kind, device_id, chosen) if chosen else None
+            if entry is not None:
+                return entry
     return None
 
 
@@ -350,8 +350,8 @@ def power_tables(kind: str, rows: pa.Table, device: Device, fingerprint: str = "
     if not rows.num_rows:
         return []
     rows = rows.drop_columns([name for name in ("clocks",) if name in rows.column_names])  # of times, not of watts
-    place = rows.column_names.index("latency_us")
-    return tables(kind, rows.set_column(place, "latency_us", rows.column("power_w")), device, fingerprint, eager=True)
+    index = rows.column_names.index("latency_us")
+    return tables(kind, rows.set_column(index, "latency_us", rows.column("power_w")), device, fingerprint, eager=True)
 
 
 @one_thread()
@@ -369,22 +369,22 @@ def fit(table: MeasurementTable, options: Options | None = None) -> Predictor:
         table = table.take(np.sort(np.random.default_rng(options.seed).permutation(len(table))[:ROWS]))
     ops, watts = table.frame(), _baselines(table)
     options = dataclasses.replace(options, weight_power=0.0)
-    made = learn(table, Frame(ops.matrix, watts, watts), options)
-    rows = made.folds.scored
-    residual = made.residuals[made.chosen][rows]
+    outcome = learn(table, Frame(ops.matrix, watts, watts), options)
+    rows = outcome.folds.scored
+    residual = outcome.residuals[outcome.chosen][rows]
     card = {
         "quantity": "power_w",
         "n": len(table),
         **{f"test_{name}": value for name, value in summarise(residual).items()},
         "baseline_median_ape": summarise(np.log(table.latency_us / watts))["median_ape"],
-        "chosen": made.chosen,
-        "split": made.folds.label,
+        "chosen": outcome.chosen,
+        "split": outcome.folds.label,
         "fingerprint": table.fingerprint,
         "sources": dict(table.sources),
         "stated_coverage": options.coverage,
         "seed": options.seed,
     }
-    learned = made.correction, made.intervals, made.envelope
+    learned = outcome.correction, outcome.intervals, outcome.envelope
     return Predictor(table.kind, table.device, table.backend, "0", *learned, card)
 
 
@@ -402,10 +402,10 @@ def train(
         for table in power_tables(kind, store.read(kind, device.id), device, store.fingerprint(kind, device.id)):
             if len(table) < 5:
                 continue
-            made = registry.register(fit(table, options))
-            results[f"{kind}@{made.backend}"] = {**made.card, "predictor": f"{made.name}@{made.version}"}
+            entry = registry.register(fit(table, options))
+            results[f"{kind}@{entry.backend}"] = {**entry.card, "predictor": f"{entry.name}@{entry.version}"}
             if progress:
-                progress(f"power of {made.name}: median error {made.card['test_median_ape']:.1f} % held out")
+                progress(f"power of {entry.name}: median error {entry.card['test_median_ape']:.1f} % held out")
     return results
 
 

@@ -110,18 +110,22 @@ class Predictor:
         training. Another device is taken as given and is outside the envelope. To a predictor of any device, those far
         from all that it learned from are outside; its interval was calibrated on devices left out and stays as wide.
         """
-        own = device is None or device.id == self.device.id
-        known = own or self.device.id == ANY
-        target = self.device if device is None or own else device
-        made = self._in_parts(columns, dtype, out_dtype, target, cache, known)
-        if not own and known and not self._near(target, dtype):
-            made.in_envelope[:] = False
-        if device is not None and own and not self._as_trained(device):
-            asked = columns, dtype, out_dtype
-            change = latency_us(self.kind, *asked, device, cache) / latency_us(self.kind, *asked, self.device, cache)
-            nowhere = np.zeros(len(made), dtype=bool)
-            return Prediction(made.latency_us * change, made.low_us * change, made.high_us * change, nowhere)
-        return made
+        same_device = device is None or device.id == self.device.id
+        in_domain = same_device or self.device.id == ANY
+        target = self.device if device is None or same_device else device
+        prediction = self._in_parts(columns, dtype, out_dtype, target, cache, in_domain)
+        if not same_device and in_domain and not self._near(target, dtype):
+            prediction.in_envelope[:] = False
+        if device is not None and same_device and not self._as_trained(device):
+            question = columns, dtype, out_dtype
+            change = latency_us(self.kind, *question, device, cache) / latency_us(
+                self.kind, *question, self.device, cache
+            )
+            nowhere = np.zeros(len(prediction), dtype=bool)
+            return Prediction(
+                prediction.latency_us * change, prediction.low_us * change, prediction.high_us * change, nowhere
+            )
+        return prediction
 
     def _as_trained(self, device: Device) -> bool:
         """Whether a device of the predictor's id has the figures of training, as far as they are no measurement."""
@@ -136,16 +140,16 @@ class Predictor:
         out_dtype: str | None,
         device: Device,
         cache: str,
-        known: bool,
+        in_domain: bool,
     ) -> Prediction:
-        def answer(part: Mapping[str, np.ndarray]) -> Prediction:
-            return self.predict_frame(frame(self.kind, part, dtype, out_dtype, device, cache), known)
+        def answer(chunk: Mapping[str, np.ndarray]) -> Prediction:
+            return self.predict_frame(frame(self.kind, chunk, dtype, out_dtype, device, cache), in_domain)
 
         return in_parts(columns, answer, [self.correction])
 
     def _near(self, device: Device, dtype: str) -> bool:
         """Whether a device is like one of those it learned from."""
-        return any(device_distance(device, each, dtype) <= NEAR for each in self._donors)
+        return any(device_distance(device, donor, dtype) <= NEAR for donor in self._donors)
 
     @cached_property
     def _donors(self) -> list[Device]:
@@ -183,19 +187,19 @@ class Predictor:
 
         PredictorError for an op of another kind.
         """
-        own = device is None or (device.id == self.device.id and self._as_trained(device))
-        memo = self._memo if own else {}
-        found = {op: memo.get((op, cache)) for op in ops}
-        missing = [op for op, answer in found.items() if answer is None]
+        as_trained = device is None or (device.id == self.device.id and self._as_trained(device))
+        memo = self._memo if as_trained else {}
+        answers = {op: memo.get((op, cache)) for op in ops}
+        missing = [op for op, answer in answers.items() if answer is None]
         for kind_name, dtype, out_dtype, positions, columns in iterate_groups(missing):
             if kind_name != self.kind:
                 raise PredictorError(f"{self.name} was asked about {kind_name}")
-            made = _columns(self.predict(columns, dtype, out_dtype, device, cache))
-            for position, *answer in zip(positions.tolist(), *(each.tolist() for each in made), strict=True):
-                memo[missing[position], cache] = found[missing[position]] = tuple(answer)
+            figures = _columns(self.predict(columns, dtype, out_dtype, device, cache))
+            for position, *answer in zip(positions.tolist(), *(column.tolist() for column in figures), strict=True):
+                memo[missing[position], cache] = answers[missing[position]] = tuple(answer)
         if len(memo) > MEMO:
             memo.clear()
-        table = np.array([found[op] for op in ops], dtype=np.float64).reshape(len(ops), 4)
+        table = np.array([answers[op] for op in ops], dtype=np.float64).reshape(len(ops), 4)
         latency, low, high, inside = table.T
         return Prediction(latency, low, high, inside > 0)
 
@@ -259,13 +263,13 @@ def in_parts(
     count = len(np.atleast_1d(next(iter(columns.values()))))
     if count <= CHUNK:
         return answer(columns)
-    for each in corrections:
-        each.expect(count)
+    for correction in corrections:
+        correction.expect(count)
     starts = range(0, count, CHUNK)
     split = ({name: values[start : start + CHUNK] for name, values in columns.items()} for start in starts)
     with ThreadPoolExecutor(min(_cores(), len(starts))) as pool:
         parts = list(pool.map(answer, split))
-    return Prediction(*(np.concatenate(each) for each in zip(*map(_columns, parts), strict=True)))
+    return Prediction(*(np.concatenate(correction) for correction in zip(*map(_columns, parts), strict=True)))
 
 
 def load(directory: Path | str) -> Predictor:
@@ -316,8 +320,8 @@ def _assemble(card: Mapping[str, Any], payload: bytes) -> Predictor:
     )
 
 
-def _columns(made: Prediction) -> tuple[np.ndarray, ...]:
-    return made.latency_us, made.low_us, made.high_us, made.in_envelope
+def _columns(prediction: Prediction) -> tuple[np.ndarray, ...]:
+    return prediction.latency_us, prediction.low_us, prediction.high_us, prediction.in_envelope
 
 
 def _cores() -> int:

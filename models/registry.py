@@ -84,7 +84,7 @@ class Registry:
         self,
         kind: str,
         device_id: str,
-        wanted: str | None,
+        label: str | None,
         dtype: str | None = None,
         preferences: Sequence[str] | None = None,
         caller: Caller = ANYONE,
@@ -97,30 +97,30 @@ class Registry:
         """
         order = self.preferences() if preferences is None else preferences
         card_of = partial(self._card, kind, device_id)
-        known = self.backends(kind, device_id)
+        labels = self.backends(kind, device_id)
         if foreign:
-            known = [each for each in known if not is_own(sources_of(card_of(each)))]
-        return matching(known, card_of, wanted, dtype, order, kind, caller)
+            labels = [candidate for candidate in labels if not is_own(sources_of(card_of(candidate)))]
+        return matching(labels, card_of, label, dtype, order, kind, caller)
 
     def learned(
         self,
         kind: str,
         device_id: str,
-        wanted: str | None,
+        label: str | None,
         dtype: str,
         preferences: Sequence[str] | None = None,
         caller: Caller = ANYONE,
     ) -> str | None:
         """:meth:`matching`, where its predictor has learned the format."""
-        backend = self.matching(kind, device_id, wanted, dtype, preferences, caller)
+        backend = self.matching(kind, device_id, label, dtype, preferences, caller)
         return backend if backend and has_learned(self._card(kind, device_id, backend), dtype) else None
 
     def launched(
         self, kind: str, device_id: str, dtype: str, preferences: Sequence[str] | None, caller: Caller
     ) -> str | None:
         """The backend of own rows that a caller launches, of those whose predictor has learned the format."""
-        known = [each for each in self.backends(kind, device_id) if place(caller, kind, dtype, each) is not None]
-        cards = {each: self._card(kind, device_id, each) for each in known}
+        placed = [name for name in self.backends(kind, device_id) if place(caller, kind, dtype, name) is not None]
+        cards = {name: self._card(kind, device_id, name) for name in placed}
         rows = {
             backend: card.get("n", 0)
             for backend, card in cards.items()
@@ -131,14 +131,20 @@ class Registry:
 
     def calling(self, kind: str, device_id: str, calls: str, dtype: str) -> str | None:
         """The backend with most rows of those with ``calls`` in their names whose predictor has learned the format."""
-        cards = {each: self._card(kind, device_id, each) for each in self.backends(kind, device_id) if calls in each}
-        known = [each for each in cards if has_learned(cards[each], dtype)]
-        return max(known, key=lambda each: (cards[each].get("n", 0), each), default=None)
+        cards = {
+            backend: self._card(kind, device_id, backend)
+            for backend in self.backends(kind, device_id)
+            if calls in backend
+        }
+        taught = [backend for backend in cards if has_learned(cards[backend], dtype)]
+        return max(taught, key=lambda backend: (cards[backend].get("n", 0), backend), default=None)
 
     def devices(self) -> list[str]:
         """Devices with a folder, by id."""
         folders = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted(unquote(each.name) for each in folders if next(each.glob("*@*"), None))
+        return sorted(
+            unquote(folder_of_device.name) for folder_of_device in folders if next(folder_of_device.glob("*@*"), None)
+        )
 
     def preferences(self) -> tuple[str, ...]:
         """Lines of ``<root>/default``, but empty ones and comments (``#``)."""
@@ -169,14 +175,14 @@ class Registry:
             if version and read_card(folder / version).get("sha256") == digest:
                 return self.load(folder / version)
         while True:
-            made = dataclasses.replace(predictor, version=str(_last(folder) + 1))
+            numbered = dataclasses.replace(predictor, version=str(_last(folder) + 1))
             try:
-                path = made.save(folder / made.version)
+                path = numbered.save(folder / numbered.version)
             except FileExistsError:  # another training run took the number
                 continue
             break
         if promote or not (folder / CURRENT).exists():
-            _point(folder, made.version)
+            _point(folder, numbered.version)
         return self.load(path)
 
     def list(self) -> list[Entry]:
@@ -197,7 +203,7 @@ class Registry:
                         path.parent,
                     )
                 )
-        return sorted(entries, key=lambda each: (each.device_id, each.kind, each.backend, int(each.version)))
+        return sorted(entries, key=lambda entry: (entry.device_id, entry.kind, entry.backend, int(entry.version)))
 
     def path(self, predictor: Predictor) -> Path:
         """The folder of a registered predictor."""
@@ -210,9 +216,9 @@ class Registry:
 
     def roll_back(self, kind: str, device_id: str, backend: str) -> Entry:
         """Make the last version before the current one current again; it. PredictorError where there is none."""
-        known = [e for e in self.list() if (e.kind, e.device_id, e.backend) == (kind, device_id, backend)]
-        now = next((int(each.version) for each in known if each.current), 0)
-        earlier = [each for each in known if int(each.version) < now]
+        entries = [e for e in self.list() if (e.kind, e.device_id, e.backend) == (kind, device_id, backend)]
+        now = next((int(entry.version) for entry in entries if entry.current), 0)
+        earlier = [entry for entry in entries if int(entry.version) < now]
         if not earlier:
             raise PredictorError(
                 f"{kind}@{device_id}@{backend} has no version before {now or 'the first'} to go back to"

@@ -36,19 +36,19 @@ def compared(table: MeasurementTable) -> Sites | None:
         return None
     names, site = np.unique(table.site, return_inverse=True)
     op = _ops(table)
-    seen = np.unique(np.stack([op, site]), axis=1)[0]
-    common = np.isin(op, np.flatnonzero(np.bincount(seen, minlength=op.max() + 1) > 1))
+    pairs = np.unique(np.stack([op, site]), axis=1)[0]
+    common = np.isin(op, np.flatnonzero(np.bincount(pairs, minlength=op.max() + 1) > 1))
     counts = np.bincount(site[common], minlength=len(names))
-    known = counts >= FEWEST
-    if known.sum() < 2:
+    frequent = counts >= FEWEST
+    if frequent.sum() < 2:
         return None
-    rows = common & known[site]
+    rows = common & frequent[site]
     effects, noise = _effects(np.log(table.latency_us[rows]), op[rows], site[rows], len(names))
     error = noise**2 / np.maximum(counts, 1)
-    between = max(float(np.var(effects[known], ddof=1)) - float(error[known].mean()), 0.0)
-    drawn = effects * between / np.maximum(between + error, 1e-12)
-    found = {str(name): float(value) if ok else 0.0 for name, value, ok in zip(names, drawn, known, strict=True)}
-    return Sites(found, between**0.5, len(np.unique(op[rows])))
+    between = max(float(np.var(effects[frequent], ddof=1)) - float(error[frequent].mean()), 0.0)
+    shrunk = effects * between / np.maximum(between + error, 1e-12)
+    by_site = {str(name): float(value) if ok else 0.0 for name, value, ok in zip(names, shrunk, frequent, strict=True)}
+    return Sites(by_site, between**0.5, len(np.unique(op[rows])))
 
 
 def without_effects(table: MeasurementTable, sites: Sites) -> MeasurementTable:
@@ -69,8 +69,11 @@ def for_any_site(intervals: Intervals, sites: Sites) -> Intervals:
 
 def _ops(table: MeasurementTable) -> np.ndarray:
     """A number for each op and cache state, int64 [n]."""
-    parts = [*table.columns.values(), *(each.astype(str) for each in (table.dtype, table.out_dtype, table.cache))]
-    codes = np.stack([np.unique(each, return_inverse=True)[1] for each in parts], axis=1)
+    parts = [
+        *table.columns.values(),
+        *(codes_of_column.astype(str) for codes_of_column in (table.dtype, table.out_dtype, table.cache)),
+    ]
+    codes = np.stack([np.unique(codes_of_column, return_inverse=True)[1] for codes_of_column in parts], axis=1)
     return np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
 
 
@@ -80,15 +83,15 @@ def _effects(y: np.ndarray, op: np.ndarray, site: np.ndarray, count: int) -> tup
     effects = np.zeros(count)
     for _ in range(SWEEPS):
         level = np.bincount(op, y - effects[site]) / np.bincount(op)
-        rest = y - level[op]
-        made = np.array(
-            [float(np.median(rest[site == each])) if (site == each).any() else 0.0 for each in range(count)]
+        residual = y - level[op]
+        medians = np.array(
+            [float(np.median(residual[site == number])) if (site == number).any() else 0.0 for number in range(count)]
         )
         present = np.bincount(site, minlength=count) > 0
-        made -= made[present].mean()
-        if np.abs(made - effects).max() < 1e-9:
+        medians -= medians[present].mean()
+        if np.abs(medians - effects).max() < 1e-9:
             break
-        effects = made
-    rest = y - effects[site] - (np.bincount(op, y - effects[site]) / np.bincount(op))[op]
+        effects = medians
+    residual = y - effects[site] - (np.bincount(op, y - effects[site]) / np.bincount(op))[op]
     degrees = max(len(y) - (op.max() + 1) - count + 1, 1)
-    return effects, float(np.sqrt((rest**2).sum() / degrees))
+    return effects, float(np.sqrt((residual**2).sum() / degrees))

@@ -124,9 +124,11 @@ def split(kind_name: str, columns: Mapping[str, np.ndarray], folds: int, seed: i
         groups = codes(columns, names)
         if groups.max(initial=-1) + 1 < MIN_GROUPS:
             continue
-        made = even_folds(groups, folds, seed, f"grouped by ({', '.join(names)})")
+        by_group = even_folds(groups, folds, seed, f"grouped by ({', '.join(names)})")
         ends = np.flatnonzero((groups == groups.min()) | (groups == groups.max()))
-        return replace(made, label=f"{made.label}, inside the range").without(ends) if chosen.inside else made
+        return (
+            replace(by_group, label=f"{by_group.label}, inside the range").without(ends) if chosen.inside else by_group
+        )
     return even_folds(codes(columns, definition.names), folds, seed, "grouped by op")
 
 
@@ -138,9 +140,9 @@ def codes(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> np.ndarray
 def combined(parts: Sequence[np.ndarray]) -> np.ndarray:
     """Which distinct combination of values each row of some columns [n] has, in lexicographic order: int64 [n]."""
     code = np.zeros(len(parts[0]), dtype=np.int64)
-    for each in parts:
-        values, own = np.unique(each, return_inverse=True)
-        code = np.unique(code * len(values) + own.reshape(-1), return_inverse=True)[1].reshape(-1)
+    for codes in parts:
+        values, own_code = np.unique(codes, return_inverse=True)
+        code = np.unique(code * len(values) + own_code.reshape(-1), return_inverse=True)[1].reshape(-1)
     return code
 
 
@@ -155,7 +157,7 @@ def _one_value_out(kind_name: str, dim: str, columns: Mapping[str, np.ndarray]) 
 
 
 def _ends(kind_name: str, columns: Mapping[str, np.ndarray]) -> tuple[dict[str, Split], str]:
-    made, why = {}, f"{kind_name} has no size to extrapolate"
+    folds, why = {}, f"{kind_name} has no size to extrapolate"
     for dim, limit in recipe(kind_name).ends:
         values = np.asarray(columns[dim]) if dim in columns else np.zeros(0)
         if not len(values):
@@ -164,10 +166,10 @@ def _ends(kind_name: str, columns: Mapping[str, np.ndarray]) -> tuple[dict[str, 
         far = values > bound
         if far.any() and len(far) - far.sum() >= MIN_TRAIN:
             label = f"{dim} > {bound:g} never seen"
-            made[f"extrapolate {dim}"] = Split(np.where(far, 0, -1), 1, label)
+            folds[f"extrapolate {dim}"] = Split(np.where(far, 0, -1), 1, label)
         else:
             why = f"no rows on both sides of {dim} = {bound:g}"
-    return made, "" if made else why
+    return folds, "" if folds else why
 
 
 def even_folds(groups: np.ndarray, folds: int, seed: int, label: str) -> Split:

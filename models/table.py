@@ -84,7 +84,7 @@ class MeasurementTable:
         parts = [self.dtype.astype(str), self.out_dtype.astype(str), self.cache.astype(str)]
         codes = combined(parts)
         first = np.unique(codes, return_index=True)[1]
-        return np.stack([each[first] for each in parts], axis=1), codes
+        return np.stack([values[first] for values in parts], axis=1), codes
 
     def frame(self) -> Frame:
         """Features and analytical times of all rows, computed per dtype and cache state."""
@@ -94,8 +94,12 @@ class MeasurementTable:
         for index, (dtype, out_dtype, cache) in enumerate(unique):
             rows = np.flatnonzero(codes == index)
             columns = {name: values[rows] for name, values in self.columns.items()}
-            made = frame(self.kind, columns, str(dtype), str(out_dtype), self.device, str(cache))
-            matrix[rows], analytical[rows], roofline[rows] = made.matrix, made.analytical_us, made.roofline_us
+            features = frame(self.kind, columns, str(dtype), str(out_dtype), self.device, str(cache))
+            matrix[rows], analytical[rows], roofline[rows] = (
+                features.matrix,
+                features.analytical_us,
+                features.roofline_us,
+            )
         return Frame(matrix, analytical, roofline)
 
 
@@ -129,17 +133,17 @@ def tables(
     backend = _column(rows, "backend", DEFAULT_BACKEND).astype(str)
     origin = rows.select([name for name in ORIGIN if name in rows.column_names])
     noise, site = _noise(rows, latency), _column(rows, "source", "").astype(str)
-    made = []
+    result = []
     for name in np.unique(backend[keep]):
         chosen = np.flatnonzero(keep & (backend == name))
         columns = {dim: _column(rows, dim)[chosen].astype(np.int64) for dim in KINDS[kind_name].names}
         texts = dtype[chosen], out_dtype[chosen], cache[chosen]
-        own = origin.take(number_array(chosen))
-        sources = {each: _distinct(own, each) for each in ORIGIN}
-        known = MeasurementTable(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
+        origin_of_rows = origin.take(number_array(chosen))
+        sources = {column_name: _distinct(origin_of_rows, column_name) for column_name in ORIGIN}
+        table = MeasurementTable(kind_name, device, str(name), columns, *texts, latency[chosen], fingerprint, sources)
         least = float(latency[chosen].min()) if np.any(hidden & (backend == name)) else 0.0
-        made.append(dataclasses.replace(known, noise=noise[chosen], site=site[chosen], hidden_us=least))
-    return made
+        result.append(dataclasses.replace(table, noise=noise[chosen], site=site[chosen], hidden_us=least))
+    return result
 
 
 def _at_boost(
@@ -150,16 +154,16 @@ def _at_boost(
         return latency_us
     clocks, mhz = _column(rows, "clocks").astype(object), _column(rows, "sm_clock_mhz").astype(np.float64)
     clock = relative_clocks(clocks, mhz, burst_mhz(clocks, mhz, device.clock_mhz))
-    made = latency_us.copy()
-    held = np.flatnonzero(clock < 1.0)
-    keys = np.stack([each[held] for each in states], axis=1)
-    for state in sorted({tuple(each) for each in keys}):
-        at = held[(keys == state).all(axis=1)]
+    boosted = latency_us.copy()
+    slowed = np.flatnonzero(clock < 1.0)
+    keys = np.stack([values[slowed] for values in states], axis=1)
+    for state in sorted({tuple(values) for values in keys}):
+        at = slowed[(keys == state).all(axis=1)]
         columns = {name: _column(rows, name)[at] for name in KINDS[kind_name].names}
         dtype, out_dtype, cache = state
         if device.supports(dtype):
-            made[at] = at_boost(kind_name, columns, dtype, out_dtype, cache, device, latency_us[at], clock[at])
-    return made
+            boosted[at] = at_boost(kind_name, columns, dtype, out_dtype, cache, device, latency_us[at], clock[at])
+    return boosted
 
 
 def throttled(rows: pa.Table) -> np.ndarray:
@@ -207,4 +211,4 @@ def _noise(rows: pa.Table, latency_us: np.ndarray) -> np.ndarray:
 def _distinct(rows: pa.Table, name: str) -> list[str]:
     if name not in rows.column_names:
         return []
-    return sorted({str(each) for each in rows.column(name).unique().to_pylist() if each is not None})[:20]
+    return sorted({str(value) for value in rows.column(name).unique().to_pylist() if value is not None})[:20]

@@ -84,11 +84,11 @@ def log(trained: Iterable[Trained], uri: str) -> list[Tracked]:
         client = client_of(uri)
         experiments: dict[str, str] = {}
         done = []
-        for each in trained:
-            device_id = each.predictor.device_id
+        for result in trained:
+            device_id = result.predictor.device_id
             if device_id not in experiments:
                 experiments[device_id] = _experiment(client, f"opcast/{device_id}", uri)
-            done.append(_log_one(client, experiments[device_id], each))
+            done.append(_log_one(client, experiments[device_id], result))
     return done
 
 
@@ -156,9 +156,9 @@ def client_of(uri: str) -> MlflowClient:
 
 
 def _experiment(client: MlflowClient, name: str, uri: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        return str(found.experiment_id)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        return str(experiment.experiment_id)
     location = None
     if uri.startswith("sqlite:///"):  # by default MLflow would put artifacts wherever the process happens to run
         location = (Path(uri.removeprefix("sqlite:///")).absolute().parent / "mlartifacts").as_uri()
@@ -191,8 +191,8 @@ def _importance(trained: Trained) -> dict[str, float]:
         table = table.take(np.sort(np.random.default_rng(seed).choice(len(table), ROWS, replace=False)))
     ops = table.frame()
     target = np.log(table.latency_us / ops.analytical_us)
-    found = permutation_importance(trained.predictor.correction, ops.matrix, target, seed)
-    return dict(zip(feature_names(table.kind), found.tolist(), strict=True))
+    importance = permutation_importance(trained.predictor.correction, ops.matrix, target, seed)
+    return dict(zip(feature_names(table.kind), importance.tolist(), strict=True))
 
 
 def _log_numbers(client: MlflowClient, run_id: str, trained: Trained) -> None:
@@ -247,12 +247,12 @@ def _parameters(predictor: Predictor) -> dict[str, Any]:
 def _flat(options: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
     import dataclasses
 
-    for each in dataclasses.fields(options):  # type: ignore[arg-type]
-        value = getattr(options, each.name)
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _flat(value, f"{prefix}{each.name}.")
+            yield from _flat(value, f"{prefix}{field.name}.")
         else:
-            yield f"{prefix}{each.name}", value
+            yield f"{prefix}{field.name}", value
 
 
 def _save_model(path: Path, trained: Trained) -> None:
@@ -285,11 +285,11 @@ def _register(client: MlflowClient, source: str, run_id: str, trained: Trained) 
             raise
     tags = {"device": predictor.device_id, "promoted": str(trained.promoted), "why": trained.why}
     tags[DIGEST] = str(read_card(trained.path).get("sha256", ""))
-    made = client.create_model_version(name, source, run_id, tags=tags)
+    model_version = client.create_model_version(name, source, run_id, tags=tags)
     alias = alias_of(predictor.device_id) if trained.promoted else None
     if alias:
-        client.set_registered_model_alias(name, alias, made.version)
-    return Tracked(run_id, name, str(made.version), alias)
+        client.set_registered_model_alias(name, alias, model_version.version)
+    return Tracked(run_id, name, str(model_version.version), alias)
 
 
 def roll_back(uri: str, device_id: str, label: str, predictor: str) -> str | None:
@@ -300,10 +300,10 @@ def roll_back(uri: str, device_id: str, label: str, predictor: str) -> str | Non
     check(uri)
     with in_one_line(uri):
         client, name = client_of(uri), f"{PREFIX}{alias_of(label)}"
-        for each in client.search_model_versions(f"name = '{name}'"):
-            if each.run_id and client.get_run(each.run_id).data.params.get("predictor") == predictor:
-                client.set_registered_model_alias(name, alias_of(device_id), each.version)
-                return str(each.version)
+        for model_version in client.search_model_versions(f"name = '{name}'"):
+            if model_version.run_id and client.get_run(model_version.run_id).data.params.get("predictor") == predictor:
+                client.set_registered_model_alias(name, alias_of(device_id), model_version.version)
+                return str(model_version.version)
     return None
 
 

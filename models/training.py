@@ -102,12 +102,12 @@ def _evaluations(
     crossed: dict[str, CrossFit] = {}
     for mode in options.evaluations:
         if mode != "device":  # needs other devices' tables: the store's affair
-            made, answers = evaluate(table, ops, options, mode, learned)
-            reports.update(made)
+            folds, answers = evaluate(table, ops, options, mode, learned)
+            reports.update(folds)
             crossed.update(answers)
     if not crossed:
-        made, crossed = evaluate(table, ops, options, "groups", learned)
-        reports.update(made)
+        folds, crossed = evaluate(table, ops, options, "groups", learned)
+        reports.update(folds)
     return reports, crossed
 
 
@@ -125,10 +125,12 @@ def _result_of(
         "interval_width": chief["interval_width"],
         "roofline_median_ape": _median_ape(table.latency_us, ops.roofline_us),
         "analytical_median_ape": _median_ape(table.latency_us, ops.analytical_us),
-        "candidates": {name: summarise(each[scored])["median_ape"] for name, each in learned.residuals.items()},
+        "candidates": {
+            name: summarise(residuals[scored])["median_ape"] for name, residuals in learned.residuals.items()
+        },
         "chosen": learned.chosen,
         "split": chief["split"],
-        "evaluations": {name: dict(each) for name, each in reports.items()},
+        "evaluations": {name: dict(residuals) for name, residuals in reports.items()},
     }
 
 
@@ -147,10 +149,10 @@ def train(
     """
     if registry is not None:
         return train_and_register(store, device, registry, kinds, options, progress)[0]
-    made = outcomes(store, device, kinds, options, progress)
+    results = outcomes(store, device, kinds, options, progress)
     return {
         label: {"error": outcome} if isinstance(outcome, str) else _named(outcome, outcome.predictor)
-        for label, outcome in made
+        for label, outcome in results
     }
 
 
@@ -196,8 +198,8 @@ def _current(registry: Registry, predictor: Predictor) -> Predictor | None:
 
 def _mean_error(predictor: Predictor, outcome: TrainingOutcome) -> float:
     """Mean error in percent on the rows that the outcome was scored on."""
-    asked = outcome.table.take(outcome.held_out)
-    residual = np.log(asked.latency_us / predictor.predict_frame(asked.frame()).latency_us)
+    test = outcome.table.take(outcome.held_out)
+    residual = np.log(test.latency_us / predictor.predict_frame(test.frame()).latency_us)
     return float(summarise(residual)["mean_ape"])
 
 
@@ -213,15 +215,17 @@ def outcomes(
 
     With a registry, its predictors and those that ship may answer for a device of few rows, corrected by these.
     """
-    target, known = _device(store, device), list(store.kinds())
-    target = with_own_clocks(target, [(name, store.read(name, target.id)) for name in LONG_KINDS if name in known])
-    wanted = list(kinds) if kinds is not None else known
-    for name in wanted:
-        if name not in known:
-            raise TrainingError(f"the store has no {kind(name).name} measurements; it has {', '.join(known) or 'none'}")
+    target, stored = _device(store, device), list(store.kinds())
+    target = with_own_clocks(target, [(name, store.read(name, target.id)) for name in LONG_KINDS if name in stored])
+    names = list(kinds) if kinds is not None else stored
+    for name in names:
+        if name not in stored:
+            raise TrainingError(
+                f"the store has no {kind(name).name} measurements; it has {', '.join(stored) or 'none'}"
+            )
     options = options or Options()
     jobs: list[tuple[str, MeasurementTable]] = []
-    for name in wanted:
+    for name in names:
         rows = store.read(name, target.id)
         backends = tables(name, rows, target, store.fingerprint(name, target.id), options.eager)
         hot = int(throttled(rows).sum())
@@ -239,8 +243,8 @@ def outcomes(
         if registry is not None and not isinstance(outcome, str):
             outcome = mended(outcome, [registry, Registry(SHIPPED)])
         if progress:
-            told = outcome if isinstance(outcome, str) else _told(outcome)
-            progress(f"{position} of {len(jobs)}: {label}, {told}")
+            line = outcome if isinstance(outcome, str) else _told(outcome)
+            progress(f"{position} of {len(jobs)}: {label}, {line}")
         yield label, outcome if isinstance(outcome, str) else _across_devices(store, outcome, options)
 
 
@@ -271,8 +275,8 @@ def _attempt(label: str, table: MeasurementTable, options: Options) -> tuple[str
 
 def _told(outcome: TrainingOutcome) -> str:
     result = outcome.result
-    told = f"{result['n']:,} rows, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
-    return f"{told}; {result['why_not']}" if "why_not" in result else told
+    text = f"{result['n']:,} rows, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
+    return f"{text}; {result['why_not']}" if "why_not" in result else text
 
 
 def _across_devices(store: MeasurementStore, outcome: TrainingOutcome, options: Options) -> TrainingOutcome:
@@ -283,10 +287,10 @@ def _across_devices(store: MeasurementStore, outcome: TrainingOutcome, options: 
 
     table = outcome.table
     try:
-        made = evaluate_device(store, table.kind, table.device, outcome.options, backend=table.backend)
+        evaluation = evaluate_device(store, table.kind, table.device, outcome.options, backend=table.backend)
     except TrainingError as error:
-        made = {"device": {"error": str(error)}}
-    evaluations = {**outcome.result["evaluations"], **made}
+        evaluation = {"device": {"error": str(error)}}
+    evaluations = {**outcome.result["evaluations"], **evaluation}
     result = {**outcome.result, "evaluations": evaluations}
     predictor = dataclasses.replace(outcome.predictor, card={**outcome.predictor.card, "evaluations": evaluations})
     return dataclasses.replace(outcome, result=result, predictor=predictor)
@@ -304,7 +308,7 @@ def _predictor(
         "sources": dict(table.sources),
         "opcast_version": __version__,
         "seed": options.seed,
-        "dtypes": sorted({str(each) for each in table.dtype}),
+        "dtypes": sorted({str(dtype) for dtype in table.dtype}),
         **({"hidden_us": table.hidden_us} if table.hidden_us else {}),
         "range": {name: [int(values.min()), int(values.max())] for name, values in table.columns.items()},
     }

@@ -101,7 +101,7 @@ class Ways:
     @property
     def loss(self) -> dict[str, np.ndarray]:
         """ln(measured / predicted) [n] of rows held out, by way."""
-        return {label: made.residuals[made.chosen] for label, made in self.learned.items()}
+        return {label: learned.residuals[learned.chosen] for label, learned in self.learned.items()}
 
     @property
     def folds(self) -> Split:
@@ -135,7 +135,7 @@ def learned_ways(
         answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
         alike = few if base.correction.kriging is None else dataclasses.replace(few, candidates=FEW[:1])
         ways[label] = learn(table, answered, alike, folds)
-    loss = {label: made.residuals[made.chosen] for label, made in ways.items()}
+    loss = {label: way.residuals[way.chosen] for label, way in ways.items()}
     return Ways(table, options, ops, weights, ways, nearest, choose(loss, weights, ways[ALONE].folds.scored))
 
 
@@ -147,7 +147,7 @@ def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options 
     for one factor are corrected by them; all ways are compared on the same held-out groups. Deterministic for a seed.
     TrainingError for predictors of another kind or a table of fewer than five rows.
     """
-    if strange := next((each for each in bases if each.kind != table.kind), None):
+    if strange := next((base for base in bases if base.kind != table.kind), None):
         raise TrainingError(f"{strange.name} cannot be adapted to {table.kind}")
     if len(table) < 5:
         raise TrainingError(f"{table.kind} on {table.device.id} has {len(table)} usable rows; 5 are needed to adapt")
@@ -157,27 +157,27 @@ def adapt(bases: Sequence[Predictor], table: MeasurementTable, options: Options 
 def adapted(ways: Ways) -> Predictor:
     """The predictor of the way that was chosen."""
     table, ops, options, label = ways.table, ways.ops, ways.options, ways.chosen
-    rows, made = ways.folds.scored, ways.learned[label]
+    rows, learned = ways.folds.scored, ways.learned[label]
     residual = ways.loss[label][rows]
     base = ways.bases.get(label)
-    correction = joined(base.correction, made.correction) if base else made.correction
-    intervals = _own_intervals(made, residual, take(ops, rows), options.coverage)
+    correction = joined(base.correction, learned.correction) if base else learned.correction
+    intervals = _own_intervals(learned, residual, take(ops, rows), options.coverage)
     if table.noise is not None:
-        intervals = intervals.at_least(table.noise, ops.analytical_us, classes_of(made.names, ops.matrix))
+        intervals = intervals.at_least(table.noise, ops.analytical_us, classes_of(learned.names, ops.matrix))
     card = {
         "n": len(table),
         **{f"test_{key}": value for key, value in summarise(residual).items()},
-        "chosen": f"{label}: {made.chosen}",
-        "split": made.folds.label,
+        "chosen": f"{label}: {learned.chosen}",
+        "split": learned.folds.label,
         **({"adapted_from": label} if base else {}),
-        "candidates": {key: summarise(each[rows])["median_ape"] for key, each in ways.loss.items()},
+        "candidates": {key: summarise(losses[rows])["median_ape"] for key, losses in ways.loss.items()},
         "fingerprint": table.fingerprint,
         "sources": dict(table.sources),
         "stated_coverage": options.coverage,
         "seed": options.seed,
-        "dtypes": sorted({str(each) for each in table.dtype}),
+        "dtypes": sorted({str(losses) for losses in table.dtype}),
     }
-    return Predictor(table.kind, table.device, table.backend, "0", correction, intervals, made.envelope, card)
+    return Predictor(table.kind, table.device, table.backend, "0", correction, intervals, learned.envelope, card)
 
 
 def nearest_bases(
@@ -190,9 +190,11 @@ def nearest_bases(
     target, missed = np.log(table.latency_us / ops.analytical_us), []
     for base in bases:
         if base.correction.lines is None and (base.correction.kriging is None or is_sibling(base, table)):
-            rest = target - base.correction.predict(ops.matrix)
-            missed.append((float(np.average(np.minimum(np.abs(rest - np.median(rest)), 1.0), weights=weights)), base))
-    return [base for _, base in sorted(missed, key=lambda each: (each[0], _label(each[1])))[:MOST_BASES]]
+            residual = target - base.correction.predict(ops.matrix)
+            missed.append(
+                (float(np.average(np.minimum(np.abs(residual - np.median(residual)), 1.0), weights=weights)), base)
+            )
+    return [base for _, base in sorted(missed, key=lambda entry: (entry[0], _label(entry[1])))[:MOST_BASES]]
 
 
 def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Predictor]:
@@ -201,8 +203,8 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
 
     All but siblings of formats that the table has; of two that a backend of a device has, the first registry's.
     """
-    found: dict[tuple[str, str], Predictor] = {}
-    formats = {str(each) for each in np.unique(table.dtype)}
+    by_source: dict[tuple[str, str], Predictor] = {}
+    formats = {str(dtype) for dtype in np.unique(table.dtype)}
     for registry in registries:
         for device_id in registry.devices():
             for backend in registry.backends(table.kind, device_id):
@@ -210,18 +212,18 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
                     base = registry.find(table.kind, device_id, backend)
                 except PredictorError:  # damaged, or of another version
                     continue
-                if base is None or base.device.synchronous or (device_id, backend) in found:
+                if base is None or base.device.synchronous or (device_id, backend) in by_source:
                     continue
                 if is_sibling(base, table):
-                    found[device_id, backend] = base
+                    by_source[device_id, backend] = base
                     continue
                 same = set(sources_of(base.card)).intersection(table.sources.get("source", ()))
                 if device_id == table.device.id and (is_own(sources_of(base.card)) or same):
                     continue  # learned from these rows, or from rows like them
-                seen = {table.device.id}.intersection(base.card.get("devices", ()))
-                if not seen and formats.intersection(base.card.get("dtypes", ())):
-                    found[device_id, backend] = base
-    return list(found.values())
+                devices = {table.device.id}.intersection(base.card.get("devices", ()))
+                if not devices and formats.intersection(base.card.get("dtypes", ())):
+                    by_source[device_id, backend] = base
+    return list(by_source.values())
 
 
 def is_sibling(base: Predictor, table: MeasurementTable) -> bool:
@@ -233,8 +235,8 @@ def is_sibling(base: Predictor, table: MeasurementTable) -> bool:
     training (largest first) does not matter.
     """
     many = base.card.get("n", 0) >= SIBLING_ROWS * len(table)
-    own = is_own(sources_of(base.card)) and is_own(table.sources.get("source", ()))
-    return base.device_id == table.device.id and base.backend != table.backend and own and many
+    both_own = is_own(sources_of(base.card)) and is_own(table.sources.get("source", ()))
+    return base.device_id == table.device.id and base.backend != table.backend and both_own and many
 
 
 def _label(base: Predictor) -> str:
@@ -247,7 +249,7 @@ def joined(first: Correction, second: Correction) -> Correction:
 
     if (first.kriging is not None and second.kriging is not None) or first.lines is not None:
         raise ValueError("two interpolations cannot be joined")
-    forests = [each.forest for each in (first, second) if each.forest is not None]
+    forests = [correction.forest for correction in (first, second) if correction.forest is not None]
     forest = joined_forests(*forests) if len(forests) == 2 else next(iter(forests), None)
     return Correction(
         first.features, first.offset + second.offset, forest, first.kriging or second.kriging, second.lines
@@ -258,22 +260,22 @@ def donors_of(
     store: MeasurementStore, kind_name: str, backend: str, dtypes: Iterable[str], without: str = "", eager: bool = False
 ) -> list[MeasurementTable]:
     """Tables of the kind on all devices but one that correspond to a backend and have rows of some of the formats."""
-    wanted = set(dtypes)
-    found = []
+    formats = set(dtypes)
+    donors = []
     for device_id in store.devices(kind_name):
         target = None if device_id == without else _device(store, device_id)
         if target is None:
             continue
-        made = tables(
+        read_tables = tables(
             kind_name, store.read(kind_name, device_id), target, store.fingerprint(kind_name, device_id), eager
         )
-        like = [table for table in made if framework(table.backend) == framework(backend)]
-        like = [_of_dtypes(table, wanted) for table in like]
+        like = [table for table in read_tables if framework(table.backend) == framework(backend)]
+        like = [_of_dtypes(table, formats) for table in like]
         like = [table for table in like if len(table)]
         kernel = backend.partition(":")[2]
         same = [table for table in like if kernel and table.backend.partition(":")[2] == kernel]
-        found += same or like
-    return found
+        donors += same or like
+    return donors
 
 
 def train_pooled(
@@ -288,20 +290,20 @@ def train_pooled(
     Predictors are registered for device ``any``. TrainingError for a kind that the store lacks.
     """
     options = options or Options()
-    known = list(store.kinds())
+    stored = list(store.kinds())
     results: dict[str, dict[str, Any]] = {}
-    for kind_name in list(kinds) if kinds is not None else known:
-        if kind_name not in known:
-            raise TrainingError(f"the store has no {kind_name} measurements; it has {', '.join(known) or 'none'}")
+    for kind_name in list(kinds) if kinds is not None else stored:
+        if kind_name not in stored:
+            raise TrainingError(f"the store has no {kind_name} measurements; it has {', '.join(stored) or 'none'}")
         for name, donors in _by_framework(store, kind_name, options.eager).items():
             label = f"{kind_name}@{name}"
             if len({table.device.id for table in donors}) < 2:
                 results[label] = {"error": f"only {donors[0].device.id} has rows of it"}
                 continue
-            made = registry.register(pool(donors, options))
-            results[label] = {**made.card, "predictor": f"{made.name}@{made.version}"}
+            entry = registry.register(pool(donors, options))
+            results[label] = {**entry.card, "predictor": f"{entry.name}@{entry.version}"}
             if progress:
-                progress(f"{label}: {made.card['test_median_ape']:.1f} % where an architecture is left out")
+                progress(f"{label}: {entry.card['test_median_ape']:.1f} % where an architecture is left out")
     return results
 
 
@@ -320,15 +322,15 @@ def evaluate_device(
     TrainingError when no other device has rows that correspond.
     """
     options = (options or Options()).for_kind(kind_name)
-    own = tables(kind_name, store.read(kind_name, device.id), device, eager=options.eager)
-    chosen = backend or default_backend(own)
-    table = next((each for each in own if each.backend == chosen), None)
+    own_tables = tables(kind_name, store.read(kind_name, device.id), device, eager=options.eager)
+    chosen = backend or default_backend(own_tables)
+    table = next((candidate for candidate in own_tables if candidate.backend == chosen), None)
     if table is None:
         raise TrainingError(f"{kind_name} on {device.id} has no rows of backend {chosen}")
     donors = donors_of(store, kind_name, table.backend, np.unique(table.dtype), device.id, options.eager)
     if not donors:
         raise TrainingError(f"no other device has {kind_name} rows of {framework(table.backend)} in its formats")
-    shared = {str(name) for each in donors for name in np.unique(each.dtype)}
+    shared = {str(name) for candidate in donors for name in np.unique(candidate.dtype)}
     return score_left_out(_of_dtypes(table, shared), donors, options, points)
 
 
@@ -367,16 +369,16 @@ def draw(table: MeasurementTable, count: int, rule: str = "random", seed: int = 
 def _score(base: Predictor, table: MeasurementTable, options: Options, count: int, rule: str) -> dict[str, Any]:
     residuals, inside, widths, chosen = [], [], [], []
     for seed in range(1 if not count or count >= 500 else SEEDS):
-        seen = draw(table, count, rule, options.seed + seed)
-        others = np.setdiff1d(np.arange(len(table)), seen)
+        train_rows = draw(table, count, rule, options.seed + seed)
+        others = np.setdiff1d(np.arange(len(table)), train_rows)
         others = np.sort(np.random.default_rng(seed).permutation(others)[:SCORED_ROWS])
-        made = adapt([base], table.take(seen), options) if count else base
-        asked = table.take(others)
-        found = made.predict_frame(asked.frame())
-        residuals.append(np.log(asked.latency_us / found.latency_us))
-        widths.append(np.log(found.high_us / found.latency_us))
+        predictor = adapt([base], table.take(train_rows), options) if count else base
+        test = table.take(others)
+        prediction = predictor.predict_frame(test.frame())
+        residuals.append(np.log(test.latency_us / prediction.latency_us))
+        widths.append(np.log(prediction.high_us / prediction.latency_us))
         inside.append(np.abs(residuals[-1]) <= widths[-1])
-        chosen.append(str(made.card["chosen"]))
+        chosen.append(str(predictor.card["chosen"]))
     how = f"whole device left out, {count} of its rows given" + (f", drawn {rule}" if count else "")
     return {
         "split": how,
@@ -399,14 +401,14 @@ def _merged(donors: Sequence[MeasurementTable], options: Options) -> _Pool:
     several = len({table.device.architecture for table in donors}) > 1
     for table in donors:
         rows = np.random.default_rng(options.seed).permutation(len(table))[: DONOR_ROWS // shares[table.device.id]]
-        part = table.take(np.sort(rows))
-        ops = part.frame()
+        sample = table.take(np.sort(rows))
+        ops = sample.frame()
         matrices.append(ops.matrix)
         analytical.append(ops.analytical_us)
-        targets.append(np.log(part.latency_us / ops.analytical_us))
-        weights.append(weigh(ops.analytical_us, options.weight_power) / (len(part) * shares[table.device.id]))
-        devices += [table.device.id] * len(part)
-        homes += [table.device.architecture if several else table.device.id] * len(part)
+        targets.append(np.log(sample.latency_us / ops.analytical_us))
+        weights.append(weigh(ops.analytical_us, options.weight_power) / (len(sample) * shares[table.device.id]))
+        devices += [table.device.id] * len(sample)
+        homes += [table.device.architecture if several else table.device.id] * len(sample)
     weight = np.concatenate(weights)
     task = Task(names, np.concatenate(matrices), np.concatenate(targets), weight / weight.mean(), options.seed)
     return _Pool(task, np.concatenate(analytical), np.array(devices), np.array(homes))
@@ -416,9 +418,9 @@ def _left_out(merged: _Pool, options: Options) -> np.ndarray:
     """ln(measured / predicted) [n] of each row by a model that saw nothing of its architecture."""
     residual = np.empty(len(merged.home))
     for name in np.unique(merged.home):
-        seen, unseen = np.flatnonzero(merged.home != name), np.flatnonzero(merged.home == name)
-        made = _fitted(merged.task.rows(seen), options)
-        residual[unseen] = merged.task.target[unseen] - made.predict(merged.task.matrix[unseen])
+        train_rows, test_rows = np.flatnonzero(merged.home != name), np.flatnonzero(merged.home == name)
+        fitted = _fitted(merged.task.rows(train_rows), options)
+        residual[test_rows] = merged.task.target[test_rows] - fitted.predict(merged.task.matrix[test_rows])
     return residual
 
 
@@ -427,25 +429,25 @@ def _fitted(task: Task, options: Options) -> Correction:
     return trees.fit(task, None) if trees.able(len(task.target)) else options.calibrated.fit(task, None)
 
 
-def _own_intervals(made: Learned, residual: np.ndarray, ops: Frame, coverage: float) -> Intervals:
+def _own_intervals(learned: Learned, residual: np.ndarray, ops: Frame, coverage: float) -> Intervals:
     """Intervals whose bands are in analytical time, as a predictor asks for them, grown outside as learned."""
-    intervals = calibrate(residual, ops.analytical_us, classes_of(made.names, ops.matrix), coverage)
-    return dataclasses.replace(intervals, growth=made.intervals.growth)
+    intervals = calibrate(residual, ops.analytical_us, classes_of(learned.names, ops.matrix), coverage)
+    return dataclasses.replace(intervals, growth=learned.intervals.growth)
 
 
 def _by_framework(store: MeasurementStore, kind_name: str, eager: bool) -> dict[str, list[MeasurementTable]]:
-    found: dict[str, list[MeasurementTable]] = {}
+    by_framework: dict[str, list[MeasurementTable]] = {}
     for device_id in store.devices(kind_name):
         target = _device(store, device_id)
         if target is not None:
             mark = store.fingerprint(kind_name, device_id)
             for table in tables(kind_name, store.read(kind_name, device_id), target, mark, eager):
-                found.setdefault(framework(table.backend), []).append(table)
-    return found
+                by_framework.setdefault(framework(table.backend), []).append(table)
+    return by_framework
 
 
-def _of_dtypes(table: MeasurementTable, wanted: set[str]) -> MeasurementTable:
-    return table.take(np.flatnonzero(np.isin(table.dtype, sorted(wanted))))
+def _of_dtypes(table: MeasurementTable, dtypes: set[str]) -> MeasurementTable:
+    return table.take(np.flatnonzero(np.isin(table.dtype, sorted(dtypes))))
 
 
 def _stand_in(donors: Sequence[MeasurementTable]) -> Device:
@@ -469,12 +471,14 @@ def _pool_card(
         **{f"test_{key}": value for key, value in summarise(residual).items()},
         "chosen": "pooled",
         "split": f"one of {', '.join(by_home)} left out",
-        "evaluations": {f"without {name}": each for name, each in by_home.items()},
+        "evaluations": {f"without {name}": evaluation for name, evaluation in by_home.items()},
         "devices": sorted({table.device.id for table in donors}),
-        "device_figures": [each.to_dict() for each in {table.device.id: table.device for table in donors}.values()],
+        "device_figures": [
+            evaluation.to_dict() for evaluation in {table.device.id: table.device for table in donors}.values()
+        ],
         "backends": sorted({table.backend for table in donors}),
         "fingerprint": "+".join(sorted({table.fingerprint for table in donors if table.fingerprint})),
-        "dtypes": sorted({str(each) for table in donors for each in np.unique(table.dtype)}),
+        "dtypes": sorted({str(evaluation) for table in donors for evaluation in np.unique(table.dtype)}),
         "stated_coverage": options.coverage,
         "seed": options.seed,
     }

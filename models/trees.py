@@ -65,11 +65,11 @@ def from_sklearn(model: sklearn.ensemble.RandomForestRegressor) -> Forest:
 
 def _lines(text: str) -> dict[str, list[str]]:
     """What follows ``name=`` in every line of LightGBM's text format, by name."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for line in text.split("\n"):
         name, _, values = line.partition("=")
-        found.setdefault(name, []).append(values)
-    return found
+        by_name.setdefault(name, []).append(values)
+    return by_name
 
 
 def _numbers(lines: Mapping[str, list[str]], name: str, kind: type) -> np.ndarray:
@@ -84,8 +84,8 @@ def _lightgbm_trees(lines: Mapping[str, list[str]], leaves: np.ndarray) -> _Tree
     tree = np.repeat(np.arange(len(leaves)), sizes)
     leaf = np.arange(roots[-1]) - roots[tree] >= leaves[tree] - 1
     start, inner = roots[tree][~leaf], leaves[tree][~leaf] - 1
-    whole, real = np.zeros(roots[-1], np.int64), np.zeros(roots[-1])
-    out = _Trees(whole, real, whole.copy(), whole.copy(), real.copy(), roots)
+    numbers, real = np.zeros(roots[-1], np.int64), np.zeros(roots[-1])
+    out = _Trees(numbers, real, numbers.copy(), numbers.copy(), real.copy(), roots)
     out.feature[~leaf] = _numbers(lines, "split_feature", np.int64)
     out.threshold[~leaf] = _numbers(lines, "threshold", np.float64)
     out.value[leaf] = _numbers(lines, "leaf_value", np.float64)
@@ -98,9 +98,9 @@ def _lightgbm_trees(lines: Mapping[str, list[str]], leaves: np.ndarray) -> _Tree
 
 def _pack(trees: _Trees, features: int, divisor: float) -> Forest:
     """The same trees in pre-order; leaves are divided by ``divisor``."""
-    place = _pre_order(trees)
-    old = np.empty_like(place)
-    old[place] = np.arange(len(place))
+    position = _pre_order(trees)
+    old = np.empty_like(position)
+    old[position] = np.arange(len(position))
     inner = trees.left[old] >= 0
     splits, leaves = old[inner], old[~inner]
     threshold = _float32_below(trees.threshold[splits])
@@ -113,16 +113,16 @@ def _pre_order(trees: _Trees) -> np.ndarray:
     while len(split := levels[-1][trees.left[levels[-1]] >= 0]):
         levels.append(np.concatenate([trees.left[split], trees.right[split]]))
     size = np.ones(len(trees.left), dtype=np.int64)
-    place = np.zeros_like(size)
-    place[trees.roots[:-1]] = trees.roots[:-1]
+    position = np.zeros_like(size)
+    position[trees.roots[:-1]] = trees.roots[:-1]
     splits = [level[trees.left[level] >= 0] for level in levels]
     for split in reversed(splits):
         size[split] += size[trees.left[split]] + size[trees.right[split]]
     for split in splits:
         left, right = trees.left[split], trees.right[split]
-        place[left] = place[split] + 1
-        place[right] = place[split] + 1 + size[left]
-    return place
+        position[left] = position[split] + 1
+        position[right] = position[split] + 1 + size[left]
+    return position
 
 
 def _float32_below(values: np.ndarray) -> np.ndarray:

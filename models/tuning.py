@@ -39,9 +39,9 @@ def searched(table: MeasurementTable, ops: Frame, options: Options) -> tuple[Opt
     rows = search_rows(table, options.seed)
     if "lightgbm" not in options.candidates or not options.lightgbm.able(len(rows)):
         return options, folds
-    part = table.take(rows)
-    task = task_of(part, take(ops, rows), options)
-    inner = split(part.kind, part.columns, FOLDS, options.seed)
+    sample = table.take(rows)
+    task = task_of(sample, take(ops, rows), options)
+    inner = split(sample.kind, sample.columns, FOLDS, options.seed)
     best = _search(task, inner, options)
     return dataclasses.replace(options, lightgbm=best), folds.without(rows)
 
@@ -62,8 +62,8 @@ def _search(task: Task, folds: Split, options: Options) -> LightGBM:
     start = options.lightgbm
 
     def loss(trial: optuna.Trial) -> float:
-        made = dataclasses.replace(options, candidates=("lightgbm",), lightgbm=_suggested(trial, start))
-        residual = held_out(task, folds, {"lightgbm": None}, made)["lightgbm"]
+        suggested = dataclasses.replace(options, candidates=("lightgbm",), lightgbm=_suggested(trial, start))
+        residual = held_out(task, folds, {"lightgbm": None}, suggested)["lightgbm"]
         scored = folds.scored
         return float(np.average(np.minimum(np.abs(residual[scored]), np.log(2.0)), weights=task.weights[scored]))
 

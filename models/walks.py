@@ -139,10 +139,10 @@ class TreeProgram:
         number = np.where(inner, 0, nodes.number)
         left, right = np.flatnonzero(inner) + 1, nodes.right[inner]
         used = np.flatnonzero(np.diff(starts))
-        place = np.searchsorted(used, feature)
-        columns = (place, cut, slot[left], number[left], slot[right], number[right], slot[inner])
+        column = np.searchsorted(used, feature)
+        columns = (column, cut, slot[left], number[left], slot[right], number[right], slot[inner])
         tables = _tables(threshold, starts, used)
-        largest = max(nodes.number.max(), slot.max(), place.max(initial=0), tables.shape[1] - 1)
+        largest = max(nodes.number.max(), slot.max(), column.max(initial=0), tables.shape[1] - 1)
         code = np.stack(columns, axis=1).astype(np.uint8 if largest < 256 else np.uint16)
         splits = np.append(0, np.cumsum(inner))
         return cls(
@@ -170,6 +170,6 @@ def _tables(threshold: np.ndarray, starts: np.ndarray, used: np.ndarray) -> np.n
     longest = int(np.diff(starts).max(initial=0))
     tables = np.full((len(used), 1 << longest.bit_length()), np.inf, dtype=np.float32)
     for row, column in enumerate(used):
-        own = threshold[starts[column] : starts[column + 1]]
-        tables[row, : len(own)] = own
+        thresholds = threshold[starts[column] : starts[column + 1]]
+        tables[row, : len(thresholds)] = thresholds
     return tables

@@ -25,7 +25,7 @@ LIMITS = {  # bindings of these words in a hundred
     "datasets": 0.5,
     "harness": 0.5,
     "jobs": 2.3,
-    "models": 7.9,
+    "models": 0.8,
     "simulator": 1.5,
     "simulator/chips": 0.0,
     "simulator/upgrade": 0.0,

@@ -76,7 +76,7 @@ def latency_us(
     ``cache`` says whether inputs lie in the last-level cache as far as they fit (``warm``) or not (``cold``).
     Raises OpError for an unknown kind, DeviceError when the device has no matrix units for the dtype.
     """
-    parts = [_bounded(*each)[0] for each in _chunks(kind_name, columns, dtype, out_dtype, device, cache)]
+    parts = [_bounded(*chunk)[0] for chunk in _chunks(kind_name, columns, dtype, out_dtype, device, cache)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
@@ -146,9 +146,9 @@ def _chunks(
     arrays = {name: np.asarray(columns[name]).reshape(-1) for name in definition.names}
     count = len(next(iter(arrays.values())))
     for start in range(0, count, CHUNK):
-        part = {name: values[start : start + CHUNK].astype(np.float64) for name, values in arrays.items()}
-        cost = cost_columns(kind_name, part, dtype, out_dtype)
-        yield kind_name, SimpleNamespace(**part), Setting(device, dtype, out_dtype, cache == "warm", cost)
+        chunk = {name: values[start : start + CHUNK].astype(np.float64) for name, values in arrays.items()}
+        cost = cost_columns(kind_name, chunk, dtype, out_dtype)
+        yield kind_name, SimpleNamespace(**chunk), Setting(device, dtype, out_dtype, cache == "warm", cost)
 
 
 def _law(kind_name: str) -> Callable[[Dims, Setting], Terms]:

@@ -101,9 +101,9 @@ def _blocks(
         shared = blocks.count * blocks.keys * row_us / s.units
         filling = np.ceil(blocks.count / s.units) * fill
         parts.append(np.stack(np.broadcast_arrays(shared, LAST_SHARE * blocks.longest * row_us, filling)))
-    made = np.stack(parts)
-    best = np.argmin(made.sum(axis=1), axis=0)
-    shared, last, filling = made[best, :, np.arange(best.size)].T
+    stacked = np.stack(parts)
+    best = np.argmin(stacked.sum(axis=1), axis=0)
+    shared, last, filling = stacked[best, :, np.arange(best.size)].T
     edge = s.traffic_us(d.batch * heads_q * d.seq_q * (qk * s.itemsize + v * s.out_itemsize), s.cost.bytes)
     compute = shared + last + filling + edge
     hints = {"shared": shared / compute, "last": last / compute, "filling": filling / compute, "edge": edge / compute}
@@ -118,20 +118,20 @@ def split_kv(d: Dims, groups: Array, rows: Array, keys: Array, width: Array, pro
         hints = {"groups_per_thread": groups / s.units}
         return Terms(groups * rows * keys * work, memory, s.device.launch_us, hints=hints)
     blocks = np.ceil(rows / ROW_BLOCK)
-    held = np.ceil(rows / blocks / DECODE_ROWS) * DECODE_ROWS
-    key_us = np.maximum(width * np.where(d.kv_dtype > 0, 1.0, s.itemsize) / s.unit_rate, held * work * s.units)
+    padded_rows = np.ceil(rows / blocks / DECODE_ROWS) * DECODE_ROWS
+    key_us = np.maximum(width * np.where(d.kv_dtype > 0, 1.0, s.itemsize) / s.unit_rate, padded_rows * work * s.units)
     fill = FILL_CLOCKS / s.device.clock_mhz
     splits = np.array(SPLITS)[:, None]
     waves = np.ceil(groups * blocks * splits / s.units)
-    part = np.maximum(keys / splits, KEY_BLOCK) * key_us
-    each = waves * (fill + part) + (splits > 1.0) * (s.device.launch_us + fill)
-    best = np.argmin(each, axis=0)
+    keys_us = np.maximum(keys / splits, KEY_BLOCK) * key_us
+    split_us = waves * (fill + keys_us) + (splits > 1.0) * (s.device.launch_us + fill)
+    best = np.argmin(split_us, axis=0)
     pick = (best, np.arange(best.size))
     hints = {
         "splits": splits[best, 0],
         "waves": waves[pick],
         "tail": (groups * blocks * splits / (waves * s.units))[pick],
-        "filling": (waves * fill / each)[pick],
-        "padding": blocks * held / rows,
+        "filling": (waves * fill / split_us)[pick],
+        "padding": blocks * padded_rows / rows,
     }
-    return Terms(each[pick], memory, LAUNCHES * s.device.launch_us + fill, hints=hints)
+    return Terms(split_us[pick], memory, LAUNCHES * s.device.launch_us + fill, hints=hints)

@@ -66,10 +66,10 @@ def _tiled(batch: Array, m: Array, n: Array, k: Array, ragged: Array, s: Setting
     steps = np.ceil(k * s.itemsize / K_BYTES)
     step, fixed, fixup = _tile_times(rows, cols, s)
     waves = np.ceil(count / s.units)
-    whole = waves * (steps * step + fixed)
+    total_us = waves * (steps * step + fixed)
     split = np.ceil(count * (steps / s.units)) * step + (fixed + fixup)
     loads = count * (steps * (_loaded(rows, cols, s) * SHARED_LOADS)) / s.loads_rate
-    compute = np.maximum(np.minimum(whole, split), loads)
+    compute = np.maximum(np.minimum(total_us, split), loads)
     best = np.argmin(compute, axis=0)
     pick = (best, np.arange(best.size))
     memory = _memory_us(batch, m, n, k, s) + RAMP_CLOCKS / s.device.clock_mhz
@@ -77,7 +77,7 @@ def _tiled(batch: Array, m: Array, n: Array, k: Array, ragged: Array, s: Setting
         "tile": best + 1.0,
         "waves": (count / s.units)[pick],
         "tail": (count / (waves * s.units))[pick],
-        "split_gain": (whole / split)[pick],
+        "split_gain": (total_us / split)[pick],
         "loads_share": 1.0 + (loads / compute)[pick],
     }
     return Terms(compute[pick], memory, s.device.launch_us, hints=hints)

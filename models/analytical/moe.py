@@ -21,11 +21,11 @@ ROUTE_BYTES = 24.0  # of each token and expert chosen: scores, indices, offsets,
 
 def fused_moe(d: Dims, s: Setting) -> Terms:
     """Products over the experts that have a row, weights read once each, and passes over all ranks' tokens."""
-    count, each = expert_loads(d.tokens, d.topk, d.experts, d.ep, d.skew)
-    rows, touched = rows_and_touched(count, each)
+    count, tokens_per_expert = expert_loads(d.tokens, d.topk, d.experts, d.ep, d.skew)
+    rows, touched = rows_and_touched(count, tokens_per_expert)
     width = d.inter / d.tp
-    up, hints = _products(count, each, (1.0 + d.gated) * width, d.hidden, s)
-    down, _ = _products(count, each, d.hidden, width, s)
+    up, hints = _products(count, tokens_per_expert, (1.0 + d.gated) * width, d.hidden, s)
+    down, _ = _products(count, tokens_per_expert, d.hidden, width, s)
     weights = touched * (2.0 + d.gated) * d.hidden * width * weight_itemsize(s.dtype)
     moved = rows * (d.hidden * (s.itemsize + s.out_itemsize) + width * ((1.0 + d.gated) * s.out_itemsize + s.itemsize))
     passes = d.tokens * (d.hidden * TOKEN_PASSES * s.out_itemsize + d.topk * ROUTE_BYTES + 4.0 * d.experts)
@@ -34,7 +34,7 @@ def fused_moe(d: Dims, s: Setting) -> Terms:
         **hints,
         "touched": np.maximum(touched, 1.0),
         "rows_per_expert": np.maximum(rows / np.maximum(touched, 1.0), 1.0),
-        "busiest_rows": np.maximum(each[0], 1.0),
+        "busiest_rows": np.maximum(tokens_per_expert[0], 1.0),
         "rank_rows": np.maximum(rows, 1.0),
         "around": around,
     }
@@ -42,10 +42,10 @@ def fused_moe(d: Dims, s: Setting) -> Terms:
     return Terms(up + down + around, memory + around, KERNELS * s.device.launch_us, hints=hints)
 
 
-def _products(count: Array, each: Array, n: Array, k: Array, s: Setting) -> tuple[Array, dict[str, Array]]:
+def _products(count: Array, rows_each: Array, n: Array, k: Array, s: Setting) -> tuple[Array, dict[str, Array]]:
     """us of one grouped product by the fastest tile, tiles of all experts sharing the waves; figures on the way."""
     if s.cpu:
-        rows, _ = rows_and_touched(count, each)
+        rows, _ = rows_and_touched(count, rows_each)
         time = 2.0 * rows * n * k / s.tensor_rate
         return time, {
             "waves": np.maximum(rows / s.units, 1.0),
@@ -54,7 +54,7 @@ def _products(count: Array, each: Array, n: Array, k: Array, s: Setting) -> tupl
         }
     heights = np.array(TILES, dtype=np.float64)[:, :1]
     columns = np.array(TILES, dtype=np.float64)[:, 1:]
-    blocks = np.stack([(count * np.where(each > 1.0, np.ceil(each / h), each)).sum(0) for h, _ in TILES])
+    blocks = np.stack([(count * np.where(rows_each > 1.0, np.ceil(rows_each / h), rows_each)).sum(0) for h, _ in TILES])
     tiles = np.maximum(blocks, 1.0) * np.ceil(n / columns)
     arithmetic = 2.0 * heights * columns * k * s.units / s.tensor_rate
     loads = k * (heights * s.itemsize + columns * weight_itemsize(s.dtype)) / s.unit_rate
@@ -63,7 +63,7 @@ def _products(count: Array, each: Array, n: Array, k: Array, s: Setting) -> tupl
     time = waves * (np.maximum(arithmetic, loads) + fixed)
     best = np.argmin(time, axis=0)
     pick = (best, np.arange(best.size))
-    rows, _ = rows_and_touched(count, each)
+    rows, _ = rows_and_touched(count, rows_each)
     padding = (blocks * heights)[pick] / np.maximum(rows, 1e-6)
     return time[pick], {
         "waves": (tiles / s.units)[pick],

@@ -52,7 +52,7 @@ def collective(name: str, d: Dims, s: Setting) -> Terms:
     moves the residual in memory.
     """
     link = d.link.astype(np.int64)
-    hop = np.array([HOP_US[each] for each in LINKS])[link]
+    hop = np.array([HOP_US[name_of_link] for name_of_link in LINKS])[link]
     rate = link_rates(s)[link]
     ranks = np.maximum(d.ranks, 1.0)
     if s.cpu:
@@ -79,7 +79,7 @@ def collective(name: str, d: Dims, s: Setting) -> Terms:
 def expert_exchange(d: Dims, s: Setting) -> Terms:
     """Tokens to the ranks of their experts, or back: two launches, a hop, and the bytes a rank sends over its link."""
     link = d.link.astype(np.int64)
-    hop = np.array([HOP_US[each] for each in LINKS])[link]
+    hop = np.array([HOP_US[name_of_link] for name_of_link in LINKS])[link]
     rate = link_rates(s)[link] * SUSTAINED_LINK
     rate = rate / np.maximum(d.ranks, 1.0) if s.cpu else rate
     overhead = BASE_LAUNCHES * s.device.launch_us + 2.0 * hop

@@ -102,9 +102,9 @@ def moe_permute(d: Dims, s: Setting) -> Terms:
 def adamw(d: Dims, s: Setting) -> Terms:
     """One pass over parameters, gradients and moments; many small tensors take several launches."""
     terms = _flat(d.numel, ELEMENT_BLOCK, s)
-    each = s.device.dispatch_us if s.cpu else s.device.launch_us
+    launch = s.device.dispatch_us if s.cpu else s.device.launch_us
     launches = np.ceil(d.tensors / TENSORS_PER_LAUNCH) - 1.0
-    return Terms(terms.compute, terms.memory, terms.overhead + launches * each, hints=terms.hints)
+    return Terms(terms.compute, terms.memory, terms.overhead + launches * launch, hints=terms.hints)
 
 
 def copy(d: Dims, s: Setting) -> Terms:
@@ -130,8 +130,8 @@ def _each(terms: Terms, numel: Array, clocks: Array, s: Setting) -> Terms:
     """The same where each element takes a compute unit of a GPU so many clocks beside its arithmetic."""
     if s.cpu:
         return terms
-    taken = numel * clocks / (s.units * s.device.clock_mhz)
-    return Terms(terms.compute + taken, terms.memory, terms.overhead, hints=terms.hints)
+    compute_us = numel * clocks / (s.units * s.device.clock_mhz)
+    return Terms(terms.compute + compute_us, terms.memory, terms.overhead, hints=terms.hints)
 
 
 def _waste(width_bytes: Array, s: Setting) -> Array:

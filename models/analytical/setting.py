@@ -189,11 +189,11 @@ def whole_rate(device: Device, dtype: str) -> float:
 
     Loads, issue slots and waits are those of the whole chip: they keep units that are cut from less of their peak.
     """
-    own, half = device.tensor_rate(dtype), of_architecture(WHOLE_UNITS, device)
+    stated, half = device.tensor_rate(dtype), of_architecture(WHOLE_UNITS, device)
     if dtype in ("fp32", "fp64") or not half:
-        return own
-    whole = half * 16.0 / BITS[dtype] * device.clock_mhz * device.compute_units * 1e-6
-    return float(own * 2.0 ** max(round(np.log2(whole / own)), 0))
+        return stated
+    uncut_rate = half * 16.0 / BITS[dtype] * device.clock_mhz * device.compute_units * 1e-6
+    return float(stated * 2.0 ** max(round(np.log2(uncut_rate / stated)), 0))
 
 
 def of_architecture(values: Mapping[str, float], device: Device) -> float:
