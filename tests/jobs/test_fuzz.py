@@ -41,8 +41,8 @@ from .fuzzing import CONTENTS, SERVED, STARTS, STEP, command_of, damaged, with_o
 TRIALS = int(os.environ.get("OPCAST_FUZZ_TRIALS", "2000"))
 SEED = int(os.environ.get("OPCAST_FUZZ_SEED", "20"))
 LIMIT_S = 20
-BLOCKS = 8
-OF_COMMANDS = 0.2  # of all trials: a command takes as long as thirty files
+BLOCKS = 4
+OF_COMMANDS = 0.1  # of all trials: a command takes as long as twenty files
 READERS: dict[str, Callable[[Path], object]] = {
     "links.yaml": read_topology,
     "astra.yaml": read_topology,
