@@ -21,6 +21,7 @@ from .near import did_you_mean, meant
 T = TypeVar("T")
 Error = type[ValueError]
 LONGEST_PATTERN = 2000  # characters of a regular expression
+MOST_WHOLE = 2**53  # what a float of 64 bits and JSON keep exactly
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "null"}
 
 
@@ -41,10 +42,12 @@ def load(cls: type[T], values: Any, error: Error, where: str, noun: str = "field
         raise error(f"{where}: {wrong}") from None
 
 
-def whole(error: Error, name: str, value: Any, least: int = 0) -> int:
-    """The value itself; ``error`` where it is no whole number of at least ``least``."""
+def whole(error: Error, name: str, value: Any, least: int = 0, most: int = MOST_WHOLE) -> int:
+    """The value itself; ``error`` where it is no whole number of at least ``least`` and at most ``most``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise error(f"{name}={value!r} must be a whole number of at least {least}")
+    if value > most:
+        raise error(f"{name}={value!r} must be at most {most}")
     return value
 
 

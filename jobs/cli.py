@@ -83,6 +83,7 @@ EXTRAS = {
     "httpx": "observe",
 }  # package -> what brings it
 OF_STDOUT = (errno.EPIPE, errno.ENOSPC, errno.EIO)
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)  # with a file's name: what a user can mend
 LONGEST = 500  # characters of an unforeseen exception's own words
 DEBUG = "OPCAST_DEBUG"
 """The environment variable with which what nobody foresaw keeps its traceback."""
@@ -153,6 +154,8 @@ def answered(job: Callable[[], int], as_json: bool = False) -> int:
     except OSError as error:
         if error.filename is None and error.errno in OF_STDOUT:
             raise  # :func:`main` says it
+        if error.filename is not None and error.errno in OF_A_DISK:
+            return failed(f"{error.filename}: {error.strerror}; free or choose another place", 2, as_json)
         return failed(unforeseen(error), 1, as_json)
     except ValueError as error:
         if not type(error).__module__.startswith("opcast"):

@@ -204,22 +204,28 @@ class Predictor:
         return Prediction(latency, low, high, inside > 0)
 
     def save(self, directory: Path | str) -> Path:
-        """Write into ``directory`` (made by this call) all or nothing; FileExistsError when it is there already."""
+        """Write into ``directory`` (made by this call) all or nothing.
+
+        FileExistsError when it is there already, PredictorError when the disk does not take it.
+        """
         directory = Path(directory)
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        staging: Path | None = None
         try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
             payload = self.model_bytes()
             digest = hashlib.sha256(payload).hexdigest()
             _write(staging / MODEL, payload)
             _write(staging / CARD, json.dumps(self.to_card(digest), indent=1, sort_keys=True).encode() + b"\n")
             staging.chmod(0o755)
             os.rename(staging, directory)  # fails on a folder with content: no version is overwritten
-        except OSError:
-            shutil.rmtree(staging, ignore_errors=True)
+        except OSError as failed:
+            if staging is not None:
+                shutil.rmtree(staging, ignore_errors=True)
             if directory.exists():
                 raise FileExistsError(str(directory)) from None
-            raise
+            reason = f"{failed.strerror or failed}; free or choose a place that can be written"
+            raise PredictorError(f"cannot write {directory}: {reason}") from None
         return directory
 
     def to_card(self, digest: str) -> dict[str, Any]:

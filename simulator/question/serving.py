@@ -44,6 +44,7 @@ ROUTERS = (
 )
 AUTO = "auto"  # of max_model_len: as long as the model and its KV memory allow
 MOST_DRAFTS = 16
+MOST_BLOCKS, MOST_BLOCK_TOKENS = 1 << 40, 1 << 16  # far beyond any memory; their product is counted in 64 bits
 MOST_RANKS = 1 << 16  # schedulers, which take some seconds with nothing to do
 SEEN = ("weights_gib", "activations_gib", "other_gib", "kv_gib", "kv_tokens")  # what start-up logs say
 OF_POOL = {  # what a replica of the pool that decodes is, where it is not like the others
@@ -217,9 +218,9 @@ class KvMemory:
     seen: Mapping[str, float] = setting({}, "what the engine's start-up log says, in place of what is simulated")
 
     def __post_init__(self) -> None:
-        for name in ("blocks", "block_tokens"):
+        for name, most in (("blocks", MOST_BLOCKS), ("block_tokens", MOST_BLOCK_TOKENS)):
             if getattr(self, name) is not None:
-                whole(RequestError, f"kv.{name}", getattr(self, name), 1)
+                whole(RequestError, f"kv.{name}", getattr(self, name), 1, most)
         number(RequestError, "kv.bytes_per_token", self.bytes_per_token)
         if self.fraction is not None and number(RequestError, "kv.fraction", self.fraction) > 1:
             raise RequestError(f"kv.fraction={self.fraction} must be a share, at most 1")

@@ -17,6 +17,7 @@ from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
 
 LAW = ["law={base_us: 8000, decode_us: 20, prefill_token_us: 40}", "kv.blocks=2000"]
+COUNTED = ("kv.blocks", "kv.block_tokens", "scheduler.max_tokens", "traffic.concurrency", "scheduler.max_seqs")
 FEW = ["traffic.requests=40", "traffic.rate=10", "traffic.input.mean=200", "traffic.output.mean=20"]
 
 
@@ -223,6 +224,7 @@ def test_one_command_sets_pools_beside_replicas_that_do_both(capsys: pytest.Capt
         (["decode_pool.link_gbps=0", "decode_pool.replicas=1"], "decode_pool.link_gbps=0"),
         (["decode_pool.max_seqs=3"], "decode_pool.max_seqs=3 is not read with decode_pool.replicas=0"),
         (["tiers.host_gbps=20"], "tiers.host_gbps=20 is not read without tiers.host_gib: leave it out"),
+        *(([f"{name}={10**24}"], f"{name}={10**24} must be at most") for name in COUNTED),
         (["tiers.load=async"], "tiers.load=async is not read without tiers.host_gib"),
         (["tiers.remote_us=9", "tiers.host_gib=1"], "tiers.remote_us=9 is not read without tiers.remote_gib"),
         (["scheduler.queue=priority"], "scheduler.queue=priority is not read without traffic.classes"),

@@ -172,27 +172,27 @@ def test_two_hundred_that_leave_in_mid_answer_leave_nothing_behind(tmp_path: Pat
     table = arrow_table(20_000)
     search = json.dumps({**BODIES["/v1/search"], "space": {"tp": [1, 2, 4], "pp": [1, 2], "micro_batch": [1]}}).encode()
     step = json.dumps(BODIES["/v1/simulate"]).encode()
-    asked = [("predict/table?kind=gemm&device=h100_sxm", ARROW, table)] * 8
+    asked = [("predict/table?kind=gemm&device=h100_sxm", ARROW, table)] * 48
     asked += [("search", "application/json", search), ("simulate", "application/json", step)]
-    with own_server(tmp_path, "workers=1") as server:
+    with own_server(tmp_path, "workers=1") as server, httpx.Client(base_url=server.address, timeout=300) as patient:
         for path, kind, body in asked[-3:]:  # all that stays is there from now on
-            url = f"{server.address}/v1/{path}"
-            assert httpx.post(url, content=body, headers={"Content-Type": kind}, timeout=120).status_code == 200
+            assert patient.post(f"/v1/{path}", content=body, headers={"Content-Type": kind}).status_code == 200
         before = belongings(server.process.pid)
         for number in range(200):
             path, kind, body = asked[number % len(asked)]
             head = HEAD.format(kind).replace("predict", path) + f"Content-Length: {len(body)}\r\n\r\n"
             with connected(server.address, head) as (leaving,):
+                leaving.settimeout(300)
                 leaving.sendall(body)
                 if path != "simulate":  # which answers at once or not at all
                     assert leaving.recv(10) == b"HTTP/1.1 2"
                 leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        deadline = time.monotonic() + 60
-        while "opcast_requests_under_way 1.0" not in httpx.get(f"{server.address}/metrics").text:
+        deadline = time.monotonic() + 300
+        while "opcast_requests_under_way 1.0" not in patient.get("/metrics").text:
             assert time.monotonic() < deadline, "calls of clients that left are still under way"
             time.sleep(0.1)
-        assert httpx.post(f"{server.address}/v1/predict", json=OP).status_code == 200
-        assert httpx.post(f"{server.address}/v1/simulate", json=BODIES["/v1/simulate"]).status_code == 200
+        assert patient.post("/v1/predict", json=OP).status_code == 200
+        assert patient.post("/v1/simulate", json=BODIES["/v1/simulate"]).status_code == 200
         after = belongings(server.process.pid)
         while any(after[name] > before[name] + 2 for name in after) and time.monotonic() < deadline:
             time.sleep(0.1)  # connections of this test's own questions end, too

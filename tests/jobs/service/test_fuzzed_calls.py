@@ -28,7 +28,7 @@ from ..test_fuzz import OF_COMMANDS, SEED, TRIALS, WATCH, no_constant
 from ..test_fuzz import place as place
 from .test_traversal import BODIES
 
-BLOCKS = 2  # each starts a process that answers
+BLOCKS = 1  # each starts a process that answers
 SECONDS = 4.0  # that a question or a search is given: a random one may be large, and 504 is an answer
 METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD")
 TAILS = ("", "/", "/x", "?part=body", "?part=x", "?part=page&part=", "?device=%00", "?%ff", "/%2e%2e", "?kind=gemm")
