@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -410,7 +411,9 @@ def test_shipped_campaigns_can_be_planned(path: Path, device: str) -> None:
     assert all(op.heads_q % op.heads_kv == 0 for op in heads)
 
 
+@cache
 def shipped(name: str, device: str) -> CampaignPlan:
+    """A campaign that comes along, planned once for all tests."""
     path = next(path for path in CAMPAIGNS if path.stem == name)
     return build_plan(specification(path, device))
 
