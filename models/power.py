@@ -47,8 +47,8 @@ HALVINGS = 40  # of the range in which a clock is sought
 # Of the limit: what lanes, registers and caches of kernels other than plain products draw, beside idle and memory (H200
 # and B200 scaling tensors and decoding attention for 100 us and more: tests/evidence/power.py)
 ACTIVE_SHARE = 0.1
-# Of the limit: what memory adds at most. Decode attention at four tenths of the bandwidth draws nearly as much as at all
-# of it, and kernels that only stream 0.83 and 0.89 of the limit in all (B200, H200). A fit to the same tables
+# Of the limit: what memory adds at most. Decode attention at four tenths of the bandwidth draws nearly as much as at
+# all of it, and kernels that only stream 0.83 and 0.89 of the limit in all (B200, H200). A fit to the same tables
 MOST_MEMORY_SHARE = 0.5
 # Of the data sheet's rate: where products reach the limit, on chips that nobody timed for long. Judged on two chips
 # (bf16 of H200 and B200)
