@@ -47,10 +47,10 @@ class StreamEngine:
         with np.errstate(invalid="ignore"):
             at = np.flatnonzero(is_told(answers) & (answers.latency_us < least_us))
         if len(at):
-            raised = answers.take(at).by(BEYOND_MEMORY, "")
-            raised.latency_us[:], raised.low_us[:] = least_us[at], np.fmax(raised.low_us, at_peak_us[at])
-            raised.high_us[:] = np.fmax(raised.high_us, least_us[at] * WIDER)
-            answers.put(at, raised)
+            floor = answers.take(at).by(BEYOND_MEMORY, "")
+            floor.latency_us[:], floor.low_us[:] = least_us[at], np.fmax(floor.low_us, at_peak_us[at])
+            floor.high_us[:] = np.fmax(floor.high_us, least_us[at] * WIDER)
+            answers.put(at, floor)
         return answers
 
     def peak_us(self, kind: str, columns: Columns, dtype: str, out_dtype: str) -> np.ndarray:

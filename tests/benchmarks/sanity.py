@@ -124,11 +124,9 @@ def streams(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int
         for dtype in ("bf16", "fp8", "w4a16")
     }
     caches = [
-        make_op(
-            "attention_decode", "bf16", batch=64, heads_q=q, heads_kv=kv, head_dim=d, v_head_dim=d, seq_q=1, seq_kv=n
-        )
-        for q, kv, d in HEADS
-        for n in (4096, 32768)
+        make_op("attention_decode", "bf16", batch=64, seq_q=1, seq_kv=cached, **heads)
+        for heads in HEADS
+        for cached in (4096, 32768)
     ]
     for device in devices:
         for stack in stacks:
@@ -185,8 +183,11 @@ def train(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int])
             if device not in CLUSTERS:
                 continue
             work = opcast.Work("train", seq_len=4096, global_batch=8, micro_batch=1)
-            shared = {"cluster": CLUSTERS[device], "stack": stack, "calibration": "none", "precision": "bf16"}
-            steps = {tp: opcast.simulate(MODEL, work, tp=tp, **shared) for tp in (1, 4)}
+            cluster = CLUSTERS[device]
+            steps = {
+                tp: opcast.simulate(MODEL, work, cluster=cluster, stack=stack, tp=tp, calibration="none")
+                for tp in (1, 4)
+            }
             for tp, step in steps.items():
                 if not MFU[0] <= step.mfu <= MFU[1]:
                     yield f"{device} {stack} tp={tp}: MFU {step.mfu:.2f}"
@@ -206,7 +207,7 @@ LAWS: Mapping[str, Callable[[Sequence[str], Sequence[str], Sequence[int]], Itera
 def main() -> None:
     """Print what each law finds."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("laws", nargs="*", default=list(LAWS), choices=[*LAWS, []])
+    options.add_argument("laws", nargs="*", default=[], choices=[*LAWS, []])
     options.add_argument("--device", nargs="+", default=DEVICES)
     options.add_argument("--stack", nargs="+", default=list(STACKS))
     options.add_argument("--batch", nargs="+", type=int, default=[1, 4, 16])
