@@ -58,7 +58,7 @@ FLASH3 = ("flash_attn:3", "vllm:flash_attn", "vllm:flash_attn_mla")  # on Hopper
 CUSTOM_SUM = "vllm:custom_all_reduce"  # vLLM's CustomAllreduce, which sgl-kernel has, too
 BY_PEERS = ("flashinfer:trtllm_all_reduce_norm", "flashinfer:mnnvl_all_reduce_norm")
 BY_MULTICAST = BY_PEERS[::-1]
-NEW_CHIPS = ("hopper", "blackwell")
+NEW_CHIPS, OLD_CHIPS = ("hopper", "blackwell"), ("ada", "ampere")  # whose engines have latents by Triton
 TRANSFORMER_ENGINE = Framework(
     ("transformer_engine", "flash_attn"), attention={ANY_CHIP: ("transformer_engine", *CUDNN)}
 )
@@ -71,6 +71,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "blackwell": (*GENERATED, "flashinfer", "vllm", "flash_mla"),
             ANY_CHIP: ("vllm", "flash_attn:2", "flashinfer"),
         },
+        latent=dict.fromkeys(OLD_CHIPS, ("vllm", "flash_attn:2")),  # TRITON_MLA decodes (platforms/cuda.py)
         experts=ENGINE_EXPERTS,
         sums={  # flashinfer_all_reduce.py: by multicast where there is one, else by peers; others on no other chip
             **dict.fromkeys(NEW_CHIPS, ("flashinfer:mnnvl_all_reduce", CUSTOM_SUM)),
@@ -86,8 +87,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
             "blackwell": ("sglang", *GENERATED, "flashinfer", "flash_mla"),
             ANY_CHIP: ("sglang", "flashinfer", "flash_mla"),
         },
-        # Before Hopper Triton's kernels of its own, which no backend is (docs/advanced_features/attention_backend.md)
-        latent=dict.fromkeys(("ada", "ampere"), ("sglang",)),
+        latent=dict.fromkeys(OLD_CHIPS, ("sglang",)),  # Triton's (docs/advanced_features/attention_backend.md)
         experts=ENGINE_EXPERTS,
         sums={ANY_CHIP: (CUSTOM_SUM,)},
         norm_sums={"hopper": BY_PEERS, "blackwell": BY_MULTICAST},  # _resolve_backend of flashinfer_comm_fusion.py
@@ -97,15 +97,16 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "trtllm": Framework(
         ("trtllm", "flashinfer", "deep_gemm"),
         attention={
-            "hopper": ("trtllm", "flash_mla", "vllm:flash_mla", "flashinfer"),  # cpp/tensorrt_llm/kernels/flashMLA
-            "blackwell": ("trtllm", *GENERATED, "flashinfer"),
-            ANY_CHIP: ("trtllm", "flashinfer"),
+            "hopper": ("trtllm", "flash_mla", "vllm:flash_mla"),  # cpp/tensorrt_llm/kernels/flashMLA
+            "blackwell": ("trtllm", *GENERATED),
+            ANY_CHIP: ("trtllm",),
         },
         experts=ENGINE_EXPERTS,
         sums=dict.fromkeys(NEW_CHIPS, ("trtllm", "flashinfer:trtllm_all_reduce")),
         norm_sums=dict.fromkeys(NEW_CHIPS, BY_PEERS),
         # FP8 Block Scales of its MOE_DEVELOPER_GUIDE.md: Cutlass on SM90 and SM120, others on SM100 and SM103
         chips={("fused_moe", "fp8_block"): ChipNeed(9.0, (9, 10, 12))},
+        nearest=("flashinfer",),  # attention: fmha_v2 and XQA are its own (cpp/kernels, attn_backend TRTLLM)
     ),
     "megatron": TRANSFORMER_ENGINE,
     "nemo": TRANSFORMER_ENGINE,

@@ -105,9 +105,11 @@ def _attention(world: World, stack: str, op: Op) -> str:
         return "cudnn" if new else "flash2"
     if stack == "trtllm":
         return "trtllm"
-    if new or stack == "vllm":
-        return "flash3" if new else "flash2"
-    return "triton" if op.kind.startswith("mla") else "flashinfer"  # SGLang's attention_backend.md: before Hopper
+    if new:
+        return "flash3"
+    if op.kind == "mla_decode" or (op.kind == "mla_prefill" and stack == "sglang"):
+        return "triton"  # no backend of the harness is that
+    return "flash2" if stack == "vllm" else "flashinfer"
 
 
 def _product(world: World, stack: str, op: Op) -> str:
