@@ -268,7 +268,7 @@ def test_a_second_kind_is_on_devices_of_its_own() -> None:
     assert request.step is not None
     assert request.second_kind.step is not None
     assert (request.step.parallel.tp, request.second_kind.step.parallel.tp) == (4, 2)
-    assert (request.step.device.id, request.second_kind.step.device.id) == ("h100_sxm", "l40s")
+    assert (request.step.cluster.id, request.second_kind.step.cluster.id) == ("dgx_h100", "pcie_4xl40s")
 
 
 def test_fleets_are_told_and_on_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
