@@ -294,12 +294,12 @@ def test_a_second_kind_is_on_devices_of_its_own() -> None:
     from opcast.jobs.composing import compose
     from opcast.jobs.resolve import request_of
 
-    own = ["second_kind.replicas=4", "second_kind.device=l40s", "second_kind.parallel={tp: 2}"]
-    request = request_of("serving", compose("serving", ["model=llama3_8b", "device=h100_sxm", "parallel.tp=4", *own]))
+    own = ["second_kind.replicas=4", "second_kind.cluster=pcie_4xl40s", "second_kind.parallel={tp: 2}"]
+    request = request_of("serving", compose("serving", ["model=llama3_8b", "cluster=dgx_h100", "parallel.tp=4", *own]))
     assert request.step is not None
     assert request.second_kind.step is not None
     assert (request.step.parallel.tp, request.second_kind.step.parallel.tp) == (4, 2)
-    assert (request.step.device.id, request.second_kind.step.device.id) == ("h100_sxm", "l40s")
+    assert (request.step.cluster.id, request.second_kind.step.cluster.id) == ("dgx_h100", "pcie_4xl40s")
 
 
 def test_fleets_are_told_and_on_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
