@@ -347,8 +347,8 @@ class ServingRequest(Request):
             )
         if self.lora.exist and self.ranks * self.lora.adapters > MOST_HELD:
             raise RequestError(
-                f"lora.adapters={self.lora.adapters:,} on {self.ranks:,} schedulers: take fewer replicas, which are alike, "
-                "and the same part of traffic.rate"
+                f"lora.adapters={self.lora.adapters:,} on {self.ranks:,} schedulers: take fewer replicas, which are "
+                "alike, and the same part of traffic.rate"
             )
         if self.afd.exist and (not self.decode_pool.replicas or self.speculation.tokens):
             raise RequestError(
