@@ -32,11 +32,11 @@ def serving(
     """What comes of traffic on the replicas of a served model.
 
     ``settings`` are those that ``opcast serving --help`` lists, with the same defaults: ``traffic``, ``scheduler``,
-    ``kv``, ``slo``, ``decode_pool`` and ``speculation`` are mappings, ``law`` gives iteration times by hand, in place
-    of a model; ``replicas``, ``router``, ``intervals``, …; ``engine`` is one as it is started, with its own ``args``,
-    and ``calibrate`` its start-up log. Beside them stand those of :func:`.api.simulate` that say what a replica is:
-    ``cluster``, ``nodes``, ``tp``, ``pp``, ``stack``, ``precision``, … A :class:`ServingRequest` has all. ``requests``
-    is a file that every request is written to as a row of Parquet.
+    ``kv``, ``slo``, ``decode_pool``, ``speculation``, ``lora``, ``eplb``, ``images`` and ``afd`` are mappings, ``law``
+    gives iteration times by hand, in place of a model; ``replicas``, ``router``, ``intervals``, …; ``engine`` is one as
+    it is started, with its own ``args``, and ``calibrate`` its start-up log. Beside them stand those of
+    :func:`.api.simulate` that say what a replica is: ``cluster``, ``nodes``, ``tp``, ``pp``, ``stack``, ``precision``,
+    … A :class:`ServingRequest` has all. ``requests`` is a file that every request is written to as a row of Parquet.
 
     Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be read or
     written, ServingEngineError for bad arguments, and the errors of :func:`.api.simulate`.

@@ -46,6 +46,7 @@ AUTO = "auto"  # of max_model_len: as long as the model and its KV memory allow
 MOST_DRAFTS = 16
 MOST_BLOCKS, MOST_BLOCK_TOKENS = 1 << 40, 1 << 16  # far beyond any memory; their product is counted in 64 bits
 MOST_RANKS = 1 << 16  # schedulers, which take some seconds with nothing to do
+MOST_HELD = 1 << 24  # adapters of all schedulers: half a GiB of tables
 SEEN = ("weights_gib", "activations_gib", "other_gib", "kv_gib", "kv_tokens")  # what start-up logs say
 OF_POOL = {  # what a replica of the pool that decodes is, where it is not like the others
     "device": "of their own, as are the next three; null: like the others",
@@ -394,6 +395,11 @@ class ServingRequest(Request):
             raise RequestError(
                 f"images.gpus={self.images.gpus} needs requests that come at times of their own: leave out "
                 "traffic.concurrency and traffic.turns, or take images.gpus=0"
+            )
+        if self.lora.exist and self.ranks * self.lora.adapters > MOST_HELD:
+            raise RequestError(
+                f"lora.adapters={self.lora.adapters:,} on {self.ranks:,} schedulers: take fewer replicas, which are "
+                "alike, and the same part of traffic.rate"
             )
         if self.afd.exist and (not self.decode_pool.replicas or self.speculation.tokens):
             raise RequestError(

@@ -22,7 +22,7 @@ LAW = IterationLaw(base_us=1000.0, prefill_token_us=10.0, decode_us=5.0)
 GIB = 2**30
 Play = Callable[..., Any]
 TRAFFIC = RequestTraffic(
-    rate=60.0, requests=40, input=Lengths("uniform", low=1, high=200), output=Lengths("uniform", low=1, high=20)
+    rate=60.0, requests=25, input=Lengths("uniform", low=1, high=200), output=Lengths("uniform", low=1, high=20)
 )
 
 
@@ -51,7 +51,7 @@ def figures(report: Any) -> dict[str, Any]:
     return {name: value for name, value in report.to_dict().items() if name not in ("wall_time_s", "adapters")}
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 99), policy=st.sampled_from(["vllm", "sglang", "sarathi", "trtllm"]))
 def test_none_rank_0_and_free_ones_change_nothing(served: Play, seed: int, policy: str) -> None:
     traffic = replace(TRAFFIC, seed=seed)
@@ -60,7 +60,7 @@ def test_none_rank_0_and_free_ones_change_nothing(served: Play, seed: int, polic
         assert figures(served(asked(traffic, policy, **lora)).report) == without
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 99),
     policy=st.sampled_from(["vllm", "sglang", "sarathi", "trtllm", "vllm_v0", "lightllm", "orca"]),
@@ -80,7 +80,7 @@ def test_everybody_is_served_by_no_more_adapters_than_fit(
         request = replace(request, decode_pool=DecodePool(1, kv=request.kv, link_gbps=100.0))
     result = served(request)
     seen = result.report.adapters
-    assert result.report.completed == 40
+    assert result.report.completed == 25
     assert seen["in_batch"] <= min(most, adapters)
     assert seen["loads"] >= seen["loads_from_disk"] >= min(1, seen["asked_for"])
     assert sum(row["requests"] for row in seen["by_adapter"]) == np.count_nonzero(result.requests["adapter"] >= 0)
@@ -123,7 +123,7 @@ def test_one_place_serves_one_adapter_after_the_other_and_others_pass(served: Pl
     assert one_place.report.adapters["in_batch"] == 1.0
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 20), gbps=st.sampled_from([1.0, 10.0, 100.0]))
 def test_of_one_request_at_a_time_a_faster_link_is_never_slower(served: Play, seed: int, gbps: float) -> None:
     apart = RequestTraffic(
