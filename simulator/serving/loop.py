@@ -118,7 +118,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.waits, request.preempted, request.stalled = 0, 0, 0
     request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
     request.landed, request.back = 0, 0
-    request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
+    request.tiered, request.loading, request.kept = 0, 0, 0
     request.kind = chunk.kind[row]
     request.priority = state.classes[request.kind, 0]
     request.limit = limit_of(setup.rules, request.input, request.output)
