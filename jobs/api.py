@@ -240,6 +240,7 @@ def search_serving(
     space: ServedSpace | Mapping[str, Any] | None = None,
     *,
     workers: int = 1,
+    points: str | Path | None = None,
     home: str | Path | None = None,
     **settings: Any,
 ) -> SearchReport:
@@ -250,14 +251,15 @@ def search_serving(
     ``input_len``, ``output_len``, ``slo`` (what users expect: ``ttft_ms``, ``tpot_ms``, ``e2e_ms``), ``objectives``, …;
     and those of :func:`simulate` that are not searched: ``cluster``, ``nodes``, ``stack``, ``precision``, … Of the best
     so many as ``confirm`` says are played through the event loop of :func:`.api_serving.serving`. A
-    :class:`ServedSearchRequest` has all but ``workers``.
+    :class:`ServedSearchRequest` has all but ``workers`` and ``points``, a file for all points as Parquet: a search that
+    was ended goes on from what stands beside it.
 
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """
     from ..simulator.search.served.request import ServedSearchRequest
 
     request = verb_request("search_serving", model, {"space": space, **settings}, home, ServedSearchRequest)
-    return bench_of(request.step.sources).search_serving(request, workers)
+    return bench_of(request.step.sources).search_serving(request, workers, points=points)
 
 
 def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from . import resolve
 from .composing import quoted
 from .show import BadInputError, microseconds, print_json, say, show, wants_json
 from .validate import progress_bar
-from .writing import check_place, write, write_text
+from .writing import check_place, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
@@ -64,9 +63,9 @@ def run_search(
             check_place(name, Path(str(config[name])))
     bench = resolve.bench(config)
     if isinstance(request, ServedSearchRequest):
-        report = bench.search_serving(request, crew, progress_bar)
+        report = bench.search_serving(request, crew, progress_bar, str(points) if points else None)
         if report.rows and points:
-            say(f"points: {write('points', Path(str(points)), partial(write_points, report))}")
+            say(f"points: {points}")
     else:
         report = bench.search(request, crew, points, progress_bar)
     if report.best and config["report"]:
@@ -105,14 +104,6 @@ def launch_text(
         return bench.launch_serving(request, best, framework)
     titan = str((config.get("stack") or {}).get("id", "")).startswith("torchtitan")
     return bench.launch(request, best, str(framework or ("torchtitan" if titan else "megatron-lm")))
-
-
-def write_points(report: SearchReport, path: Path) -> None:
-    """All points with their axes and figures, one row each."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.Table.from_pylist([dict(row) for row in report.rows]), path, compression="zstd")
 
 
 def run_comparison(config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, as_json: bool) -> int:

@@ -345,18 +345,30 @@ class Workbench:
 
     @own_warnings()
     def search_serving(
-        self, request: ServedSearchRequest, workers: int | Crew = 1, progress: Progress | None = None
+        self,
+        request: ServedSearchRequest,
+        workers: int | Crew = 1,
+        progress: Progress | None = None,
+        points: str | Path | None = None,
     ) -> SearchReport:
         """The best ways to serve a model on so many GPUs, and the front of speed for users against use of GPUs.
 
+        ``points`` is a file for all points as Parquet; a search that was ended goes on from what stands beside it.
         Raises RequestError for an empty space, and the errors of models and clusters.
         """
+        from .search.served.kept import PlayedWays, write_points
         from .search.served.run import search_serving
         from .search.spread import Crew
 
         crew = Crew(workers) if isinstance(workers, int) else workers
         with crew.ready():
-            return search_serving(request, self, progress or _silent, crew, workbench)
+            path = None if points is None else Path(points).expanduser()
+            kept = PlayedWays(path, request.key() if path else "")
+            report = search_serving(request, self, progress or _silent, crew, workbench, kept)
+        if path is not None and report.rows:
+            write_points(report.rows, path)
+            kept.end()
+        return report
 
     def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
         """The launch file of a point: arguments of ``megatron-lm`` or ``megatron-bridge``, or TOML of ``torchtitan``.

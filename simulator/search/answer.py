@@ -86,6 +86,7 @@ def answer(search: Search, outcome: SearchOutcome, counted: Counted, started: fl
         notes=() if good else tuple(search.notes(outcome)),
         wall_time_s=time.perf_counter() - started,
         rows=tuple(outcome.rows),
+        chips=tuple(best_of_chips(search, order)),
     )
 
 
@@ -102,6 +103,16 @@ def explained(search: Search, order: Sequence[Row]) -> list[dict[str, Any]]:
             differs = {name: list(pair) for name, pair in search.changes(row, shown[at + 1]).items()}
         best.append({"rank": at + 1, **row, "tie": before, "reason": text, "differs_from_next": differs})
     return best
+
+
+def best_of_chips(search: Search, order: Sequence[Row]) -> list[Row]:
+    """The best row of each cluster, with its rank among all, where several are searched."""
+    if len(search.axes.get("cluster", ())) < 2:
+        return []
+    firsts: dict[str, Row] = {}
+    for at, row in enumerate(order):
+        firsts.setdefault(row["cluster"], {"rank": at + 1, **row})
+    return [search.shown(row) for row in firsts.values()]
 
 
 def settled(search: Search, tied: Sequence[Row]) -> list[dict[str, Any]]:

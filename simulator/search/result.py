@@ -27,7 +27,8 @@ class SearchReport:
     ``best`` are rows from best to worst by the first objective, each with its ``rank``, the ``tie`` with the one before
     it (``noise``, ``interval`` or empty) and the ``reason`` why it is better than the next; ``pareto`` the rows that no
     other beats in all objectives; ``sensitivity`` what a change of one axis of the best costs; ``measure_next`` what
-    would settle ties. ``rows`` are all that was found, for pictures and tables; JSON has them not.
+    would settle ties. ``chips`` are the best rows of each cluster where several are searched. ``rows`` are all that was
+    found, for pictures and tables; JSON has them not.
     """
 
     model: str
@@ -49,6 +50,7 @@ class SearchReport:
     notes: tuple[str, ...]
     wall_time_s: float
     rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    chips: tuple[Mapping[str, Any], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; of all rows the best and those of the front are in it."""

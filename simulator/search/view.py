@@ -64,8 +64,9 @@ class RowsView:
 
 
 def tables(report: SearchReport, view: RowsView) -> list[ViewTable]:
-    """The best, the front, the best as the event loop has them, one change of the best, and what was left out."""
-    result = [best_table(report, view)]
+    """The best, those of each chip, the front, the best as the event loop has them, one change of the best, and what
+    was left out."""
+    result = [best_table(report, view), chip_table(report, view)]
     if len(report.objectives) > 1:
         front = [view.line(at, row) for at, row in enumerate(report.pareto[: view.shown_front], 1)]
         caption = f"Pareto front of {', '.join(report.objectives)}: {len(report.pareto)} points"
@@ -80,6 +81,14 @@ def best_table(report: SearchReport, view: RowsView) -> ViewTable:
         tie = Toned(row["tie"], "fair" if row["tie"] else "", TIES.get(row["tie"], ""))
         rows.append([*view.line(row["rank"], row), tie, row["reason"]])
     return ViewTable(f"{report.model}: best by {report.objectives[0]}", [*view.heads(), *MORE], rows)
+
+
+def chip_table(report: SearchReport, view: RowsView) -> ViewTable:
+    """The best of each chip where several are searched, the best first, and what an hour of it costs."""
+    priced = any(row.get("hourly_cost") for row in report.chips)
+    more = [ViewColumn("cost of an hour", "hundredths")] if priced else []
+    rows = [[*view.line(row["rank"], row), *(row["hourly_cost"] for _ in more)] for row in report.chips]
+    return ViewTable("best of each chip", [*view.heads(), *more], rows)
 
 
 def played_table(report: SearchReport) -> ViewTable:

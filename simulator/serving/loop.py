@@ -130,7 +130,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.waits, request.preempted, request.stalled = 0, 0, 0
     request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
     request.landed, request.back = 0, 0
-    request.tiered, request.below, request.loading, request.kept = 0, 0, 0, 0
+    request.tiered, request.loading, request.kept = 0, 0, 0
     request.adapter, request.refused = chunk.adapter[row] if len(chunk.adapter) > 0 else NONE, 0
     request.before_us = chunk.before_us[row] if len(chunk.before_us) > 0 else 0.0
     request.encoder_us = chunk.encoder_us[row] if len(chunk.encoder_us) > 0 else 0.0

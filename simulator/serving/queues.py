@@ -9,7 +9,7 @@ from .blocks import blocks_for, caches_prefixes, give_back, grow, hit_tokens, id
 from .order import put_in_order, take_out
 from .rules import SchedulerRules
 from .state import NONE, LoopState
-from .tiers import has_tiers, keep, load, tier_tokens
+from .tiers import has_tiers, keep, load, split, tier_tokens
 
 
 def tokens_to_compute(state: LoopState, slot: int) -> int:
@@ -182,6 +182,7 @@ def preempt(state: LoopState, rules: SchedulerRules, rank: int, position: int, l
     remove(state, rank, position)
     if has_tiers(state):
         keep(state, rules, rank, slot)
+        split(state, rules, rank, slot)
     give_back(state, rules, rank, slot)
     if rules.swap_us_per_token >= 0:
         slots[slot].stalled = 1

@@ -26,25 +26,26 @@ def _kind(integers: str, real: str) -> np.dtype:
 
 
 SLOT = _kind(
-    # Tokens that are computed have their keys and values cached, or are in a batch in flight; made are generated ones,
-    # of which the last is in no cache yet. `shared` tokens have the content `prefix` (NONE: like no other's), or those
-    # of LoopState.keys from `keys` on.
-    "request row input output prefix shared keys computed made blocks hit "
+    # `shared` tokens have the content `prefix` (NONE: like no other's), or those of LoopState.keys from `keys` on.
+    "request row prefix shared keys hit "
     # first_rank: where it came in. to: where its cache goes, with so many blocks (landing) taken there; landed: it
     # waits with them. back: it waits without any, because it was preempted.
-    # waits: a batch in flight gives it a token. stalled: its cache is in host memory. free: a stack of free slots.
-    # limit: why it was rejected (:mod:`.limits`).
-    "waits preempted stalled rank first_rank to landing landed back seat next free limit "
-    # kind: its class, and that one's priority. scheduled: its tokens in the last batch that it was put into.
-    # work: tokens to compute that it came to its first rank with.
-    "kind priority scheduled work "
-    # tiered: tokens that it finds below the GPU, below: those of them below host memory. loading: tokens that it will
-    # have once they are loaded. kept: full blocks that are written to tiers.
-    "tiered below loading kept "
+    # stalled: its cache is in host memory. free: a stack of free slots. limit: why it was rejected (:mod:`.limits`).
+    "preempted stalled first_rank to landing landed back seat next free limit "
+    # kind: its class, and that one's priority. work: tokens to compute that it came to its first rank with.
+    "kind priority work "
     # adapter: NONE for the model itself. refused: it waited for a place for its adapter.
-    "adapter refused",
+    "adapter refused "
+    # tiered: tokens that it finds below the GPU, below: those of them below host memory, far: in the shared store
+    # alone. kept: full blocks that are written to tiers.
+    "tiered below far kept "
+    # What every iteration reads of every request stands side by side, up to last_us: machine code waits for memory.
+    # loading: tokens that it will have once they are loaded. scheduled: its tokens in the last batch that it was put
+    # into. Tokens that are computed have their keys and values cached, or are in a batch in flight; made are generated
+    # ones, of which the last is in no cache yet. waits: a batch in flight gives it a token.
+    "rank loading scheduled waits input output computed made blocks",
     # prefilled_us: its prompt was computed; first_us: the client has its first token.
-    "arrival_us admitted_us prefilled_us first_us last_us moved_us "
+    "last_us first_us prefilled_us arrival_us admitted_us moved_us "
     # before_us: since it was sent until it arrived here. encoder_us: that its first iteration takes longer.
     "before_us encoder_us",
 )
@@ -86,9 +87,10 @@ BATCH = _kind(
 )
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
-# first: of its blocks, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. loads,
-# tokens: read from it. link_us: when its link is free; a load takes first_us, and token_us for each token.
-SHELF = _kind("first blocks bucket buckets used evicted loads tokens", "link_us first_us token_us")
+# first: of its places, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. taken:
+# places that were ever in use, spare: a stack of those that are free again. loads, tokens: read from it. link_us: when
+# its link is free; a load takes first_us, and token_us for each token.
+SHELF = _kind("first blocks bucket buckets used taken spare evicted loads tokens", "link_us first_us token_us")
 SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
 SIZED = _kind("iterations", "busy_us tokens_us")  # iterations of like size: their time, and tokens times it
 ITERATION = _kind(
@@ -138,7 +140,7 @@ class LoopState(NamedTuple):
     left: Any  # ENDED [slots] requests that ended, until they are fetched
     due: Any  # DUE_LATER [2 * slots] a heap of what comes in later
     shelves: Any  # SHELF [ranks * OWN_TIERS + 1]; empty without tiers
-    places: np.ndarray  # of blocks on shelves: content, place after, place before; then their tables (:mod:`.tiers`)
+    places: np.ndarray  # of blocks on shelves, then the tables of shelves (:mod:`.tiers`)
     fleet: Any  # FLEET [replicas]; empty where none comes or goes
     classes: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`), first the priority
     adapters: np.ndarray  # [ranks, adapters, 4] (:mod:`.adapters`); empty without any
@@ -152,7 +154,7 @@ RECORDS = (
 SIZES = 24  # powers of two of tokens in a batch
 LIMITS = 9  # codes of :mod:`.limits`
 OWN_TIERS = 2  # of a rank, before the one that all share (:mod:`.tiers`)
-PLACE = 3  # numbers of a place on a shelf
+PLACE = 4  # numbers of a place on a shelf
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,7 @@ def _shelves(shape: StateSizes) -> dict[str, np.ndarray]:
     sizes = PLACE * (shelves["blocks"] + 1)
     shelves["first"] = np.cumsum(sizes) - sizes
     shelves["bucket"] = sizes.sum() + np.cumsum(shelves["buckets"]) - shelves["buckets"]
+    shelves["spare"] = NONE
     places = np.zeros(int(sizes.sum() + shelves["buckets"].sum()), np.int64)
     ends = shelves["first"] + sizes - PLACE
     places[ends + 1], places[ends + 2] = ends, ends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,33 +48,42 @@ class Tally:
         """Count requests that ended; those rejected and those of the warm-up have no times."""
         if self.keep:
             self.rows.append(ended.copy())
-        for kind, part in enumerate(self.parts):
-            part.add(ended[ended["kind"] == kind])
         for second, part in enumerate(self.kinds):
             part.add(ended[((ended["rank"] >= self.first_other) == second) & (ended["rank"] != NONE)])
-        self.ended += int(np.count_nonzero(ended["request"] >= self.warmup))
-        done = ended[(ended["rank"] != NONE) & (ended["request"] >= self.warmup)]
+        counted = ended["request"] >= self.warmup
+        self.ended += int(np.count_nonzero(counted))
+        done = ended[(ended["rank"] != NONE) & counted]
         ttft = done["first_token_us"] - done["arrival_us"] + self.host_us
         decode = done["finish_us"] - done["first_token_us"]
+        times = {"ttft": ttft, "e2e": ttft + decode, "queue": done["admitted_us"] - done["arrival_us"]}
         outputs = done["output_tokens"]
         self.output_tokens += int(outputs.sum())
         several = outputs > 1
         tpot = np.zeros(len(done))
         np.divide(decode, outputs - 1, out=tpot, where=several)
-        self.times["ttft"].add(ttft)
-        self.times["tpot"].add(tpot[several])
-        self.times["e2e"].add(ttft + decode)
-        self.times["queue"].add(done["admitted_us"] - done["arrival_us"])
-        self.times["normalised"].add((ttft + decode) / outputs)
+        self.times["normalised"].add(times["e2e"] / outputs)
         moved = done["moved_us"] > 0
-        prefill = done["prefilled_us"] - done["arrival_us"] + self.host_us
-        self.times["kv_transfer"].add(done["moved_us"][moved])
-        self.times["prefill_e2e"].add(prefill[moved])
-        self.times["decode_e2e"].add((done["finish_us"] - done["prefilled_us"] - done["moved_us"])[moved])
+        if moved.any():
+            on_way = done[moved]
+            self.times["kv_transfer"].add(on_way["moved_us"])
+            self.times["prefill_e2e"].add(on_way["prefilled_us"] - on_way["arrival_us"] + self.host_us)
+            self.times["decode_e2e"].add(on_way["finish_us"] - on_way["prefilled_us"] - on_way["moved_us"])
         if self.by_adapter.size:
             self._add_adapters(done, ttft)
-        kinds = done["kind"] if self.parts else np.zeros(len(done), np.int64)
-        needed = self._needed((ttft, tpot, ttft + decode), kinds)
+        self._count(times, tpot, several, done["kind"] if self.parts else np.zeros(len(done), np.int64))
+        for kind, part in enumerate(self.parts):
+            mine, counts = done["kind"] == kind, counted & (ended["kind"] == kind)
+            part.ended += int(np.count_nonzero(counts))
+            own = {name: taken_us[mine] for name, taken_us in times.items()}
+            part._count(own, tpot[mine], several[mine], np.zeros(int(np.count_nonzero(mine)), np.int64))
+
+    def _count(self, times: Mapping[str, np.ndarray], tpot: np.ndarray, several: np.ndarray, kinds: np.ndarray) -> None:
+        """Count the times that users see, and whether they are within the targets of their kinds; TPOT where there are
+        ``several`` tokens."""
+        for name, taken_us in times.items():
+            self.times[name].add(taken_us)
+        self.times["tpot"].add(tpot[several])
+        needed = self._needed((times["ttft"], tpot, times["e2e"]), kinds)
         self.good += int(np.count_nonzero(needed <= 1.0))
         self.needed.add(needed * SCALE)
 

@@ -32,6 +32,7 @@ from ..spread import Crew
 from ..workers import spread
 from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
 from .explain import around, changes, reason, settings
+from .kept import PlayedWays
 from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
@@ -120,10 +121,12 @@ def search_serving(
     progress: Progress,
     crew: Crew | None = None,
     bench_of: Callable[[Sources], ServingBench] | None = None,
+    kept: PlayedWays | None = None,
 ) -> SearchReport:
     """The answer to a request. RequestError for an empty space; the errors of models and clusters.
 
-    Where there are many replicas a ``crew`` makes them, each in a process whose workbench ``bench_of`` makes.
+    Where there are many replicas a ``crew`` makes them, each in a process whose workbench ``bench_of`` makes. What the
+    event loop says of ways is ``kept``.
     """
     started = time.perf_counter()
     made, found = asked(request), SearchOutcome()
@@ -146,13 +149,14 @@ def search_serving(
     search = WaySearch(made, replicas, bench)
     if request.slo.named:
         once(found)
-    shown = Shortlist(request, replicas, partial(again, made, replicas), search.interval) if plays(request) else None
-    if shown is not None:
-        found.rows = shown.played(found.rows)
+    playing = plays(request)
+    if playing:
+        shortlist = Shortlist(request, replicas, partial(again, made, replicas), search.interval, kept or PlayedWays())
+        found.rows = shortlist.played(found.rows)
         once(found)
     counted = Counted(made.combinations, len(found.rows) + found.count, made.left_out)
     report = answer(search.search(), found, counted, started)
-    if shown is None and request.confirm:
+    if not playing and request.confirm:
         best = [{**row, "confirmed": confirmed(request, row, replicas)} for row in report.best[: request.confirm]]
         report = replace(report, best=(*best, *report.best[request.confirm :]))
     return replace(report, wall_time_s=time.perf_counter() - started)

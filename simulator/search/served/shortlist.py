@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...serving.confidence import chance_of_p99
 from ..objectives import OF_SERVING
 from ..rank import Row, ranked
 from .estimate import with_load
+from .kept import PlayedWays
 from .played import PRECISION, can_play, figures_at, highest_rate, part_of
 from .replicas import Replicas
 from .request import CHANCE, OF_POINT, ServedSearchRequest
@@ -40,12 +42,13 @@ def plays(request: ServedSearchRequest) -> bool:
 @dataclass(frozen=True)
 class Shortlist:
     """The ways of one search that are played; ``again`` makes the row of a way with another batch, or sized anew,
-    ``interval`` says how much faster and slower than said a row's iterations may be."""
+    ``interval`` says how much faster and slower than said a row's iterations may be, ``kept`` has what was played."""
 
     request: ServedSearchRequest
     replicas: Replicas
     again: Again
     interval: Callable[[Row], tuple[float, float]]
+    kept: PlayedWays
 
     def played(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """The rows, those that were played as the event loop has them, and rows near the best that are new."""
@@ -80,7 +83,7 @@ class Shortlist:
             kinds.setdefault(kind_of(row), row)
         wanted = {id(row) for row in [*kinds.values()][:most]}
         for row in rows:
-            yield {**row, **self._chance(row)} if id(row) in wanted else row
+            yield {**row, **self.kept.of(asked(row), partial(self._chance, row))} if id(row) in wanted else row
 
     def _chance(self, row: Row) -> dict[str, Any]:
         """How likely the 99th percentile of TTFT is as expected at the rate asked for, by other seeds of the requests
@@ -133,12 +136,17 @@ class Shortlist:
         found: dict[tuple[Any, ...], Row] = {}
         for row in ranked(near, self.request.objectives)[:SURE]:
             own = row["requests_per_s"]
-            parts = [part_of(self.request, row, self.replicas, seed) for seed in SEEDS]
-            rates = (own, *(highest_rate(part, own, own / 2, NEARBY) for part in parts))
+            rates = (own, *self.kept.of(["surer", *asked(row)], partial(self._other_rates, row)))
             interval = between(rates)
             times = {**row["confirmed"], "rate": fmean(rates), "interval": interval, "rates": rates}
             found[key_of(row)] = with_load(self.request, row, times) | {"confirmed": times}
         return found
+
+    def _other_rates(self, row: Row) -> list[float]:
+        """The highest rates of a row with other requests."""
+        own = row["requests_per_s"]
+        parts = (part_of(self.request, row, self.replicas, seed) for seed in SEEDS)
+        return [highest_rate(part, own, own / 2, NEARBY) for part in parts]
 
     def _corrected(
         self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
@@ -175,6 +183,10 @@ class Shortlist:
         return made
 
     def _at_load(self, row: Row, least: float) -> Row:
+        found: Row = self.kept.of([*asked(row), least], partial(self._loaded, row, least))
+        return found
+
+    def _loaded(self, row: Row, least: float) -> Row:
         part = part_of(self.request, row, self.replicas)
         rate = highest_rate(part, row["requests_per_s"], least)
         own = {**row, "closed_form_rate": row["requests_per_s"]}
@@ -187,6 +199,11 @@ class Shortlist:
 def kind_of(row: Row) -> tuple[Any, ...]:
     """What tells a way from others, whatever its batch and chunk."""
     return tuple(row[name] for name in OF_POINT if name not in ("batch", "max_tokens"))
+
+
+def asked(row: Row) -> list[Any]:
+    """What the event loop is asked of a row: a way, how many GPUs it has, and near which load to look."""
+    return [*key_of(row), row["devices"], row["requests_per_s"]]
 
 
 def key_of(row: Row) -> tuple[Any, ...]:

@@ -19,7 +19,9 @@ from opcast.simulator.question.serving import ServingTargets
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served.load import Expected, curve, highest, together_load
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
+from opcast.simulator.search.served.shown import WAYS
 from opcast.simulator.search.served.waiting import waiting
+from opcast.simulator.search.view import tables
 from opcast.simulator.workbench import Workbench
 
 WIDER = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
@@ -143,8 +145,13 @@ def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> N
         ({"dgx_h100": 9.0, "dgx_h200": 1.0}, "dgx_h200"),
         ({"dgx_h100": 1.0, "dgx_h200": 9.0}, "dgx_h100"),
     ):
-        best = bench.search_serving(serving(two, **usual, prices=prices)).best[0]
+        found = bench.search_serving(serving(two, **usual, prices=prices))
+        best = found.best[0]
         assert best["cluster"] == cheap
+        assert {row["cluster"] for row in found.chips} == set(prices)  # the dear one is shown, too, and behind
+        assert found.chips[0]["rank"] == 1
+        assert found.chips[1]["hourly_cost"] > best["hourly_cost"]
+        assert any(table.caption == "best of each chip" and len(table.rows) == 2 for table in tables(found, WAYS))
         assert best["hourly_cost"] == best["devices"] * 1.0
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from opcast.datasets.clusters import load_cluster
-from opcast.jobs.search import write_points
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import ServingTargets
 from opcast.simulator.search.rank import losses
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served.explain import settings
+from opcast.simulator.search.served.kept import write_points
 from opcast.simulator.search.served.request import OF_POINT, ServedSearchRequest, ServedSpace
 from opcast.simulator.workbench import Workbench
 
@@ -182,7 +182,7 @@ def test_what_makes_two_ways_differ_adds_up(serving: Asking, bench: Workbench) -
 def test_ways_are_ranks_of_points_that_were_kept(serving: Asking, bench: Workbench, tmp_path: Path) -> None:
     request = serving({}, slo=ServingTargets(tpot_ms=20.0), confirm=0)
     kept = bench.search_serving(request)
-    write_points(kept, tmp_path / "ways.parquet")
+    write_points(kept.rows, tmp_path / "ways.parquet")
     last = len([row for row in kept.rows if row["tpot_ms"] <= 20.0])
     apart = next(row["rank"] for row in kept.best if row["pools"] == "apart")
     together = next(row["rank"] for row in kept.best if row["pools"] == "together")

@@ -14,6 +14,7 @@ from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.kv_tiers import LOADS, KvTiers
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
+from opcast.simulator.serving.state import PLACE
 
 LAW = IterationLaw(base_us=1000.0, prefill_token_us=100.0)
 TOKEN = 1e6  # bytes of a token: a GB/s is 1,000 of them a second
@@ -160,11 +161,16 @@ def test_everybody_is_served_and_tokens_are_conserved(
     shelves = result.state.shelves
     assert (shelves["used"] <= shelves["blocks"]).all()
     assert (result.state.ranks["free"] == blocks).all()
-    for shelf in shelves:  # each content stands in the table once
-        found = result.state.places[shelf["bucket"] : shelf["bucket"] + shelf["buckets"]]
-        assert sorted(found[found > 0]) == list(range(1, shelf["used"] + 1))
-        keys = result.state.places[shelf["first"] : shelf["first"] + 3 * shelf["used"] : 3]
-        assert len(set(keys.tolist())) == len(keys)
+    for shelf in shelves:  # each place stands once in the table and once in the ring
+        places = result.state.places
+        table = places[shelf["bucket"] : shelf["bucket"] + shelf["buckets"]]
+        end = shelf["first"] + PLACE * shelf["blocks"]
+        ring = [place := places[end + 1]] if shelf["used"] else []
+        while ring and (place := places[place + 1]) != end:
+            ring.append(place)
+        assert sorted(table[table > 0].tolist()) == sorted(int(each - shelf["first"]) // PLACE + 1 for each in ring)
+        assert sum(int(places[each + 3]) for each in ring) == shelf["used"]
+        assert len({int(places[each]) for each in ring}) == len(ring)
 
 
 @pytest.mark.parametrize(
