@@ -409,11 +409,11 @@ class Workbench:
     ) -> ServedComparison:
         """How two ways to serve differ, each a rank of the points kept in a file or settings (``tp=2 batch=64``)."""
         from .search.served.compare import compare_ways, way_named
-        from .search.served.run import asked
+        from .search.served.run import set_up
 
         file = None if points is None else Path(points).expanduser()
-        made = asked(request)
-        return compare_ways(request, way_named(made, one, file), way_named(made, other, file), self)
+        setup = set_up(request)
+        return compare_ways(request, way_named(setup, one, file), way_named(setup, other, file), self)
 
     @own_warnings()
     def serving(

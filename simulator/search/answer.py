@@ -93,14 +93,14 @@ def answer(search: Search, outcome: SearchOutcome, counted: Counted, started: fl
 def explained(search: Search, order: Sequence[Row]) -> list[dict[str, Any]]:
     """The best rows with rank, tie with the row before, what differs from the next and why each is better than that."""
     top, first = search.request.top, search.request.objectives[0]
-    shown = [search.shown(row) for row in order[: top + 1]]
+    rows = [search.shown(row) for row in order[: top + 1]]
     best = []
-    for at, row in enumerate(shown[:top]):
-        before = search.tie(shown[at - 1], row) if at else ""
+    for at, row in enumerate(rows[:top]):
+        before = search.tie(rows[at - 1], row) if at else ""
         text, differs = "", {}
-        if at + 1 < len(shown):
-            text = search.reason(row, shown[at + 1], first)
-            differs = {name: list(pair) for name, pair in search.changes(row, shown[at + 1]).items()}
+        if at + 1 < len(rows):
+            text = search.reason(row, rows[at + 1], first)
+            differs = {name: list(pair) for name, pair in search.changes(row, rows[at + 1]).items()}
         best.append({"rank": at + 1, **row, "tie": before, "reason": text, "differs_from_next": differs})
     return best
 

@@ -186,16 +186,16 @@ def _shape(schedule: str, pp: int, vpp: int, micro_batches: int, depth: int) -> 
     orders = make_orders(named, pp, micro_batches, vpp)
     flying = in_flight(orders)
     sizes = np.diff(boundaries(depth, orders.routes.shape[1], (), "model"))
-    held = [parts_of(orders, stage) for stage in range(pp)]
-    both = [list(zip(chunks, flying[stage].tolist(), strict=True)) for stage, chunks in enumerate(held)]
-    earliest = [min(chunks) if len(orders.routes) == 1 else 0 for chunks in held]
+    stage_parts = [parts_of(orders, stage) for stage in range(pp)]
+    both = [list(zip(chunks, flying[stage].tolist(), strict=True)) for stage, chunks in enumerate(stage_parts)]
+    earliest = [min(chunks) if len(orders.routes) == 1 else 0 for chunks in stage_parts]
 
     def counted(chunks: Sequence[tuple[int, int]]) -> list[float]:
-        ends = (sum(n for part, n in chunks if part == end) for end in (0, len(sizes) - 1))
-        return [sum(sizes[part] * n for part, n in chunks), *ends]
+        ends = (sum(n for chunk, n in chunks if chunk == end) for end in (0, len(sizes) - 1))
+        return [sum(sizes[chunk] * n for chunk, n in chunks), *ends]
 
     return _Shape(
-        np.array([counted([(part, 1) for part in chunks]) for chunks in held], dtype=float),
+        np.array([counted([(chunk, 1) for chunk in chunks]) for chunks in stage_parts], dtype=float),
         np.array([counted(chunks) for chunks in both], dtype=float),
         np.array([sizes[:at].sum() for at in earliest], dtype=float),
         len(orders.routes),
@@ -229,7 +229,7 @@ def families(points: Points) -> tuple[np.ndarray, np.ndarray]:
 def standing(points: Points) -> list[dict[str, Any]]:
     """One point of each family, with as few ranks as the family has, so that a pipeline of two stages goes beside."""
     places, _ = families(points)
-    return [points.at(int(place)) for place in places]
+    return [points.at(int(position)) for position in places]
 
 
 def bound(points: Points, probes: Sequence[Probe | None], evaluator: PointPlacer) -> Bounds:
@@ -255,8 +255,8 @@ def bound(points: Points, probes: Sequence[Probe | None], evaluator: PointPlacer
         probes_here = [probe for i in places if (probe := probes[family[i]]) is not None]
         three = np.stack([probe.parts for probe in probes_here])
         point_columns = {name: column[here] for name, column in c.items()}
-        held = _memory_gib(shape, three, point_columns, _whole(plan, point_columns))
-        memory[here] = held * (1.0 + slack)
+        memory_gib = _memory_gib(shape, three, point_columns, _whole(plan, point_columns))
+        memory[here] = memory_gib * (1.0 + slack)
         time[here] = _time_s(shape, three, key[3], key[0])
         flops[here] = [probe.model_flops for probe in probes_here]
     memory = np.where(memory > 0, memory + context_gib, 0.0)
@@ -282,7 +282,7 @@ def _whole(plan: Plan, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, n
 
 
 def _memory_gib(
-    shape: _Shape, three: np.ndarray, columns: Mapping[str, np.ndarray], whole: Sequence[np.ndarray]
+    shape: _Shape, three: np.ndarray, columns: Mapping[str, np.ndarray], shards: Sequence[np.ndarray]
 ) -> np.ndarray:
     """GiB of tensors on the fullest stage at least [points]; ``whole`` is :func:`_whole`."""
     c = columns
@@ -293,21 +293,21 @@ def _memory_gib(
     parts = [weights, np.where(once, 0.0, gradients), optimizer]
     saved = _on_stages(three[:, :, SAVED], shape.waiting)
     moment = np.maximum(*(np.outer(three[:, at, MOMENT], shape.held[:, at] > 0) for at in (0, 2)))
-    fullest = sum(part / ranks for part, ranks in zip(parts, shared, strict=True)) + saved + moment
-    shares = [np.where(at_end[:, None], 1.0, ranks) for at_end, ranks in zip(whole, shared, strict=False)]
-    after_forward = sum(part / ranks for part, ranks in zip(parts, (*shares, shared[2]), strict=True)) + saved
+    fullest = sum(size / ranks for size, ranks in zip(parts, shared, strict=True)) + saved + moment
+    shares = [np.where(at_end[:, None], 1.0, ranks) for at_end, ranks in zip(shards, shared, strict=False)]
+    after_forward = sum(size / ranks for size, ranks in zip(parts, (*shares, shared[2]), strict=True)) + saved
     gib: np.ndarray = np.maximum(fullest, after_forward).max(axis=1) / GIB
     return gib
 
 
 def _time_s(shape: _Shape, three: np.ndarray, micro_batches: int, schedule: str) -> np.ndarray:
     """Seconds of a step at least [points]."""
-    whole = schedule in ("gpipe", "1f1b", "interleaved")  # others put the weights' half of a backward off
+    full_backward = schedule in ("gpipe", "1f1b", "interleaved")  # others put the weights' half of a backward off
     parts: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for forward in (COLD, SETTLED, ISSUED, PHASES, SETTLED_PHASES):
         both = three[:, :, forward] + three[:, :, forward + 1]
         busy = _on_stages(both, shape.held)
-        passed = both[:, 0] if whole else three[:, 0, forward]
+        passed = both[:, 0] if full_backward else three[:, 0, forward]
         parts[forward] = busy * micro_batches / shape.routes, np.outer(passed, shape.before)
     totals = {forward: busy + before for forward, (busy, before) in parts.items()}
     settled = parts[COLD][0].max(axis=1, keepdims=True) >= SETTLED_US

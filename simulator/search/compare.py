@@ -117,12 +117,12 @@ def given_values(
 ) -> Row:
     """The values of ``tp=8 pp=2``. RequestError for a name that is none of ``names``, and those of ``value_of``."""
     values: Row = {}
-    for part in text.replace(",", " ").split():
-        name, equals, value = part.partition("=")
+    for word in text.replace(",", " ").split():
+        name, equals, value = word.partition("=")
         if name not in names or not equals:
             one, many = nouns
             raise RequestError(
-                f"{part!r} is no {one}=value; {many} are {', '.join(names)}, or give a rank of points={where}"
+                f"{word!r} is no {one}=value; {many} are {', '.join(names)}, or give a rank of points={where}"
             )
         values[name] = value_of(name, value)
     return values

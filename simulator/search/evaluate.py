@@ -115,7 +115,7 @@ def figures(report: StepReport) -> dict[str, float | None]:
         **{name: getattr(report, name) for name in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu")},
         **{name: getattr(report.memory, name) for name in MEMORY},
         **{name: getattr(report.breakdown, name) for name in TIMES},
-        **{f"exposed_{name}_s": sum(exposed.get(part, 0.0) for part in of) for name, of in groups.items()},
+        **{f"exposed_{name}_s": sum(exposed.get(part_name, 0.0) for part_name in of) for name, of in groups.items()},
         **{name: getattr(report, name) for name in ("cost", "energy_j", "power_w", "p_oom")},
         "leaning": sum(report.trust.get(name, 0.0) for name in UNMEASURED_SOURCES),
     }

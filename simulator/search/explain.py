@@ -45,8 +45,8 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     parts = {name: (worse.get(key) or 0.0) - (better.get(key) or 0.0) for key, name in PARTS.items()}
     size = max(abs(seconds), max(map(abs, parts.values()), default=0.0))
     named = {name: gain for name, gain in parts.items() if abs(gain) > NAMED * size and size > 0}
-    shown = ", ".join(told(named, _ms, 4))
-    return f"{text}: {shown}" if shown else text
+    gains = ", ".join(told(named, _ms, 4))
+    return f"{text}: {gains}" if gains else text
 
 
 def change(best: Row, axis: str, row: Row, objective: str) -> dict[str, Any]:

@@ -97,8 +97,8 @@ def _check(node: ast.AST, text: str, setting: str, depth: int) -> None:
         allowed = allowed and isinstance(node, ast.Name)
     if not allowed:
         raise RequestError(f"{setting}: {text!r} holds what rules cannot ({_shown(node)}); write {WHAT}")
-    for part in parts:
-        _check(part, text, setting, depth + 1)
+    for child in parts:
+        _check(child, text, setting, depth + 1)
 
 
 def _shown(node: ast.AST) -> str:

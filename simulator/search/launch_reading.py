@@ -92,7 +92,7 @@ def settings_of_launch(path: Path, model: str = "") -> dict[str, Any]:
     if settings is None:
         named = model or str(head.get("model", ""))
         readers = (accelerate_settings, titan_settings, bridge_settings)
-        settings = next((read for reader in readers if (read := reader(path, text, named)) is not None), None)
+        settings = next((answer for reader in readers if (answer := reader(path, text, named)) is not None), None)
     if settings is None:
         raise LaunchError(f"launch={path} is nothing that opcast reads back: {READ}")
     if not settings.get("model"):
@@ -102,15 +102,15 @@ def settings_of_launch(path: Path, model: str = "") -> dict[str, Any]:
 
 def own_header(text: str) -> dict[str, Any]:
     """Model and cluster as opcast's own files say them, where they are names that opcast knows."""
-    said = HEADER.search(text)
-    if said is None:
+    match = HEADER.search(text)
+    if match is None:
         return {}
-    settings: dict[str, Any] = {"model": said[1]} if said[1] in known_models() else {}
+    settings: dict[str, Any] = {"model": match[1]} if match[1] in known_models() else {}
     try:
-        load_cluster(said[4])
+        load_cluster(match[4])
     except ClusterError:
         return settings
-    return settings | {"cluster": said[4], "cluster.nodes": int(said[2]), "cluster.devices_per_node": int(said[3])}
+    return settings | {"cluster": match[4], "cluster.nodes": int(match[2]), "cluster.devices_per_node": int(match[3])}
 
 
 def titan_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
@@ -121,127 +121,127 @@ def titan_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
         return None
     if why := problem(values):
         raise LaunchError(f"launch={path} cannot be read: {why}")
-    given = flat(values)
-    if not any(name.startswith(("parallelism.", "training.")) for name in given):
+    keys = flat(values)
+    if not any(name.startswith(("parallelism.", "training.")) for name in keys):
         return None
-    if unknown := sorted(name for name in given if name not in TITAN_READ and not TITAN_WITHOUT_TIME.match(name)):
+    if unknown := sorted(name for name in keys if name not in TITAN_READ and not TITAN_WITHOUT_TIME.match(name)):
         raise LaunchError(f"launch={path}: {', '.join(unknown)} may change the step and is not read: take it out")
-    counts = {name: whole(path, name, given[name]) for name in TITAN_COUNTS if name in given}
+    counts = {name: whole(path, name, keys[name]) for name in TITAN_COUNTS if name in keys}
     settings: dict[str, Any] = {TITAN_COUNTS[name]: count for name, count in counts.items() if count > 0}
-    settings["model"] = model or _titan_model(given)
-    settings["stack"] = (
-        "torchtitan" if flag(path, "compile.enable", given.get("compile.enable", False)) else TITAN_EAGER
-    )
+    settings["model"] = model or _titan_model(keys)
+    settings["stack"] = "torchtitan" if flag(path, "compile.enable", keys.get("compile.enable", False)) else TITAN_EAGER
     settings["precision"] = {"bfloat16": "bf16", "float32": "fp32"}.get(
-        str(given.get("training.mixed_precision_param", "bfloat16")), "bf16"
+        str(keys.get("training.mixed_precision_param", "bfloat16")), "bf16"
     )
     settings["parallel.sequence_parallel"] = settings.get("parallel.tp", 1) > 1
     pp = settings.get("parallel.pp", 1)
-    settings |= _titan_sharding(path, given, pp)
+    settings |= _titan_sharding(path, keys, pp)
     if pp > 1:
-        settings |= _titan_pipeline(path, given, settings["model"], pp)
+        settings |= _titan_pipeline(path, keys, settings["model"], pp)
     else:
-        settings["workload.micro_batch"] = whole(path, *_or(given, "training.local_batch_size", 8))
-    settings["workload.recompute"] = str(given.get("activation_checkpoint.mode", "selective"))
+        settings["workload.micro_batch"] = whole(path, *_or(keys, "training.local_batch_size", 8))
+    settings["workload.recompute"] = str(keys.get("activation_checkpoint.mode", "selective"))
     return settings
 
 
 TITAN_EAGER = "torchtitan_eager"
 
 
-def _or(given: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
-    return name, given.get(name, default)
+def _or(keys: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
+    return name, keys.get(name, default)
 
 
-def _titan_model(given: Mapping[str, Any]) -> str:
+def _titan_model(keys: Mapping[str, Any]) -> str:
     """The shipped model of torchtitan's name and flavour, where they spell one."""
-    said = f"{given.get('model.name', '')}_{given.get('model.flavor', '')}".lower().replace("-", "_").replace(".", "_")
-    return said if said in known_models() else ""
+    name = f"{keys.get('model.name', '')}_{keys.get('model.flavor', '')}".lower().replace("-", "_").replace(".", "_")
+    return name if name in known_models() else ""
 
 
-def _titan_sharding(path: Path, given: Mapping[str, Any], pp: int) -> dict[str, Any]:
-    copies = whole(path, *_or(given, "parallelism.data_parallel_replicate_degree", 1))
-    shard = whole(path, *_or(given, "parallelism.data_parallel_shard_degree", -1))
+def _titan_sharding(path: Path, keys: Mapping[str, Any], pp: int) -> dict[str, Any]:
+    copies = whole(path, *_or(keys, "parallelism.data_parallel_replicate_degree", 1))
+    shard = whole(path, *_or(keys, "parallelism.data_parallel_shard_degree", -1))
     if shard == 1:
         return {"parallel.zero_stage": 0}
-    kept = {"always": False, "never": True, "default": pp > 1}
-    said = str(given.get("parallelism.fsdp_reshard_after_forward", "default"))
-    if said not in kept:
-        raise LaunchError(f"launch={path}: fsdp_reshard_after_forward={said} is none of {', '.join(kept)}")
+    gathered = {"always": False, "never": True, "default": pp > 1}
+    policy = str(keys.get("parallelism.fsdp_reshard_after_forward", "default"))
+    if policy not in gathered:
+        raise LaunchError(f"launch={path}: fsdp_reshard_after_forward={policy} is none of {', '.join(gathered)}")
     return {
-        "parallel.zero_stage": 2 if kept[said] else 3,
+        "parallel.zero_stage": 2 if gathered[policy] else 3,
         **({"parallel.shard": shard} if copies > 1 and shard > 1 else {}),
     }
 
 
-def _titan_pipeline(path: Path, given: Mapping[str, Any], model: str, pp: int) -> dict[str, Any]:
-    said = str(given.get("parallelism.pipeline_parallel_schedule", "1F1B"))
-    if said not in TITAN_SCHEDULES:
+def _titan_pipeline(path: Path, keys: Mapping[str, Any], model: str, pp: int) -> dict[str, Any]:
+    schedule_name = str(keys.get("parallelism.pipeline_parallel_schedule", "1F1B"))
+    if schedule_name not in TITAN_SCHEDULES:
         raise LaunchError(
-            f"launch={path}: the schedule {said} is not simulated; choose from {', '.join(TITAN_SCHEDULES)}"
+            f"launch={path}: the schedule {schedule_name} is not simulated; choose from {', '.join(TITAN_SCHEDULES)}"
         )
-    schedule, chunks = TITAN_SCHEDULES[said]
-    each = whole(path, *_or(given, "parallelism.pipeline_parallel_layers_per_stage", 0))
-    if each and model:
+    schedule, chunks = TITAN_SCHEDULES[schedule_name]
+    layers_per_stage = whole(path, *_or(keys, "parallelism.pipeline_parallel_layers_per_stage", 0))
+    if layers_per_stage and model:
         config = resolve(model).language
         layers = int(config.get("num_hidden_layers") or config.get("n_layer") or 0)
-        chunks = max(-(-layers // (each * pp)), 1)
+        chunks = max(-(-layers // (layers_per_stage * pp)), 1)
     return {
         "parallel.schedule": schedule,
         "parallel.vpp": chunks,
-        "workload.micro_batch": whole(path, *_or(given, "parallelism.pipeline_parallel_microbatch_size", 1)),
+        "workload.micro_batch": whole(path, *_or(keys, "parallelism.pipeline_parallel_microbatch_size", 1)),
     }
 
 
 def bridge_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
     """What overrides of Megatron-Bridge, or YAML of NeMo, say; None for what is neither."""
-    given: dict[str, Any] = dict(OVERRIDE.findall("\n".join(x for x in text.splitlines() if not x.startswith("#"))))
-    if not given:
+    overrides: dict[str, Any] = dict(OVERRIDE.findall("\n".join(x for x in text.splitlines() if not x.startswith("#"))))
+    if not overrides:
         try:
-            given = flat(read_yaml(text, LaunchError))
+            overrides = flat(read_yaml(text, LaunchError))
         except (LaunchError, TypeError):
             return None
     counts = {
         BRIDGE_COUNTS[name]: whole(path, name, value)
-        for name, value in given.items()
+        for name, value in overrides.items()
         if name in BRIDGE_COUNTS and value not in ("null", None)
     }
     if not any(name.startswith("parallel.") for name in counts):
         return None
     settings: dict[str, Any] = {"model": model, **counts}
-    said = {name.partition(".")[2]: value for name, value in given.items()}
-    sequence_parallel = flag(path, "sequence_parallel", said.get("sequence_parallel", False))
+    short = {name.partition(".")[2]: value for name, value in overrides.items()}
+    sequence_parallel = flag(path, "sequence_parallel", short.get("sequence_parallel", False))
     settings["parallel.sequence_parallel"] = sequence_parallel
-    settings["parallel.zero_stage"] = _bridge_zero(path, given)
+    settings["parallel.zero_stage"] = _bridge_zero(path, overrides)
     if counts.get("parallel.vpp", 1) > 1:
         settings["parallel.schedule"] = "interleaved"
-    recompute = said.get("recompute_granularity")
+    recompute = short.get("recompute_granularity")
     settings["workload.recompute"] = "none" if recompute in (None, "null") else str(recompute)
-    settings["precision"] = _bridge_precision(path, given)
+    settings["precision"] = _bridge_precision(path, overrides)
     overlaps = {
-        "dp": flag(path, "overlap_grad_reduce", said.get("overlap_grad_reduce", False)),
-        "tp": flag(path, "tp_comm_overlap", said.get("tp_comm_overlap", False)) or not sequence_parallel,
+        "dp": flag(path, "overlap_grad_reduce", short.get("overlap_grad_reduce", False)),
+        "tp": flag(path, "tp_comm_overlap", short.get("tp_comm_overlap", False)) or not sequence_parallel,
         "cp": True,
-        "pp": flag(path, "overlap_p2p_comm", said.get("overlap_p2p_comm", True)),
+        "pp": flag(path, "overlap_p2p_comm", short.get("overlap_p2p_comm", True)),
     }
     settings["stack.overlap"] = [name for name, overlapped in overlaps.items() if overlapped]
     return settings
 
 
-def _bridge_zero(path: Path, given: Mapping[str, Any]) -> int:
-    if flag(path, "ddp.use_megatron_fsdp", given.get("ddp.use_megatron_fsdp", False)):
+def _bridge_zero(path: Path, overrides: Mapping[str, Any]) -> int:
+    if flag(path, "ddp.use_megatron_fsdp", overrides.get("ddp.use_megatron_fsdp", False)):
         return {"optim_grads": 2, "optim_grads_params": 3, "optim": 1}.get(
-            str(given.get("ddp.data_parallel_sharding_strategy", "optim_grads_params")), 0
+            str(overrides.get("ddp.data_parallel_sharding_strategy", "optim_grads_params")), 0
         )
     names = ("ddp.use_distributed_optimizer", "model.use_distributed_optimizer")
-    return int(any(flag(path, name, given.get(name, False)) for name in names))
+    return int(any(flag(path, name, overrides.get(name, False)) for name in names))
 
 
-def _bridge_precision(path: Path, given: Mapping[str, Any]) -> str:
+def _bridge_precision(path: Path, overrides: Mapping[str, Any]) -> str:
     """The format by the recipe's name; NeMo's trainer says bits."""
-    recipe = str(given.get("mixed_precision", ""))
-    known = {name: quantization or "bf16" for quantization, name in RECIPES.items()} | {"fp16_mixed": "fp16"}
-    if recipe and recipe not in known:
-        raise LaunchError(f"launch={path}: mixed_precision={recipe} is not simulated; choose from {', '.join(known)}")
-    bits = {"16": "fp16", "16-mixed": "fp16", "32": "fp32"}.get(str(given.get("trainer.precision", "")), "bf16")
-    return known.get(recipe, bits)
+    recipe = str(overrides.get("mixed_precision", ""))
+    precisions = {name: quantization or "bf16" for quantization, name in RECIPES.items()} | {"fp16_mixed": "fp16"}
+    if recipe and recipe not in precisions:
+        raise LaunchError(
+            f"launch={path}: mixed_precision={recipe} is not simulated; choose from {', '.join(precisions)}"
+        )
+    bits = {"16": "fp16", "16-mixed": "fp16", "32": "fp32"}.get(str(overrides.get("trainer.precision", "")), "bf16")
+    return precisions.get(recipe, bits)

@@ -68,7 +68,7 @@ def after_rules(rules: Sequence[Expression], columns: Columns, at: At, outcome: 
         holds = rule.holds(columns)
         if not holds.any():
             raise RequestError(f"the space is empty: none of {count:,} points meets the rule {rule.text!r}")
-        outcome.leave_all(f"rule: {rule.text}", np.flatnonzero(passing & ~holds), at, lambda place: "it does not hold")
+        outcome.leave_all(f"rule: {rule.text}", np.flatnonzero(passing & ~holds), at, lambda _: "it does not hold")
         passing &= holds
         if not passing.any():
             raise RequestError(f"the space is empty: no point meets {rule.text!r} and the rules before it")

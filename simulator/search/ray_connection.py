@@ -27,8 +27,8 @@ def connected(error: type[Exception], setting: str, options: Mapping[str, Any]) 
         return
     printed = driver.print_worker_logs
 
-    def on_stderr(lines: dict[str, Any], _stdout: Any, *rest: Any, **named: Any) -> None:
-        printed(lines, sys.stderr, *rest, **named)
+    def on_stderr(lines: dict[str, Any], _stdout: Any, *others: Any, **named: Any) -> None:
+        printed(lines, sys.stderr, *others, **named)
 
     driver.print_worker_logs = on_stderr
     try:

@@ -120,7 +120,7 @@ def _command(text: str) -> tuple[dict[str, str], dict[str, Any]] | None:
     """What torchrun is told, and what the script is: values by name, True for a flag, a list for several."""
     text = text.replace("\\\n", " ")
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    values = dict(VARIABLE.findall(text)) | {name: " ".join(held.split()) for name, held in ARRAY.findall(text)}
+    values = dict(VARIABLE.findall(text)) | {name: " ".join(words.split()) for name, words in ARRAY.findall(text)}
     for line in text.splitlines():
         if SCRIPT.search(line) or "pretrain_" in line:
             for _ in range(DEEPEST):
@@ -234,7 +234,7 @@ def _check(flags: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path)
             f"launch={path}: --transformer-impl {layers} runs layers without Transformer Engine's kernels, attention "
             f"in parts, which is not simulated: take it out, or {FUSED_LAYERS}"
         )
-    read = {
+    handled = {
         *model_flags,
         *MEGATRON_LM,
         *COUNTS,
@@ -243,5 +243,5 @@ def _check(flags: Mapping[str, Any], model_flags: Mapping[str, Any], path: Path)
         "--fp16",
         "--recompute-activations",
     }
-    if unknown := sorted(name for name in flags if name not in read):
+    if unknown := sorted(name for name in flags if name not in handled):
         raise LaunchError(f"launch={path}: {', '.join(unknown)} may change the step and is not read: take it out")

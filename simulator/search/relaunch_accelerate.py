@@ -95,13 +95,13 @@ def _fsdp(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     fsdp, degrees = (mapping(path, name, config.get(name)) for name in ("fsdp_config", "parallelism_config"))
     settings: dict[str, Any] = {}
     if str(fsdp.get("fsdp_version", 1)) == "2":
-        kept = not flag(path, "fsdp_reshard_after_forward", fsdp.get("fsdp_reshard_after_forward", True))
-        settings["parallel.zero_stage"] = 2 if kept else 3
+        keep_gathered = not flag(path, "fsdp_reshard_after_forward", fsdp.get("fsdp_reshard_after_forward", True))
+        settings["parallel.zero_stage"] = 2 if keep_gathered else 3
     else:
-        said = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
-        if said not in FSDP1:
-            raise LaunchError(f"launch={path}: fsdp_sharding_strategy={said} is not read: take parallelism_config")
-        settings["parallel.zero_stage"] = FSDP1[said]
+        strategy = str(fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
+        if strategy not in FSDP1:
+            raise LaunchError(f"launch={path}: fsdp_sharding_strategy={strategy} is not read: take parallelism_config")
+        settings["parallel.zero_stage"] = FSDP1[strategy]
     size = {name: whole(path, name, value) for name, value in degrees.items() if name.endswith("_size")}
     copies, shard = (size.get(f"parallelism_config_dp_{name}_size", 1) for name in ("replicate", "shard"))
     if degrees and shard == 1:
@@ -120,12 +120,12 @@ def _fsdp(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _deepspeed_config(path: Path, config: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
     """DeepSpeed's own JSON, from the script, from beside the YAML, or what the YAML says in its place."""
-    own = mapping(path, "deepspeed_config", config.get("deepspeed_config"))
-    name = own.get("deepspeed_config_file")
+    inline = mapping(path, "deepspeed_config", config.get("deepspeed_config"))
+    name = inline.get("deepspeed_config_file")
     if not name:
-        places = {place: own.get(f"offload_{place}_device", "none") for place in ("optimizer", "param")}
-        zero = {"stage": own.get("zero_stage", 2)} | {
-            f"offload_{place}": {"device": device} for place, device in places.items()
+        places = {tensor: inline.get(f"offload_{tensor}_device", "none") for tensor in ("optimizer", "param")}
+        zero = {"stage": inline.get("zero_stage", 2)} | {
+            f"offload_{tensor}": {"device": device} for tensor, device in places.items()
         }
         return {"zero_optimization": zero}
     source = files[name] if name in files else path.expanduser().parent / str(name)
@@ -144,10 +144,10 @@ def _deepspeed(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if config.get(name, "auto") != "auto":
             settings[setting] = whole(path, name, config[name])
-    for place in ("optimizer", "param"):
-        device = str(mapping(path, f"offload_{place}", zero.get(f"offload_{place}")).get("device", "none"))
-        if device != "none" and (place == "param" or device != "cpu"):
-            raise LaunchError(f"launch={path}: offload_{place} to {device} is not simulated: take it out")
+    for tensor in ("optimizer", "param"):
+        device = str(mapping(path, f"offload_{tensor}", zero.get(f"offload_{tensor}")).get("device", "none"))
+        if device != "none" and (tensor == "param" or device != "cpu"):
+            raise LaunchError(f"launch={path}: offload_{tensor} to {device} is not simulated: take it out")
         if device == "cpu":
             settings["offload"] = ["optimizer"]
     for name in ("bf16", "fp16"):

@@ -13,10 +13,10 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
     """Nested names with dots between them; TypeError for what is no mapping."""
     if not isinstance(values, Mapping):
         raise TypeError("no names with values")
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return leaves
 
 
 def mapping(path: Path, name: str, value: Any) -> dict[str, Any]:

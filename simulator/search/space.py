@@ -84,8 +84,8 @@ def overlap_of(text: str) -> tuple[str, ...]:
 
 def overlaps(name: str, text: str) -> None:
     """RequestError for a group whose communication nothing can run beside."""
-    for part in overlap_of(text):
-        choice(RequestError, name, part, OVERLAPS)
+    for group in overlap_of(text):
+        choice(RequestError, name, group, OVERLAPS)
 
 
 @dataclass(frozen=True)
@@ -169,9 +169,9 @@ class Points:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
-    def at(self, place: int) -> dict[str, Any]:
+    def at(self, index: int) -> dict[str, Any]:
         """One point as plain values, axes only."""
-        return plainest_point({name: _plain(self.columns[name][place]) for name in AXES})
+        return plainest_point({name: _plain(self.columns[name][index]) for name in AXES})
 
     def only(self, where: np.ndarray) -> Points:
         """The points where ``where`` is true, or at those places."""
@@ -254,12 +254,12 @@ def _only(columns: Mapping[str, np.ndarray], value: bool) -> np.ndarray:
 def settings(point: Mapping[str, Any]) -> str:
     """A point in short, as a person reads it: what is not usual of it."""
     defaults = {"vpp": 1, "cp": 1, "ep": 1, "etp": 1, "zero_stage": 0, "schedule": "1f1b", "recompute": "none"}
-    shown = [
+    words = [
         f"{name}={point[name]}" for name in ("tp", "pp", "vpp", "cp", "ep", "etp") if point[name] != defaults.get(name)
     ]
-    rest = ("zero_stage", "schedule", "micro_batch", "recompute")
-    shown += [f"{name}={point[name]}" for name in rest if point[name] != defaults.get(name)]
-    return " ".join(shown)
+    other_axes = ("zero_stage", "schedule", "micro_batch", "recompute")
+    words += [f"{name}={point[name]}" for name in other_axes if point[name] != defaults.get(name)]
+    return " ".join(words)
 
 
 def neighbours(axes: Mapping[str, Sequence[Any]], point: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

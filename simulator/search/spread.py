@@ -55,7 +55,7 @@ class Crew:
         """The function's answer for each part, in their order, as they come. RequestError where the engine is not
         installed or knows no such option; what the function raises."""
         if self.alone or (len(parts) < 2 and self.engine == "joblib"):
-            return (function(*part) for part in parts)
+            return (function(*arguments) for arguments in parts)
         answers: Iterable[Any] = {"joblib": in_processes, "ray": on_ray, "slurm": in_slurm}[self.engine](
             self, function, parts
         )
@@ -67,7 +67,7 @@ def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=crew.count, return_as="generator", batch_size=1, pre_dispatch="all")
-    answers: Iterable[Any] = pool(delayed(function)(*part) for part in parts)
+    answers: Iterable[Any] = pool(delayed(function)(*arguments) for arguments in parts)
     return answers
 
 
@@ -75,7 +75,7 @@ def on_ray(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> 
     """By Ray, as many parts at a time as there are workers, tried again as often as nodes go."""
     with crew.ready() as ray:
         task = ray.remote(num_cpus=1, max_retries=-1)(function)
-        waiting: list[Any] = [task.remote(*part) for part in parts[: crew.count]]
+        waiting: list[Any] = [task.remote(*arguments) for arguments in parts[: crew.count]]
         for at in range(len(parts)):
             yield ray.get(waiting[at])
             waiting[at] = None  # what was read needs no memory of the cluster
@@ -109,4 +109,4 @@ def in_slurm(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -
 
 def each_of(function: Function, parts: Sequence[tuple[Any, ...]]) -> list[Any]:
     """The function's answers for some parts, one after the other."""
-    return [function(*part) for part in parts]
+    return [function(*arguments) for arguments in parts]

@@ -65,7 +65,7 @@ class Workers:
     ) -> list[Any]:
         answers_by_point: list[Any] = [None] * len(points)
         new, kept_s = [], time.monotonic()
-        answers = self.spread(what, [[points[at] for at in part] for part in parts])
+        answers = self.spread(what, [[points[at] for at in chunk] for chunk in parts])
         for places, part_answers in zip(parts, answers, strict=True):
             for at, answer in zip(places, part_answers, strict=True):
                 answers_by_point[at] = answer
@@ -88,9 +88,9 @@ def spread(
     """
     here = crew is None or crew.alone or bench_of is None or callable(request.fixed.model)
     if here or crew is None or len(parts) < 2:
-        return ([getattr(evaluator, what)(point) for point in part] for part in parts)
+        return ([getattr(evaluator, what)(point) for point in chunk] for chunk in parts)
     text = request.to_json()
-    return crew.apply(in_process, [(type(evaluator), bench_of, text, what, list(part)) for part in parts])
+    return crew.apply(in_process, [(type(evaluator), bench_of, text, what, list(chunk)) for chunk in parts])
 
 
 _HERE: dict[str, Any] = {}

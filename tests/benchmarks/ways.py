@@ -84,7 +84,7 @@ def judge(name: str, home: str, most: int, reach: float, seeds: int) -> float:
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     if not report.best:
         raise SystemExit(f"{name}: {report.notes[0]}")
-    made, found = run.asked(request), SearchOutcome()
+    made, found = run.set_up(request), SearchOutcome()
     wanted = [(layout, request.space.policy[0]) for layout in made.layouts]
     engine = run.policy_of(request.space.policy[0]).framework
     replicas = {}

@@ -21,13 +21,13 @@ from .replicas import LayoutReplica
 from .request import LAYOUT, OF_PREFILL, POOLS, ReplicaLayout, ServedSearchRequest, ratio_of
 from .run import (
     Refused,
-    ServedAsked,
-    asked,
+    ServedSearchSetup,
     decode_report,
     figures_of,
     replica_or_why,
     requirements,
     row_of,
+    set_up,
 )
 
 WHOLE = ("nodes", "batch", "max_tokens", *LAYOUT, *OF_PREFILL)  # settings that are whole numbers
@@ -107,15 +107,15 @@ class Way:
 
 def compare_ways(request: ServedSearchRequest, one: Row, other: Row, bench: Any) -> ServedComparison:
     """How two ways to serve differ. RequestError for one that cannot be."""
-    made = with_places(asked(request), (one, other))
-    ways = [way_of(made, point, bench) for point in (one, other)]
+    setup = with_places(set_up(request), (one, other))
+    ways = [way_of(setup, point, bench) for point in (one, other)]
     rows = [way.row for way in ways]
     decodes = [decode_report(request, way.decode, way.row["batch"], bench) for way in ways]
     prompts = [prompt_report(request, way, bench) for way in ways]
 
     def row_of(point: Row) -> Row:
         try:
-            return way_of(made, point, bench).row
+            return way_of(setup, point, bench).row
         except RequestError as error:
             return {"why": str(error)}
 
@@ -137,61 +137,62 @@ def compare_ways(request: ServedSearchRequest, one: Row, other: Row, bench: Any)
             )
         ),
         dimensions=tuple(differences(map(by_dimension, decodes), last=("iteration",))),
-        memory=tuple(differences(memory_gib(*each) for each in zip(decodes, ways, strict=True))),
+        memory=tuple(differences(memory_gib(*report_and_way) for report_and_way in zip(decodes, ways, strict=True))),
         decode_ops=tuple(in_ms(by_op(*decodes))),
         prompt_ops=tuple(in_ms(by_op(*prompts))),
     )
 
 
-def with_places(made: ServedAsked, points: Sequence[Row]) -> ServedAsked:
+def with_places(setup: ServedSearchSetup, points: Sequence[Row]) -> ServedSearchSetup:
     """The request with the batches and chunks of points among its own, so that tables have them."""
-    axes = dict(made.axes)
+    axes = dict(setup.axes)
     for name in ("batch", "max_tokens"):
         axes[name] = tuple(sorted({*axes[name], *(point[name] for point in points)}))
-    return replace(made, axes=axes)
+    return replace(setup, axes=axes)
 
 
-def way_of(made: ServedAsked, point: Row, bench: Any) -> Way:
+def way_of(setup: ServedSearchSetup, point: Row, bench: Any) -> Way:
     """The way to serve at a point, with its figures. RequestError for what cannot be."""
-    own, first = layout_of(made, point, LAYOUT), None
-    decode, prefill = replica(made, own, point, bench), None
+    layout, first = layout_of(setup, point, LAYOUT), None
+    decode, prefill = replica(setup, layout, point, bench), None
     if point["pools"] == "apart":
-        first = layout_of(made, point, OF_PREFILL)
-        prefill = replica(made, first, point, bench)
-    held = held_tokens(made.request, point["policy"]) * point["batch"]
-    if held > decode.served.kv.tokens:
+        first = layout_of(setup, point, OF_PREFILL)
+        prefill = replica(setup, first, point, bench)
+    tokens = held_tokens(setup.request, point["policy"]) * point["batch"]
+    if tokens > decode.served.kv.tokens:
         raise RequestError(
-            f"batch={point['batch']} holds {held:,.0f} tokens of {decode.served.kv.tokens:,} that a rank has"
+            f"batch={point['batch']} holds {tokens:,.0f} tokens of {decode.served.kv.tokens:,} that a rank has"
         )
     ratio = (point["ratio"],) if point["ratio"] else ()
-    fixed = replace(made, request=replace(made.request, space=replace(made.request.space, ratio=ratio)))
-    row = row_of(own, point["policy"], point["batch"], point["max_tokens"], first)
+    fixed = replace(setup, request=replace(setup.request, space=replace(setup.request.space, ratio=ratio)))
+    row = row_of(layout, point["policy"], point["batch"], point["max_tokens"], first)
     figures = figures_of(fixed, row, decode, prefill)
     if not figures:
-        raise RequestError(f"ratio={point['ratio'] or 'any'} does not fit the {made.devices(own)} GPUs of the cluster")
+        devices = setup.devices(layout)
+        raise RequestError(f"ratio={point['ratio'] or 'any'} does not fit the {devices} GPUs of the cluster")
     return Way({**row, **figures[0]}, decode, prefill)
 
 
-def layout_of(made: ServedAsked, point: Row, names: Sequence[str]) -> ReplicaLayout:
+def layout_of(setup: ServedSearchSetup, point: Row, names: Sequence[str]) -> ReplicaLayout:
     """The layout of a point's replicas that decode, or that prefill. RequestError where it does not fit together."""
-    if point["cluster"] not in made.clusters:
+    if point["cluster"] not in setup.clusters:
         raise RequestError(f"cluster={point['cluster']} is not searched: space.cluster=[{point['cluster']},…]")
     layout = ReplicaLayout(point["cluster"], point["nodes"], point["precision"], *(point[name] for name in names))
     column = combinations({name: [value] for name, value in vars(layout).items()})
-    for what, holds in requirements(column, made.clusters, made.facts, any_experts=True).items():
+    for what, holds in requirements(column, setup.clusters, setup.facts, any_experts=True).items():
         if not holds.all():
-            said = " ".join(f"{name}={value}" for name, value in layout.values().items())
-            raise RequestError(f"{said} cannot be: {what}")
+            settings = " ".join(f"{name}={value}" for name, value in layout.values().items())
+            raise RequestError(f"{settings} cannot be: {what}")
     return layout
 
 
-def replica(made: ServedAsked, layout: ReplicaLayout, point: Row, bench: Any) -> LayoutReplica:
+def replica(setup: ServedSearchSetup, layout: ReplicaLayout, point: Row, bench: Any) -> LayoutReplica:
     """The replica of a layout. RequestError for why there is none."""
-    found = replica_or_why(made, layout, policy_of(point["policy"]).framework, bench)
-    if isinstance(found, Refused):
-        said = " ".join(f"{name}={value}" for name, value in layout.values().items())
-        raise RequestError(f"{said} cannot be compared: {found.why}")
-    return found
+    result = replica_or_why(setup, layout, policy_of(point["policy"]).framework, bench)
+    if isinstance(result, Refused):
+        settings = " ".join(f"{name}={value}" for name, value in layout.values().items())
+        raise RequestError(f"{settings} cannot be compared: {result.why}")
+    return result
 
 
 def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
@@ -206,50 +207,50 @@ def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(of.get(name, (name,)) for name in differs))
 
 
-def adding_up(row: Row, parts: Mapping[str, str], whole: str, rest: str) -> dict[str, float]:
+def adding_up(row: Row, parts: Mapping[str, str], total: str, remainder: str) -> dict[str, float]:
     """Parts of a figure that add up to it; the last but one is what no other part is."""
     named = {name: row[key] for key, name in parts.items() if row[key]}
-    return {**named, rest: row[whole] - sum(named.values()), whole: row[whole]}
+    return {**named, remainder: row[total] - sum(named.values()), total: row[total]}
 
 
 def by_dimension(report: InferenceReport) -> dict[str, float]:
     """Milliseconds of an iteration by what the GPUs do: compute, each kind of exchange, wait."""
-    made = report.breakdown
-    own = {"compute": made.compute_s}
-    own |= {f"exposed {name}": seconds for name, seconds in made.by_parallelism.items()}
-    own |= {"other exchanges": made.exposed_comm_s - sum(made.by_parallelism.values())}
-    own |= {"waiting for the host": made.host_s, "pipeline bubble": made.bubble_s}
-    parts = {name: 1e3 * seconds for name, seconds in own.items() if abs(seconds) > 1e-12}
+    breakdown = report.breakdown
+    seconds_of = {"compute": breakdown.compute_s}
+    seconds_of |= {f"exposed {name}": seconds for name, seconds in breakdown.by_parallelism.items()}
+    seconds_of |= {"other exchanges": breakdown.exposed_comm_s - sum(breakdown.by_parallelism.values())}
+    seconds_of |= {"waiting for the host": breakdown.host_s, "pipeline bubble": breakdown.bubble_s}
+    parts = {name: 1e3 * seconds for name, seconds in seconds_of.items() if abs(seconds) > 1e-12}
     return {**parts, "iteration": report.e2e_ms}
 
 
 def memory_gib(report: InferenceReport, way: Way) -> dict[str, float]:
     """GiB of a GPU that decodes: weights, and the KV cache that its batch holds."""
     kv, layout = way.decode.served.kv, way.decode.layout
-    held = way.row["kv_share"] * kv.tokens * kv.bytes_per_token / (layout.tp * layout.pp) / GIB
-    return {"weights": report.memory.weights_gib, "KV cache in use": held}
+    kv_gib = way.row["kv_share"] * kv.tokens * kv.bytes_per_token / (layout.tp * layout.pp) / GIB
+    return {"weights": report.memory.weights_gib, "KV cache in use": kv_gib}
 
 
 def prompt_report(request: ServedSearchRequest, way: Way, bench: Any) -> InferenceReport:
     """The whole report of an iteration of prompts only: as many as fit into ``max_tokens``, or a chunk of one."""
-    own, most = way.prefill or way.decode, way.row["max_tokens"]
+    prefill, most = way.prefill or way.decode, way.row["max_tokens"]
     count, length = max(most // request.input_len, 1), min(request.input_len, most)
-    work = replace(own.step.work, kind="prefill", batch=count, input_len=length, cache="static")
-    made = bench.simulate(replace(own.step, work=work))
-    assert isinstance(made, InferenceReport)
-    return made
+    work = replace(prefill.step.work, kind="prefill", batch=count, input_len=length, cache="static")
+    report = bench.simulate(replace(prefill.step, work=work))
+    assert isinstance(report, InferenceReport)
+    return report
 
 
 def in_ms(ops: Sequence[Change]) -> Iterator[Change]:
     """The ops that differ most, in milliseconds."""
-    for each in ops[:SHOWN_OPS]:
-        yield Change(each.name, 1e3 * each.one, 1e3 * each.other)
+    for op in ops[:SHOWN_OPS]:
+        yield Change(op.name, 1e3 * op.one, 1e3 * op.other)
 
 
 # --- points that a person names ---------------------------------------------------------------------------
 
 
-def way_named(made: ServedAsked, text: str, points: Path | None) -> Row:
+def way_named(setup: ServedSearchSetup, text: str, points: Path | None) -> Row:
     """The point that a person names: a rank of the points that a search kept, or settings such as ``tp=2 batch=64``.
 
     A setting that is not named has its only value, or what is usual: degrees of 1, replicas that do both unless
@@ -257,24 +258,24 @@ def way_named(made: ServedAsked, text: str, points: Path | None) -> Row:
     """
     text = str(text).strip()
     if text.isdigit():
-        return _of_rank(made.request, int(text), points)
-    given = given_values(text, SETTINGS, ("setting", "settings"), "FILE", _as)
-    return {**_usual(made, given), **given}
+        return _of_rank(setup.request, int(text), points)
+    values = given_values(text, SETTINGS, ("setting", "settings"), "FILE", _as)
+    return {**_usual(setup, values), **values}
 
 
-def _usual(made: ServedAsked, given: Row) -> Row:
-    axes = made.axes
-    batch = min(axes["batch"], key=lambda each: abs(each - USUAL_BATCH))
+def _usual(setup: ServedSearchSetup, typed: Row) -> Row:
+    axes = setup.axes
+    batch = min(axes["batch"], key=lambda size: abs(size - USUAL_BATCH))
     row: Row = dict.fromkeys(LAYOUT, 1) | {"cluster": axes["cluster"][0], "nodes": axes["nodes"][0]}
     row |= {"precision": axes["precision"][0], "policy": axes["policy"][0], "batch": batch, "ratio": ""}
     row |= {"max_tokens": axes["max_tokens"][0]}
     row |= {name: values[0] for name, values in axes.items() if len(values) == 1 and name in row}
-    row |= {"ep": given.get("tp", row["tp"]) * given["dp"]} if given.get("dp", 1) > 1 else {}
-    apart = given.get("pools") == "apart" or bool(given.keys() & {*OF_PREFILL, "ratio"})
+    row |= {"ep": typed.get("tp", row["tp"]) * typed["dp"]} if typed.get("dp", 1) > 1 else {}
+    apart = typed.get("pools") == "apart" or bool(typed.keys() & {*OF_PREFILL, "ratio"})
     row["pools"] = "apart" if apart else "together"
-    if apart and given.get("pools", "apart") != "apart":
+    if apart and typed.get("pools", "apart") != "apart":
         raise RequestError("pools=together has no ratio and nothing that only prefills: leave these out")
-    prefills = {f"prefill_{name}": given.get(name, row[name]) for name in LAYOUT}
+    prefills = {f"prefill_{name}": typed.get(name, row[name]) for name in LAYOUT}
     return row | (prefills if apart else dict.fromkeys(OF_PREFILL, 0))
 
 

@@ -38,9 +38,9 @@ TRTLLM: dict[str, Callable[[ServedRole], Any]] = {
 
 
 def _overrides(role: ServedRole) -> str | None:
-    said: dict[str, Any] = {"kv_cache_config": {"dtype": role.kv_dtype}} if role.kv_dtype else {}
-    said |= {"cache_transceiver_config": {"backend": "DEFAULT"}} if role.role else {}
-    return json.dumps(said) if said else None
+    overrides: dict[str, Any] = {"kv_cache_config": {"dtype": role.kv_dtype}} if role.kv_dtype else {}
+    overrides |= {"cache_transceiver_config": {"backend": "DEFAULT"}} if role.role else {}
+    return json.dumps(overrides) if overrides else None
 
 
 def worker(engine: str, table: Mapping[str, Any], model: str, role: ServedRole) -> list[str]:
@@ -59,7 +59,7 @@ def graph(engine: str, title: str, servers: list[ServedRole], words: list[list[s
 
     LaunchError for a worker of more than a node.
     """
-    if large := [each.devices for each in servers if each.devices > per_node]:
+    if large := [server.devices for server in servers if server.devices > per_node]:
         raise LaunchError(
             f"a worker of {large[0]} GPUs is more than a node of {per_node}: "
             f"take space.rules=['replica_devices <= {per_node}'], or framework=dynamo"
@@ -71,20 +71,20 @@ def graph(engine: str, title: str, servers: list[ServedRole], words: list[list[s
             "extraPodSpec": {"mainContainer": _container("dynamo-frontend", shlex.split(FRONTEND))},
         }
     }
-    for each, own in zip(servers, words, strict=True):
-        name = each.role or "worker"
+    for server, own_words in zip(servers, words, strict=True):
+        name = server.role or "worker"
         services[name] = {
             "componentType": "worker",
-            **({"subComponentType": each.role} if each.role else {}),
+            **({"subComponentType": server.role} if server.role else {}),
             "envFromSecret": "hf-token-secret",
-            "replicas": each.replicas,
-            "resources": {"limits": {"gpu": str(each.devices)}},
+            "replicas": server.replicas,
+            "resources": {"limits": {"gpu": str(server.devices)}},
             "sharedMemory": {"size": "32Gi"},
-            "extraPodSpec": {"mainContainer": _container(IMAGES[engine], own)},
+            "extraPodSpec": {"mainContainer": _container(IMAGES[engine], own_words)},
         }
-    said = ", ".join(f"{each.replicas} x {each.devices} GPUs {each.role}".strip() for each in servers)
+    pools = ", ".join(f"{server.replicas} x {server.devices} GPUs {server.role}".strip() for server in servers)
     return yaml_of(
-        f"# {title}: {said}\n# kubectl apply -f THIS_FILE, where Dynamo's operator runs; the secret holds HF_TOKEN\n",
+        f"# {title}: {pools}\n# kubectl apply -f THIS_FILE, where Dynamo's operator runs; the secret holds HF_TOKEN\n",
         [
             {
                 "apiVersion": "nvidia.com/v1alpha1",

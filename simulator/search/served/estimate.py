@@ -47,23 +47,23 @@ class LoadCurves:
     batches: Sequence[int]
     known: dict[tuple[Any, ...], LoadCurve] = field(default_factory=dict)
 
-    def both(self, own: LayoutReplica, policy: str, max_tokens: int) -> LoadCurve:
+    def both(self, replica: LayoutReplica, policy: str, max_tokens: int) -> LoadCurve:
         """What a rank of a replica does that prefills and decodes."""
-        key = own.layout, policy, max_tokens
+        key = replica.layout, policy, max_tokens
         if key not in self.known:
             loads = loads_up_to(self.batches)
-            made = [together(self.request, own, policy, n, max_tokens, max(loads)) for n in loads]
-            rows = [(1e3 * each["tpot_ms"], 1e3 * each["ttft_ms"], each["busy_us"]) for each in made]
+            figures = [together(self.request, replica, policy, n, max_tokens, max(loads)) for n in loads]
+            rows = [(1e3 * figure["tpot_ms"], 1e3 * figure["ttft_ms"], figure["busy_us"]) for figure in figures]
             self.known[key] = curve(loads, rows, self.request.output_len, decodes=False)
         return self.known[key]
 
-    def decoding(self, own: LayoutReplica) -> LoadCurve:
+    def decoding(self, replica: LayoutReplica) -> LoadCurve:
         """What a rank of a replica does that only decodes."""
-        key = own.layout, own.engine.id
+        key = replica.layout, replica.engine.id
         if key not in self.known:
             loads = loads_up_to(self.batches)
-            steps = [decode_iteration_us(self.request, own, n, max(loads)) for n in loads]
-            rows = [(own.served.host.iteration_us(us, n), 0.0, 0.0) for us, n in zip(steps, loads, strict=True)]
+            steps = [decode_iteration_us(self.request, replica, n, max(loads)) for n in loads]
+            rows = [(replica.served.host.iteration_us(us, n), 0.0, 0.0) for us, n in zip(steps, loads, strict=True)]
             self.known[key] = curve(loads, rows, self.request.output_len, decodes=True)
         return self.known[key]
 
@@ -76,11 +76,11 @@ def held_tokens(request: ServedSearchRequest, policy: str, prefilled: bool = Fal
 
 
 def together(
-    request: ServedSearchRequest, own: LayoutReplica, policy: str, running: float, max_tokens: int, batch: int = 0
+    request: ServedSearchRequest, replica: LayoutReplica, policy: str, running: float, max_tokens: int, batch: int = 0
 ) -> dict[str, Any]:
     """Figures of one replica that prefills and decodes where so many sequences run on each rank, of ``batch`` that may
     (0: as many); ``requests_per_s`` are those of a replica."""
-    layout, tables, outputs = own.layout, own.served.tables, request.output_len
+    layout, tables, outputs = replica.layout, replica.served.tables, request.output_len
     batch = batch or round(running)
     loop = ClosedLoop(
         concurrency=running,
@@ -89,18 +89,18 @@ def together(
         max_tokens=max_tokens,
         mixed=policy_of(policy).mixed,
         reserves=policy_of(policy).reserves,
-        graphs=own.engine.graphs.sizes(layout.tp, batch),
+        graphs=replica.engine.graphs.sizes(layout.tp, batch),
         burst=0.0,
     )
     ttft_us, tpot_us = closed_form(tables, loop)
     prompt_us = ttft_us - tpot_us / 2
-    decode_us = decode_iteration_us(request, own, running, batch)
+    decode_us = decode_iteration_us(request, replica, running, batch)
     share = min(running / outputs, 1.0)
     waits = (1 - (1 - share) ** layout.dp) / share  # for ranks beside it whose prompts are computed
     beside_us = (tpot_us - decode_us) * waits
-    behind_us = own.served.host.behind_us(decode_us + beside_us, running, outputs)
-    tpot_us = own.served.host.iteration_us(decode_us + beside_us, round(running)) - behind_us / outputs
-    ttft_us += behind_us + own.served.first_token_us(running * layout.dp * layout.pp, request.input_len)
+    behind_us = replica.served.host.behind_us(decode_us + beside_us, running, outputs)
+    tpot_us = replica.served.host.iteration_us(decode_us + beside_us, round(running)) - behind_us / outputs
+    ttft_us += behind_us + replica.served.first_token_us(running * layout.dp * layout.pp, request.input_len)
     e2e_us = ttft_us + tpot_us * (outputs - 1)
     return {
         "ttft_ms": ttft_us / 1e3,
@@ -111,13 +111,13 @@ def together(
         "transfer_ms": 0.0,
         "busy_us": prompt_us * min(request.input_len / max(max_tokens - running, 1.0), 1.0),
         "requests_per_s": running * layout.dp * layout.pp * SECOND_US / e2e_us,
-        "kv_share": running * held_tokens(request, policy) / own.served.kv.tokens,
+        "kv_share": running * held_tokens(request, policy) / replica.served.kv.tokens,
     }
 
 
 def loads(
     request: ServedSearchRequest,
-    own: LayoutReplica,
+    replica: LayoutReplica,
     policy: str,
     batches: Sequence[int],
     max_tokens: int,
@@ -129,13 +129,13 @@ def loads(
     most = np.array(batches, dtype=float)
     if not request.slo.named:
         return most
-    ranks = np.full(len(most), replicas * own.layout.dp * own.layout.pp)
-    return together_load(curves.both(own, policy, max_tokens), ranks, most, expected_of(request))
+    ranks = np.full(len(most), replicas * replica.layout.dp * replica.layout.pp)
+    return together_load(curves.both(replica, policy, max_tokens), ranks, most, expected_of(request))
 
 
 def loaded(
     request: ServedSearchRequest,
-    own: LayoutReplica,
+    replica: LayoutReplica,
     policy: str,
     batch: int,
     max_tokens: int,
@@ -145,20 +145,20 @@ def loaded(
 ) -> dict[str, Any]:
     """Figures of so many replicas that do both at a ``load`` of :func:`loads`; at all that they have room for where
     that is 0. ``requests_per_s`` are those of all."""
-    layout, wait_us = own.layout, 0.0
+    layout, wait_us = replica.layout, 0.0
     running = load or float(batch)
     if request.slo.named and running < batch:
-        known, ranks = curves.both(own, policy, max_tokens), np.array([replicas * layout.dp * layout.pp])
-        busy_us = known.at("prompt_us", running)
-        wait_us = float((waiting(ranks, known.at("rate", running) * busy_us, 0.5)[0] * busy_us)[0])
-    made = together(request, own, policy, max(running, 1.0), max_tokens, batch)
-    made["ttft_ms"] += wait_us / 1e3
+        curve, ranks = curves.both(replica, policy, max_tokens), np.array([replicas * layout.dp * layout.pp])
+        busy_us = curve.at("prompt_us", running)
+        wait_us = float((waiting(ranks, curve.at("rate", running) * busy_us, 0.5)[0] * busy_us)[0])
+    figures = together(request, replica, policy, max(running, 1.0), max_tokens, batch)
+    figures["ttft_ms"] += wait_us / 1e3
     busy = min(running, 1.0)  # share of the time in which a rank has a sequence at all
-    made["kv_share"] *= busy
-    made |= {"queue_ms": wait_us / 1e3, "requests_per_s": made["requests_per_s"] * busy * replicas}
-    made["meets_slo"] = load > 0
-    del made["busy_us"]
-    return made
+    figures["kv_share"] *= busy
+    figures |= {"queue_ms": wait_us / 1e3, "requests_per_s": figures["requests_per_s"] * busy * replicas}
+    figures["meets_slo"] = load > 0
+    del figures["busy_us"]
+    return figures
 
 
 def expected_of(request: ServedSearchRequest) -> Expected:
@@ -166,28 +166,30 @@ def expected_of(request: ServedSearchRequest) -> Expected:
     return Expected(request.slo, request.output_len)
 
 
-def decode_iteration_us(request: ServedSearchRequest, own: LayoutReplica, running: float, batch: int) -> float:
+def decode_iteration_us(request: ServedSearchRequest, replica: LayoutReplica, running: float, batch: int) -> float:
     """Microseconds of an iteration in which ``running`` sequences decode, of ``batch`` that may, padded to a CUDA
     graph."""
-    padded = next((size for size in own.engine.graphs.sizes(own.layout.tp, batch) if size >= running), round(running))
+    sizes = replica.engine.graphs.sizes(replica.layout.tp, batch)
+    padded = next((size for size in sizes if size >= running), round(running))
     context = round(running * (request.input_len + request.output_len / 2))
-    return iteration_us(own.served.tables, padded, context, 0, 0.0, 0, padded)
+    return iteration_us(replica.served.tables, padded, context, 0, 0.0, 0, padded)
 
 
-def prefilling(request: ServedSearchRequest, own: LayoutReplica, max_tokens: int) -> Prefilling:
+def prefilling(request: ServedSearchRequest, replica: LayoutReplica, max_tokens: int) -> Prefilling:
     """An iteration of prompts: as many as fit into ``max_tokens``, or one of them chunk after chunk."""
     length = request.input_len
     if length <= max_tokens:
-        count = max(min(max_tokens // length, own.served.kv.tokens // length), 1)
-        whole, alone = (
-            iteration_us(own.served.tables, 0, 0, n * length, n * length * (length + 1) / 2, 0, n) for n in (count, 1)
+        count = max(min(max_tokens // length, replica.served.kv.tokens // length), 1)
+        tables = replica.served.tables
+        full_us, alone = (
+            iteration_us(tables, 0, 0, n * length, n * length * (length + 1) / 2, 0, n) for n in (count, 1)
         )
-        return Prefilling(whole, count, alone)
+        return Prefilling(full_us, count, alone)
     total, done = 0.0, 0
     while done < length:
         new = min(max_tokens, length - done)
         total += iteration_us(
-            own.served.tables, 0, 0, new, new * (done + (new + 1) / 2), done, int(done + new == length)
+            replica.served.tables, 0, 0, new, new * (done + (new + 1) / 2), done, int(done + new == length)
         )
         done += new
     return Prefilling(total, 1.0, total)
@@ -196,7 +198,7 @@ def prefilling(request: ServedSearchRequest, own: LayoutReplica, max_tokens: int
 def transfer_us(request: ServedSearchRequest, prefill: LayoutReplica, decode: LayoutReplica) -> float:
     """Microseconds that the cache of a prompt takes to the pool that decodes: the bytes that land there, over the links
     of the ranks of whichever side has fewer."""
-    links = min(each.layout.tp * each.layout.pp for each in (prefill, decode))
+    links = min(replica.layout.tp * replica.layout.pp for replica in (prefill, decode))
     landing = decode.served.kv.bytes_per_token * request.input_len
     return request.link_us + SECOND_US * landing / (links * request.link_gbps * 1e9)
 
@@ -217,12 +219,12 @@ def apart(
     The best ratio serves most on all devices; of those that serve ``request.rate`` it has the fewest. Empty where
     no ratio fits the devices.
     """
-    own, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
+    prompts, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
     first, second = ratios(request, prefill.layout.devices, decode.layout.devices, devices)
     if not len(first):
         return [[] for _ in batches]
     count, first, second = len(first), np.tile(first, len(batches)), np.tile(second, len(batches))
-    known, outputs = curves.decoding(decode), request.output_len - 1
+    curve, outputs = curves.decoding(decode), request.output_len - 1
 
     def hosts(rate: np.ndarray, before_us: np.ndarray) -> np.ndarray:
         return host_us(request, prefill, rate / first, before_us)
@@ -230,33 +232,33 @@ def apart(
     pools = PoolsApart(
         first * prefill.layout.dp * prefill.layout.pp,
         second * decode.layout.dp * decode.layout.pp,
-        known,
+        curve,
         np.repeat(np.array(batches, dtype=float), count),
-        own.alone_us,
-        own.us / own.requests,
-        own.us,
+        prompts.alone_us,
+        prompts.us / prompts.requests,
+        prompts.us,
         moved_us,
         request.output_len,
         hosts,
     )
     full = BUSIEST * np.minimum(*pools.most)
-    kept = apart_load(pools, expected_of(request), BUSIEST) if request.slo.named else full
-    rate = np.where(kept > 0, kept, full)
+    load = apart_load(pools, expected_of(request), BUSIEST) if request.slo.named else full
+    rate = np.where(load > 0, load, full)
     queue_us, _, _, prompt_us = pools.times(rate, request.slo.share, beyond(request.slo))
-    running = np.minimum(known.running(rate / pools.second), pools.batch) if request.slo.named else pools.batch
-    tpot_us = known.at("tpot_us", running)
+    running = np.minimum(curve.running(rate / pools.second), pools.batch) if request.slo.named else pools.batch
+    tpot_us = curve.at("tpot_us", running)
     before_us = queue_us + prompt_us + moved_us
     ttft_us = before_us + hosts(rate, before_us + tpot_us * outputs)
     used = first * prefill.layout.devices + second * decode.layout.devices
     enough = np.inf if request.size_for is None else request.size_for / SECOND_US
-    made = []
-    for place, batch in enumerate(batches):
-        own_places = slice(place * count, (place + 1) * count)
+    results = []
+    for position, batch in enumerate(batches):
+        own_places = slice(position * count, (position + 1) * count)
         chosen: Sequence[int] = range(count)
         if not request.space.ratio:
-            chosen = best_ratio(kept[own_places], rate[own_places], used[own_places], enough)
-        places = [place * count + at for at in chosen]
-        made.append(
+            chosen = best_ratio(load[own_places], rate[own_places], used[own_places], enough)
+        places = [position * count + at for at in chosen]
+        results.append(
             [
                 {
                     "ratio": f"{first[at]}:{second[at]}",
@@ -271,20 +273,20 @@ def apart(
                     "requests_per_s": float(rate[at]) * SECOND_US,
                     "kv_share": float(running[at]) * held_tokens(request, policy) / decode.served.kv.tokens,
                     "devices": int(used[at]),
-                    "meets_slo": bool(kept[at] > 0),
+                    "meets_slo": bool(load[at] > 0),
                 }
                 for at in places
             ]
         )
-    return made
+    return results
 
 
-def best_ratio(kept: np.ndarray, rate: np.ndarray, used: np.ndarray, enough: float) -> Sequence[int]:
+def best_ratio(in_limits: np.ndarray, rate: np.ndarray, used: np.ndarray, enough: float) -> Sequence[int]:
     """The place of the ratio that serves most, with the fewest GPUs among those that serve alike; where some serve
     ``enough`` that of the fewest GPUs among them."""
-    if (kept >= enough).any():
-        return [int(np.lexsort([-kept, used, kept < enough])[0])]
-    return [int(np.lexsort([used, -rate, -kept])[0])]
+    if (in_limits >= enough).any():
+        return [int(np.lexsort([-in_limits, used, in_limits < enough])[0])]
+    return [int(np.lexsort([used, -rate, -in_limits])[0])]
 
 
 def host_us(request: ServedSearchRequest, prefill: LayoutReplica, rate: np.ndarray, stay_us: np.ndarray) -> np.ndarray:
@@ -296,39 +298,39 @@ def host_us(request: ServedSearchRequest, prefill: LayoutReplica, rate: np.ndarr
     return np.asarray(waits_us)
 
 
-def ratios(request: ServedSearchRequest, own: int, other: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Replicas that prefill and that decode, of ``own`` and ``other`` GPUs each, that fit the devices."""
+def ratios(request: ServedSearchRequest, of_decode: int, other: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Replicas that prefill and that decode, of ``of_decode`` and ``other`` GPUs each, that fit the devices."""
     if request.space.ratio:
         pairs = [ratio_of(text) for text in request.space.ratio]
     else:
-        most = (devices - other) // own
-        pairs = [(x, y) for x in range(1, most + 1) for y in range(1, (devices - x * own) // other + 1)]
-    fits = [(x, y) for x, y in pairs if x * own + y * other <= devices]
-    made = np.array(fits, dtype=np.int64).reshape(-1, 2)
-    return made[:, 0], made[:, 1]
+        most = (devices - other) // of_decode
+        pairs = [(x, y) for x in range(1, most + 1) for y in range(1, (devices - x * of_decode) // other + 1)]
+    fits = [(x, y) for x, y in pairs if x * of_decode + y * other <= devices]
+    counts = np.array(fits, dtype=np.int64).reshape(-1, 2)
+    return counts[:, 0], counts[:, 1]
 
 
-def completed(request: ServedSearchRequest, found: Mapping[str, Any], price: float, devices: float) -> dict[str, Any]:
+def completed(request: ServedSearchRequest, figures: Mapping[str, Any], price: float, devices: float) -> dict[str, Any]:
     """The figures that follow from the others: rates by user and by GPU (of all ``devices``, idle ones too), cost."""
     outputs = request.output_len
-    e2e_ms = found["ttft_ms"] + found["tpot_ms"] * (outputs - 1)
-    tokens = found["requests_per_s"] * outputs
+    e2e_ms = figures["ttft_ms"] + figures["tpot_ms"] * (outputs - 1)
+    tokens = figures["requests_per_s"] * outputs
     return {
-        **found,
+        **figures,
         "e2e_ms": e2e_ms,
-        "concurrency": found["requests_per_s"] * e2e_ms / 1e3,
+        "concurrency": figures["requests_per_s"] * e2e_ms / 1e3,
         "tokens_per_s": tokens,
         "tokens_per_s_per_gpu": tokens / devices,
-        "tokens_per_s_per_user": 1e3 / found["tpot_ms"],
-        "goodput": found["requests_per_s"] if found["meets_slo"] else 0.0,
-        "hourly_cost": price * found["devices"],
-        "cost_per_million_tokens": price * found["devices"] / 3600.0 / tokens * 1e6,
+        "tokens_per_s_per_user": 1e3 / figures["tpot_ms"],
+        "goodput": figures["requests_per_s"] if figures["meets_slo"] else 0.0,
+        "hourly_cost": price * figures["devices"],
+        "cost_per_million_tokens": price * figures["devices"] / 3600.0 / tokens * 1e6,
     }
 
 
-def with_load(request: ServedSearchRequest, row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def with_load(request: ServedSearchRequest, row: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
     """A row with the load and the times that were ``found`` for it."""
     devices = row["tokens_per_s"] / row["tokens_per_s_per_gpu"]
     price = row["hourly_cost"] / row["devices"]
-    own = {**row, "requests_per_s": found["rate"], "ttft_ms": found["ttft_ms"], "tpot_ms": found["tpot_ms"]}
-    return completed(request, {**own, "meets_slo": True}, price, devices)
+    moved = {**row, "requests_per_s": figures["rate"], "ttft_ms": figures["ttft_ms"], "tpot_ms": figures["tpot_ms"]}
+    return completed(request, {**moved, "meets_slo": True}, price, devices)

@@ -22,13 +22,13 @@ LEAST_MS = 0.05  # of difference: less is not worth a word
 
 def settings(row: Row) -> str:
     """A way to serve in short, as a person reads it."""
-    shown = [f"{name}={row[name]}" for name in ("tp", "pp", "dp", "ep") if row[name] != 1 or name == "tp"]
-    said = f"{' '.join(shown)} batch={row['batch']}"
+    words = [f"{name}={row[name]}" for name in ("tp", "pp", "dp", "ep") if row[name] != 1 or name == "tp"]
+    text = f"{' '.join(words)} batch={row['batch']}"
     if row["pools"] == "together":
-        return f"{said} max_tokens={row['max_tokens']}"
+        return f"{text} max_tokens={row['max_tokens']}"
     other = " ".join(f"{name[8:]}={row[name]}" for name in OF_PREFILL if row[name] != 1 or name == "prefill_tp")
     ratio = f"{row['ratio']} " if row.get("ratio") else ""
-    return f"{ratio}prefill {other} max_tokens={row['max_tokens']}, decode {said}"
+    return f"{ratio}prefill {other} max_tokens={row['max_tokens']}, decode {text}"
 
 
 def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
@@ -39,17 +39,19 @@ def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
 def reason(better: Row, worse: Row, objective: str) -> str:
     """Why a row is better than another: by how much, and what of their times makes it."""
     figure, _ = OF_SERVING[objective]
-    own, theirs = better[figure], worse[figure]
-    said = f"{abs(own / theirs - 1):.1%} better in {objective}" if theirs else f"better in {objective}"
+    value, theirs = better[figure], worse[figure]
+    text = f"{abs(value / theirs - 1):.1%} better in {objective}" if theirs else f"better in {objective}"
     gains = {name: worse[key] - better[key] for key, name in PARTS.items()}
     named = {name: gain for name, gain in gains.items() if abs(gain) > LEAST_MS}
-    shown = told(named, lambda gain: f"{abs(gain):.1f} ms", 2)
+    words = told(named, lambda gain: f"{abs(gain):.1f} ms", 2)
     if better["concurrency"] != worse["concurrency"]:
-        shown.append(f"{better['concurrency']:,.0f} instead of {worse['concurrency']:,.0f} requests under way")
-    return f"{said}: {', '.join(shown)}" if shown else said
+        words.append(f"{better['concurrency']:,.0f} instead of {worse['concurrency']:,.0f} requests under way")
+    return f"{text}: {', '.join(words)}" if words else text
 
 
-def around(request: ServedSearchRequest, best: Row, found: SearchOutcome, good: Sequence[Row]) -> list[dict[str, Any]]:
+def around(
+    request: ServedSearchRequest, best: Row, outcome: SearchOutcome, good: Sequence[Row]
+) -> list[dict[str, Any]]:
     """What each change of one axis of the best row costs (:func:`..answer.cost_of`); None for a row that is not
     ``good``, which users would not have what they expect of.
 
@@ -59,7 +61,7 @@ def around(request: ServedSearchRequest, best: Row, found: SearchOutcome, good: 
     figure, _ = OF_SERVING[objective]
     cheapest: dict[tuple[str, Any], dict[str, Any]] = {}
     meets = {id(row) for row in good}
-    for row in found.rows:
+    for row in outcome.rows:
         differs = set(changes(best, row)) - {"ratio"}
         if "pools" in differs:
             differs -= set(OF_PREFILL)
@@ -71,8 +73,8 @@ def around(request: ServedSearchRequest, best: Row, found: SearchOutcome, good: 
         entry |= {"cost": cost, figure: row[figure], "why": difference(best, row)}
         if id(row) not in meets:
             entry |= {"cost": None, "status": "not what is asked for"}
-        known = cheapest.get((axis, row[axis]))
-        if known is None or cheapness(entry) < cheapness(known):
+        best_of_value = cheapest.get((axis, row[axis]))
+        if best_of_value is None or cheapness(entry) < cheapness(best_of_value):
             cheapest[axis, row[axis]] = entry
     return list(cheapest.values())
 

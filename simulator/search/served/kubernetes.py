@@ -34,10 +34,10 @@ def manifest(
 
     ``files`` are what servers read, by name. LaunchError for a server of more than a node, and for vLLM's pools apart.
     """
-    for each in servers:
-        if each.devices > per_node:
+    for server in servers:
+        if server.devices > per_node:
             raise LaunchError(
-                f"a server of {each.devices} GPUs is more than a node of {per_node}, which a Deployment cannot be: "
+                f"a server of {server.devices} GPUs is more than a node of {per_node}, which a Deployment cannot be: "
                 f"take space.rules=['replica_devices <= {per_node}'], or framework={engine}"
             )
     apart = servers[0].role != BOTH
@@ -48,19 +48,19 @@ def manifest(
     parts: list[dict[str, Any]] = []
     if files:
         parts.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": APP}, "data": dict(files)})
-    for each, own in zip(servers, words, strict=True):
-        name = pool(each)
-        parts.append(_servers(engine, name, each, own, bool(files)))
+    for server, own_words in zip(servers, words, strict=True):
+        name = pool(server)
+        parts.append(_servers(engine, name, server, own_words, bool(files)))
         if apart and engine == "trtllm":
-            parts.append(_service(name, _labels(each.role), PORT, headless=True))
+            parts.append(_service(name, _labels(server.role), PORT, headless=True))
     if not apart:
         parts.append(_service(APP, _labels("server"), PORT))
     else:
         account = engine == "sglang"
         start = router_words() if account else ["trtllm-serve", "disaggregated", "-c", f"{FILES}/servers.yaml"]
         parts += [*(_account() if account else []), _router(engine, start), _service(APP, _labels("router"), PORT)]
-    said = ", ".join(f"{each.replicas} x {each.devices} GPUs {each.role}".strip() for each in servers)
-    return yaml_of(f"# {title}: {said}\n", parts)
+    summary = ", ".join(f"{server.replicas} x {server.devices} GPUs {server.role}".strip() for server in servers)
+    return yaml_of(f"# {title}: {summary}\n", parts)
 
 
 def pool(role: ServedRole) -> str:

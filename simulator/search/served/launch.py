@@ -101,18 +101,18 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
         raise RequestError(f"framework={chosen} is none that serves; {nearest(chosen, FRAMEWORKS, 'choose from')}")
     engine = policy_of(row["policy"]).framework if chosen in OF_AN_ENGINE else "vllm" if chosen == "llm-d" else chosen
     model, servers = served_name(request.step.model), roles(request, row)
-    if engine == "vllm" and any(each.ep not in (1, each.ranks) for each in servers):
+    if engine == "vllm" and any(server.ep not in (1, server.ranks) for server in servers):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
     per_node = request.clusters()[row["cluster"]].devices_per_node
     title = f"{model} on {row['cluster']}"
     if chosen == "kubernetes":
-        files = _files(engine, servers, {each.role: addresses(each) for each in servers}, KUBERNETES_PORT)
-        words = [_in_a_pod(command(engine, model, each, KUBERNETES_PORT)) for each in servers]
+        files = _files(engine, servers, {server.role: addresses(server) for server in servers}, KUBERNETES_PORT)
+        words = [_in_a_pod(command(engine, model, server, KUBERNETES_PORT)) for server in servers]
         return manifest(engine, title, servers, words, per_node, files)
     if chosen == "llm-d":
-        return helm_values(model, servers, [command("vllm", model, each, llm_d_port(each)) for each in servers])
+        return helm_values(model, servers, [command("vllm", model, server, llm_d_port(server)) for server in servers])
     if chosen == "dynamo-kubernetes":
-        words = [worker(engine, DYNAMO_TABLES[engine], model, each) for each in servers]
+        words = [worker(engine, DYNAMO_TABLES[engine], model, server) for server in servers]
         return graph(engine, title, servers, words, per_node)
     copies = placed(servers, per_node)
     lines = [
@@ -164,16 +164,16 @@ def _files(engine: str, servers: list[ServedRole], urls: Mapping[str, list[str]]
     if engine != "trtllm":
         return {}
     files = {}
-    for each in servers:
-        said = [f"enable_attention_dp: {str(each.dp > 1).lower()}"]
-        said += ["kv_cache_config:", f"  dtype: {each.kv_dtype}"] if each.kv_dtype else []
-        said += ["cache_transceiver_config:", "  backend: DEFAULT"] if each.role else []
-        files[f"{each.role or 'both'}.yaml"] = "\n".join([*said, ""])
+    for server in servers:
+        options = [f"enable_attention_dp: {str(server.dp > 1).lower()}"]
+        options += ["kv_cache_config:", f"  dtype: {server.kv_dtype}"] if server.kv_dtype else []
+        options += ["cache_transceiver_config:", "  backend: DEFAULT"] if server.role else []
+        files[f"{server.role or 'both'}.yaml"] = "\n".join([*options, ""])
     if len(servers) > 1:
         lines = ["hostname: 0.0.0.0", f"port: {port}", "backend: pytorch"]
-        for name, each in zip(("context_servers", "generation_servers"), servers, strict=True):
-            lines += [f"{name}:", f"  num_instances: {each.replicas}", "  urls:"]
-            lines += [f"    - {url}" for url in urls[each.role]]
+        for name, server in zip(("context_servers", "generation_servers"), servers, strict=True):
+            lines += [f"{name}:", f"  num_instances: {server.replicas}", "  urls:"]
+            lines += [f"    - {url}" for url in urls[server.role]]
         files["servers.yaml"] = "\n".join([*lines, ""])
     return files
 
@@ -181,7 +181,7 @@ def _files(engine: str, servers: list[ServedRole], urls: Mapping[str, list[str]]
 def _written(engine: str, servers: list[ServedRole], copies: list[PlacedServer]) -> list[str]:
     """The same as lines of a script that writes them."""
     nodes = _nodes(copies)
-    urls = {each.role: [copy.address(nodes) for copy in copies if copy.role is each] for each in servers}
+    urls = {server.role: [copy.address(nodes) for copy in copies if copy.role is server] for server in servers}
     written = _files(engine, servers, urls, 8000)
     return [line for name, text in written.items() for line in (f"cat > {name} <<'END'", *text.splitlines(), "END")]
 

@@ -95,23 +95,23 @@ def highest(most: np.ndarray, meets: Callable[[np.ndarray], np.ndarray]) -> np.n
     return low
 
 
-def crowd(own: LoadCurve, n: np.ndarray, ranks: np.ndarray, batch: np.ndarray, z: float) -> tuple[Any, Any]:
+def crowd(curve: LoadCurve, n: np.ndarray, ranks: np.ndarray, batch: np.ndarray, z: float) -> tuple[Any, Any]:
     """(sequences beside a request at most, microseconds that it waits for a place) where ``n`` run on average on each
     of so many ranks, ``batch`` at most at a time."""
     most = n + z * np.sqrt(n / ranks)
-    wait_us = np.maximum(most - batch, 0.0) / own.at("rate", batch)
+    wait_us = np.maximum(most - batch, 0.0) / curve.at("rate", batch)
     return np.minimum(most, batch), wait_us
 
 
-def together_load(own: LoadCurve, ranks: np.ndarray, batch: np.ndarray, expected: Expected) -> np.ndarray:
+def together_load(curve: LoadCurve, ranks: np.ndarray, batch: np.ndarray, expected: Expected) -> np.ndarray:
     """How many sequences run on each rank of replicas that do both, on average, at the highest load [places]."""
     z = beyond(expected.slo)
 
     def meets(n: np.ndarray) -> np.ndarray:
-        beside, place_us = crowd(own, n, ranks, batch, z)
-        prompt_us = own.at("prompt_us", n)
-        _, wait = waiting(ranks, own.at("rate", n) * prompt_us, expected.slo.share)
-        return expected.met(own.at("first_us", beside) + wait * prompt_us + place_us, own.at("tpot_us", beside))
+        beside, place_us = crowd(curve, n, ranks, batch, z)
+        prompt_us = curve.at("prompt_us", n)
+        _, wait = waiting(ranks, curve.at("rate", n) * prompt_us, expected.slo.share)
+        return expected.met(curve.at("first_us", beside) + wait * prompt_us + place_us, curve.at("tpot_us", beside))
 
     return highest(batch, meets)
 
@@ -142,7 +142,7 @@ class PoolsApart:
         """(mean, and at most in a share of the requests) microseconds of the queue before prompts, then of first tokens
         and of output tokens at most, and what a prompt takes."""
         busy = np.minimum(rate * self.service_us / self.first, 1.0)
-        mean, most = (each * self.service_us for each in waiting(self.first, busy, share))
+        mean, most = (wait * self.service_us for wait in waiting(self.first, busy, share))
         n = self.decode.running(rate / self.second)
         beside, place_us = crowd(self.decode, n, self.second, self.batch, z)
         prompt_us = self.alone_us + np.minimum(mean, self.iteration_us - self.alone_us)  # those that waited, too

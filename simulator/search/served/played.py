@@ -42,7 +42,7 @@ class PlayedPart:
     send to one of them, and how many such parts the way has."""
 
     request: ServingRequest
-    own: ServedReplica
+    replica: ServedReplica
     decoder: ServedReplica | None
     sending: float
     parts: int
@@ -50,17 +50,17 @@ class PlayedPart:
 
     def slower(self, factor: float) -> PlayedPart:
         """The same with iterations that take so many times as long."""
-        own, decoder = replace(self.own, tables=slower(self.own.tables, factor)), self.decoder
+        replica, decoder = replace(self.replica, tables=slower(self.replica.tables, factor)), self.decoder
         if decoder is not None:
             decoder = replace(decoder, tables=slower(decoder.tables, factor))
-        return replace(self, own=own, decoder=decoder, known={})
+        return replace(self, replica=replica, decoder=decoder, known={})
 
     def at(self, rate: float) -> ServingReport:
         """The report at a rate of requests a second of the whole way."""
         if rate not in self.known:
-            asked = rescale(self.request, rate / self.parts)
-            tokens = ALL_RUNS * asked.traffic.requests * asked.traffic.output.average
-            served = serve(asked, self.own, self.decoder, clients=self.sending, of_tokens=tokens)
+            request = rescale(self.request, rate / self.parts)
+            tokens = ALL_RUNS * request.traffic.requests * request.traffic.output.average
+            served = serve(request, self.replica, self.decoder, clients=self.sending, of_tokens=tokens)
             self.known[rate] = served.report
         return self.known[rate]
 
@@ -76,15 +76,15 @@ def slower(tables: IterationTables, factor: float) -> IterationTables:
 
 def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0) -> PlayedPart:
     """The part of a row's way to serve that is played."""
-    own, apart = find(row, LAYOUT, replicas), row["pools"] == "apart"
-    first = find(row, OF_PREFILL, replicas) if apart else own
+    replica, apart = find(row, LAYOUT, replicas), row["pools"] == "apart"
+    first = find(row, OF_PREFILL, replicas) if apart else replica
     alike = common(row["prefill_replicas"], row["replicas"])
     parts = min(n for n in range(1, alike + 1) if alike % n == 0 and (fits(row, n) or n == alike))
     clients = max(round(row["concurrency"] / parts), 1)
     waits = LASTING * row["requests_per_s"] / parts * (request.slo.ttft_ms or 0.0) / 1e3
     requests = min(max(TURNOVERS * clients, FEWEST_REQUESTS, round(waits)), MOST_REQUESTS)
     regular = {"arrival": "poisson"} if parts == 1 else {"arrival": "gamma", "cv": 1 / math.sqrt(parts)}
-    asked = ServingRequest(
+    served = ServingRequest(
         law=IterationLaw(base_us=1.0),
         kv=KvMemory(blocks=first.served.kv.blocks),
         traffic=RequestTraffic(
@@ -103,19 +103,19 @@ def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Repl
         ),
         slo=request.slo,
         replicas=(row["prefill_replicas"] if apart else row["replicas"]) // parts,
-        attention_dp=(first if apart else own).layout.dp,
+        attention_dp=(first if apart else replica).layout.dp,
         decode_pool=DecodePool(
             replicas=row["replicas"] // parts if apart else 0,
-            kv=KvMemory(blocks=own.served.kv.blocks),
+            kv=KvMemory(blocks=replica.served.kv.blocks),
             max_seqs=row["batch"],
-            attention_dp=own.layout.dp,
-            link_gbps=request.link_gbps * min(each.layout.tp * each.layout.pp for each in (first, own)),
+            attention_dp=replica.layout.dp,
+            link_gbps=request.link_gbps * min(end.layout.tp * end.layout.pp for end in (first, replica)),
             link_us=request.link_us,
         ),
     )
-    decoder = with_graphs(own, row["batch"]) if apart else None
+    decoder = with_graphs(replica, row["batch"]) if apart else None
     sending = row["concurrency"] / (row["prefill_replicas"] if apart else row["replicas"])
-    return PlayedPart(asked, with_graphs(first, row["batch"]), decoder, sending, parts)
+    return PlayedPart(served, with_graphs(first, row["batch"]), decoder, sending, parts)
 
 
 def fits(row: Mapping[str, Any], parts: int) -> bool:
@@ -175,9 +175,9 @@ def can_play() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def with_graphs(own: LayoutReplica, batch: int) -> ServedReplica:
+def with_graphs(replica: LayoutReplica, batch: int) -> ServedReplica:
     """A replica with the CUDA graphs that its engine has for so many sequences."""
-    return replace(own.served, graphs=own.engine.graphs.sizes(own.layout.tp, batch))
+    return replace(replica.served, graphs=replica.engine.graphs.sizes(replica.layout.tp, batch))
 
 
 def find(
@@ -187,5 +187,5 @@ def find(
 ) -> LayoutReplica:
     """The replica of a row's degrees, called ``names``."""
     degrees = tuple(row[name] for name in names)
-    place = ReplicaLayout(row["cluster"], row["nodes"], row["precision"], *degrees)
-    return replicas[place, policy_of(row["policy"]).framework]
+    layout = ReplicaLayout(row["cluster"], row["nodes"], row["precision"], *degrees)
+    return replicas[layout, policy_of(row["policy"]).framework]

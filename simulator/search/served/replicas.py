@@ -61,22 +61,22 @@ def replica_of(
     bench: ServingBench,
 ) -> LayoutReplica:
     """The replica of a layout. KvError where the model leaves no KV memory, the errors of simulating a step."""
-    own = load_serving_engine(engine)
+    server = load_serving_engine(engine)
     step = step_of(request, layout, clusters)
-    step = step if step.stack is not None else replace(step, stack=load_stack(own.stack))
+    step = step if step.stack is not None else replace(step, stack=load_stack(server.stack))
     steps = steps_of(step, bench)
-    kv = steps.kv_budget(own.kv, max(chunks), sequences=max(batches))
-    held = request.input_len + request.output_len / 2
-    batches = [batch for batch in batches if batch * held <= kv.tokens] or [min(batches)]
-    sequences = max(max(batches), max((own.graphs.sizes(layout.tp, max(batches))), default=1), 2)
+    kv = steps.kv_budget(server.kv, max(chunks), sequences=max(batches))
+    tokens = request.input_len + request.output_len / 2
+    batches = [batch for batch in batches if batch * tokens <= kv.tokens] or [min(batches)]
+    sequences = max(max(batches), max((server.graphs.sizes(layout.tp, max(batches))), default=1), 2)
     most = max(max(chunks) - sequences, 1)  # tables of prompts reach as far as sequences more
     extent = Extent(sequences, most, max(request.input_len + request.output_len, 1024))
     points = table_points(request, batches, chunks)
     path = None if callable(step.model) else path_of(step, bench, extent, points)
-    known = load_or_make(path, lambda: Surrogate(tabulate(steps.simulate, steps.kernels, extent, points)))
-    host = host_time(host_name(own.id, own.host), own.host)
-    served = with_known_steps(replica(steps, own, host, known, kv, layout.dp), step, steps.device.id, own.id)
-    return LayoutReplica(layout, own, step, served)
+    surrogate = load_or_make(path, lambda: Surrogate(tabulate(steps.simulate, steps.kernels, extent, points)))
+    host = host_time(host_name(server.id, server.host), server.host)
+    served = with_known_steps(replica(steps, server, host, surrogate, kv, layout.dp), step, steps.device.id, server.id)
+    return LayoutReplica(layout, server, step, served)
 
 
 def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: Sequence[int]) -> TablePoints:

@@ -142,10 +142,10 @@ class ServedSearchRequest(SearchQuestion):
         if "goodput" in self.objectives and not self.slo.named:
             raise RequestError("objectives=[goodput] needs what users expect: slo.ttft_ms=500, slo.tpot_ms=30")
         self.check_place()
-        own, usual = self.step.parallel, Parallel()
+        parallel, usual = self.step.parallel, Parallel()
         for name in (*LAYOUT, "cp", "vpp", "etp"):
-            if getattr(own, name) != getattr(usual, name):
-                raise RequestError(f"parallel.{name}={getattr(own, name)} is said by the search: space.{name}")
+            if getattr(parallel, name) != getattr(usual, name):
+                raise RequestError(f"parallel.{name}={getattr(parallel, name)} is said by the search: space.{name}")
 
     @property
     def size_for(self) -> float | None:
@@ -166,8 +166,8 @@ class ServedSearchRequest(SearchQuestion):
     def limits(self) -> tuple[str, ...]:
         """What :meth:`good` rows meet, as text."""
         share = f" of {self.slo.share:.0%}"
-        asked = [f"{name}{share} <= {most:g}" for name, most in self.expected.items()]
-        return (*self.constraints, *asked, *([] if self.size_for is None else [f"requests_per_s >= {self.rate:g}"]))
+        rules = [f"{name}{share} <= {most:g}" for name, most in self.expected.items()]
+        return (*self.constraints, *rules, *([] if self.size_for is None else [f"requests_per_s >= {self.rate:g}"]))
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,11 @@ class PlacedServer:
 
 def longest(request: ServedSearchRequest) -> int:
     """Tokens that a server takes of prompt and answer: a tenth more than was asked for, as far as the model goes."""
-    asked = request.input_len + request.output_len
-    with_room = -(-(asked + asked // 10) // ROUND) * ROUND
-    known = dict(resolve(request.step.model).language)
-    most = known.get("max_position_embeddings") or known.get("n_positions") or with_room
-    return max(asked, min(with_room, int(most)))
+    tokens = request.input_len + request.output_len
+    with_room = -(-(tokens + tokens // 10) // ROUND) * ROUND
+    config = dict(resolve(request.step.model).language)
+    most = config.get("max_position_embeddings") or config.get("n_positions") or with_room
+    return max(tokens, min(with_room, int(most)))
 
 
 def placed(servers: Sequence[ServedRole], per_node: int) -> list[PlacedServer]:
@@ -93,16 +93,16 @@ def roles(request: ServedSearchRequest, row: Mapping[str, Any]) -> list[ServedRo
     """The servers of a point: one role, or one that prefills and one that decodes."""
     max_len = longest(request)
     room = max_len - request.input_len - request.output_len
-    asked = request.step.kv_dtype or str(request.step.options.get("kv_dtype") or "")
-    kv_dtype = "" if asked == "same" else asked
-    rest = {"max_len": max_len, "room": room, "quantization": row["precision"], "kv_dtype": kv_dtype}
+    dtype = request.step.kv_dtype or str(request.step.options.get("kv_dtype") or "")
+    kv_dtype = "" if dtype == "same" else dtype
+    common = {"max_len": max_len, "room": room, "quantization": row["precision"], "kv_dtype": kv_dtype}
     degrees = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in LAYOUT), strict=True))
-    own = {**degrees, "batch": row["batch"], **rest, "replicas": row["replicas"]}
+    settings = {**degrees, "batch": row["batch"], **common, "replicas": row["replicas"]}
     if row["pools"] == "together":
-        return [ServedRole(BOTH, max_tokens=row["max_tokens"], **own)]
+        return [ServedRole(BOTH, max_tokens=row["max_tokens"], **settings)]
     first = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in OF_PREFILL), strict=True))
     prompts = max(row["max_tokens"] // request.input_len, 1)
     one = ServedRole(
-        PREFILL, **first, batch=prompts, max_tokens=row["max_tokens"], **rest, replicas=row["prefill_replicas"]
+        PREFILL, **first, batch=prompts, max_tokens=row["max_tokens"], **common, replicas=row["prefill_replicas"]
     )
-    return [one, ServedRole(DECODE, max_tokens=max(row["batch"], 256), **own)]
+    return [one, ServedRole(DECODE, max_tokens=max(row["batch"], 256), **settings)]

@@ -75,7 +75,11 @@ def settings_of_servers(path: Path) -> dict[str, Any]:
         )
     by_role = {role: [server for server in counts if server.role == role] for role in (BOTH, PREFILL, DECODE)}
     both, prefill, decode = by_role.values()
-    if any(len(each) > 1 for each in by_role.values()) or bool(both) == bool(prefill) or bool(prefill) != bool(decode):
+    if (
+        any(len(alike) > 1 for alike in by_role.values())
+        or bool(both) == bool(prefill)
+        or bool(prefill) != bool(decode)
+    ):
         raise LaunchError(f"launch={path} starts servers that differ: opcast takes one kind, or one of each role")
     first = (both or prefill)[0]
     settings: dict[str, Any] = {"engine": first.engine, "args": shlex.join(first.words), "replicas": counts[first]}
@@ -95,28 +99,28 @@ def known_name(model: str) -> str:
 
 def _decode_pool(decode: Server, prefill: Server) -> dict[str, Any]:
     """What the pool that decodes has of its own."""
-    read, other = (
-        read_arguments(load_serving_engine(each.engine), shlex.join(each.words)) for each in (decode, prefill)
+    read_settings, other = (
+        read_arguments(load_serving_engine(server.engine), shlex.join(server.words)) for server in (decode, prefill)
     )
     settings: dict[str, Any] = {}
-    parallel = {name: read.parallel.get(name, 1) for name in ("tp", "pp", "ep")}
+    parallel = {name: read_settings.parallel.get(name, 1) for name in ("tp", "pp", "ep")}
     if parallel != {name: other.parallel.get(name, 1) for name in parallel}:
         settings["decode_pool.parallel"] = parallel
-    if (ranks := read.parallel.get("dp", 1)) != other.parallel.get("dp", 1):
+    if (ranks := read_settings.parallel.get("dp", 1)) != other.parallel.get("dp", 1):
         settings["decode_pool.attention_dp"] = ranks
-    if "max_seqs" in read.limits:
-        settings["decode_pool.max_seqs"] = read.limits["max_seqs"]
+    if "max_seqs" in read_settings.limits:
+        settings["decode_pool.max_seqs"] = read_settings.limits["max_seqs"]
     return settings
 
 
 def servers_of(path: Path, text: str) -> Iterator[tuple[Server, int]]:
     """Every server of a script or of YAML, with how many there are."""
     if not text.startswith("#!"):
-        found = list(_of_yaml(path, text))
-        if found:
-            yield from found
+        servers = list(_of_yaml(path, text))
+        if servers:
+            yield from servers
             return
-    files = {name: held for name, _, held in WRITTEN.findall(text)}
+    files = {name: content for name, _, content in WRITTEN.findall(text)}
     for line in WRITTEN.sub("", text).replace("\\\n", " ").splitlines():
         try:
             words = [] if line.lstrip().startswith("#") else shlex.split(line.strip().removesuffix("&"))
@@ -131,29 +135,29 @@ def _of_yaml(path: Path, text: str) -> Iterator[tuple[Server, int]]:
         documents = [read_yaml(document, LaunchError) for document in re.split(r"^---\s*$", text, flags=re.M)]
     except LaunchError:
         return
-    parts = [part for part in documents if isinstance(part, Mapping)]
+    parts = [entry for entry in documents if isinstance(entry, Mapping)]
     maps = [part["data"] for part in parts if part.get("kind") == "ConfigMap" and isinstance(part.get("data"), Mapping)]
-    files = {str(name): str(held) for each in maps for name, held in each.items()}
-    for part in parts:
-        for words, copies in _containers(part, 1):
+    files = {str(name): str(content) for config_map in maps for name, content in config_map.items()}
+    for entry in parts:
+        for words, copies in _containers(entry, 1):
             if server := _server(path, words, files):
                 yield server, copies
 
 
-def _containers(part: Any, replicas: int) -> Iterator[tuple[list[str], int]]:
+def _containers(node: Any, replicas: int) -> Iterator[tuple[list[str], int]]:
     """Commands of containers, with the replicas of what they stand in."""
-    if isinstance(part, Mapping):
-        own = part.get("replicas")
-        replicas = own if isinstance(own, int) and not isinstance(own, bool) else replicas
-        if "command" in part or "args" in part:
-            words = [*(_listed(part.get("command")) or _entrypoint(part)), *_listed(part.get("args"))]
+    if isinstance(node, Mapping):
+        copies = node.get("replicas")
+        replicas = copies if isinstance(copies, int) and not isinstance(copies, bool) else replicas
+        if "command" in node or "args" in node:
+            words = [*(_listed(node.get("command")) or _entrypoint(node)), *_listed(node.get("args"))]
             if words[:2] in (["/bin/sh", "-c"], ["sh", "-c"], ["bash", "-c"], ["/bin/bash", "-c"]):
                 words = shlex.split(" ".join(words[2:]).replace("\\\n", " "))
             yield words, replicas
-        for value in part.values():
+        for value in node.values():
             yield from _containers(value, replicas)
-    elif isinstance(part, list):
-        for value in part:
+    elif isinstance(node, list):
+        for value in node:
             yield from _containers(value, replicas)
 
 
@@ -173,14 +177,14 @@ def _server(path: Path, words: Sequence[str], files: Mapping[str, str]) -> Serve
         at = next((i for i in range(len(words)) if tuple(words[i : i + len(start)]) == start), None)
         if at is None or "disaggregated" in words:
             continue
-        rest = [word for word in words[at + len(start) :] if (start, word) != (("trtllm-serve",), "serve")]
-        model = rest.pop(0) if rest and not rest[0].startswith("-") else ""
-        return _told(path, engine, model, rest, files, dynamo)
+        arguments = [word for word in words[at + len(start) :] if (start, word) != (("trtllm-serve",), "serve")]
+        model = arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
+        return _told(path, engine, model, arguments, files, dynamo)
     return None
 
 
 def _told(path: Path, engine: str, model: str, words: list[str], files: Mapping[str, str], dynamo: bool) -> Server:
-    role, told = BOTH, []
+    role, settings = BOTH, []
     names = [at for at, word in enumerate(words) if re.match(r"--?[A-Za-z]", word)]
     for at, after in zip(names, [*names[1:], len(words)][: len(names)], strict=True):
         name, equals, value = words[at].partition("=")
@@ -191,15 +195,15 @@ def _told(path: Path, engine: str, model: str, words: list[str], files: Mapping[
             role = {"prefill": PREFILL, "decode": DECODE}.get(values[0] if values else "", role)
         elif name == "--kv-transfer-config":
             kinds = {"kv_producer": PREFILL, "kv_consumer": DECODE}
-            role = next((each for kind, each in kinds.items() if values and kind in values[0]), role)
+            role = next((name_of_role for kind, name_of_role in kinds.items() if values and kind in values[0]), role)
         elif name in FILES and values:
             role = {"prefill": PREFILL, "decode": DECODE}.get(Path(values[0]).stem, role)
-            told += _flat(_file(path, values[0], files))
+            settings += _flat(_file(path, values[0], files))
         elif name == "--override-engine-args" and values:
-            told += _flat(read_json(values[0], LaunchError, f"launch={path}: {name}"))
+            settings += _flat(read_json(values[0], LaunchError, f"launch={path}: {name}"))
         elif name not in OF_A_ROLE:
-            told += [DYNAMO_TRTLLM.get(name, name) if dynamo and engine == "trtllm" else name, *values]
-    return Server(engine, model, tuple(told), role)
+            settings += [DYNAMO_TRTLLM.get(name, name) if dynamo and engine == "trtllm" else name, *values]
+    return Server(engine, model, tuple(settings), role)
 
 
 def _file(path: Path, name: str, files: Mapping[str, str]) -> Any:

@@ -35,8 +35,8 @@ Again = Callable[[Row, Mapping[str, Any], float | None], Row]
 def plays(request: ServedSearchRequest) -> bool:
     """Whether the event loop says how much each of the best serves: users expect something, and the first objective
     is about load."""
-    wanted = can_play() if request.confirm is None else request.confirm > 0
-    return wanted and request.slo.named and request.objectives[0] in (*OF_LOAD, CHANCE)
+    play = can_play() if request.confirm is None else request.confirm > 0
+    return play and request.slo.named and request.objectives[0] in (*OF_LOAD, CHANCE)
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,18 @@ class Shortlist:
         if self.request.objectives[0] == CHANCE:
             return [dict(row) for row in self._with_chances(rows, most)]
         tried: dict[tuple[Any, ...], Row] = {}
-        made = {key_of(row): row for row in rows}
-        while len(tried) < most and (row := self._next(made, tried)):
+        by_key = {key_of(row): row for row in rows}
+        while len(tried) < most and (row := self._next(by_key, tried)):
             best = self._best(tried)
             tried[key_of(row)] = self._play(row, BETTER * best["requests_per_s"] if best else 0.0)
-            if len(tried) == most or self._next(made, tried) is None:
-                made |= {key_of(near): near for near in self._near(self._best(tried)) if key_of(near) not in made}
+            if len(tried) == most or self._next(by_key, tried) is None:
+                by_key |= {key_of(near): near for near in self._near(self._best(tried)) if key_of(near) not in by_key}
         tried |= self._surer(tried)
         best = self._best(tried)
-        rest = {key: self._behind(row, best) for key, row in self._corrected(made, tried).items() if key not in tried}
-        return [dict(row) for row in (rest | tried).values()]
+        others = {
+            key: self._behind(row, best) for key, row in self._corrected(by_key, tried).items() if key not in tried
+        }
+        return [dict(row) for row in (others | tried).values()]
 
     def _behind(self, row: Row, best: Row | None) -> Row:
         """A row that was not played, said to be no better than the best that was."""
@@ -81,9 +83,9 @@ class Shortlist:
         kinds: dict[tuple[Any, ...], Row] = {}
         for row in sorted(self.request.good(rows), key=lambda row: -row["requests_per_s"]):
             kinds.setdefault(kind_of(row), row)
-        wanted = {id(row) for row in [*kinds.values()][:most]}
+        chosen = {id(row) for row in [*kinds.values()][:most]}
         for row in rows:
-            yield {**row, **self.kept.of(asked(row), partial(self._chance, row))} if id(row) in wanted else row
+            yield {**row, **self.kept.of(asked(row), partial(self._chance, row))} if id(row) in chosen else row
 
     def _chance(self, row: Row) -> dict[str, Any]:
         """How likely the 99th percentile of TTFT is as expected at the rate asked for, by other seeds of the requests
@@ -94,18 +96,18 @@ class Shortlist:
         parts = [part_of(self.request, row, self.replicas, seed) for seed in (0, *SEEDS)]
         fast, slow = (parts[0].slower(factor).at(rate) for factor in self.interval(row))
         seeds = [part.at(rate) for part in parts]
-        found = chance_of_p99(seeds, fast, slow, most_ms)
-        return {"p_p99_ttft_met": found, "confirmed": figures_at(parts[0], rate)}
+        chance = chance_of_p99(seeds, fast, slow, most_ms)
+        return {"p_p99_ttft_met": chance, "confirmed": figures_at(parts[0], rate)}
 
-    def _next(self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
+    def _next(self, by_key: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
         """The row to play next: the best that may be better than all that were played, None where no one may. A way of
         which no batch or chunk was played may be by more than its closed form says."""
         kinds = {kind_of(row) for row in tried.values()}
-        waiting = [row for key, row in self._corrected(made, tried, others=False).items() if key not in tried]
+        waiting = [row for key, row in self._corrected(by_key, tried, others=False).items() if key not in tried]
         best = self._best(tried)
         for row in ranked(self.request.good(waiting), self.request.objectives):
             if best is None or self._may_beat(row, best, 1.0 if kind_of(row) in kinds else OPTIMISM):
-                return made[key_of(row)]
+                return by_key[key_of(row)]
         return None
 
     def _may_beat(self, row: Row, best: Row, optimism: float) -> bool:
@@ -133,14 +135,14 @@ class Shortlist:
             return {}
         least = best["requests_per_s"] / TIED
         near = [row for row in tried.values() if row["meets_slo"] and row["requests_per_s"] >= least]
-        found: dict[tuple[Any, ...], Row] = {}
+        by_key: dict[tuple[Any, ...], Row] = {}
         for row in ranked(near, self.request.objectives)[:SURE]:
-            own = row["requests_per_s"]
-            rates = (own, *self.kept.of(["surer", *asked(row)], partial(self._other_rates, row)))
+            rate = row["requests_per_s"]
+            rates = (rate, *self.kept.of(["surer", *asked(row)], partial(self._other_rates, row)))
             interval = between(rates)
             times = {**row["confirmed"], "rate": fmean(rates), "interval": interval, "rates": rates}
-            found[key_of(row)] = with_load(self.request, row, times) | {"confirmed": times}
-        return found
+            by_key[key_of(row)] = with_load(self.request, row, times) | {"confirmed": times}
+        return by_key
 
     def _other_rates(self, row: Row) -> list[float]:
         """The highest rates of a row with other requests."""
@@ -149,7 +151,7 @@ class Shortlist:
         return [highest_rate(part, own, own / 2, NEARBY) for part in parts]
 
     def _corrected(
-        self, made: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
+        self, by_key: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
     ) -> dict[Any, Row]:
         """Rows that were not played, as much slower than their closed forms as those most like them were found to be:
         of their way with another batch or chunk, else (``others``) of all."""
@@ -159,7 +161,7 @@ class Shortlist:
                 kinds.setdefault(kind_of(row), []).append(row["requests_per_s"] / row["closed_form_rate"])
         usual = median([share for shares in kinds.values() for share in shares] or [1.0]) if others else 1.0
         changed = {}
-        for key, row in made.items():
+        for key, row in by_key.items():
             share = min(max(kinds.get(kind_of(row), [usual])), 1.0)
             times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
             changed[key] = with_load(self.request, row, times) if row["meets_slo"] else row
@@ -167,24 +169,24 @@ class Shortlist:
 
     def _play(self, row: Row, least: float) -> Row:
         """A row with the load that the event loop finds; ``least`` is the least that is of use."""
-        made = self._at_load(row, least)
+        played_row = self._at_load(row, least)
         for _ in range(SIZINGS):
             rate = self.request.rate
-            if rate is None or not made["requests_per_s"] or self.request.space.ratio:
-                return made
-            other = self.again(row, {}, rate * made["closed_form_rate"] / made["requests_per_s"])
-            if not other or (key_of(other) == key_of(made) and other["devices"] == made["devices"]):
-                return made
-            enough = made["requests_per_s"] >= rate
+            if rate is None or not played_row["requests_per_s"] or self.request.space.ratio:
+                return played_row
+            other = self.again(row, {}, rate * played_row["closed_form_rate"] / played_row["requests_per_s"])
+            if not other or (key_of(other) == key_of(played_row) and other["devices"] == played_row["devices"]):
+                return played_row
+            enough = played_row["requests_per_s"] >= rate
             sized = self._at_load(other, 0.0)
-            if enough and (sized["requests_per_s"] < rate or sized["devices"] >= made["devices"]):
-                return made
-            made = sized
-        return made
+            if enough and (sized["requests_per_s"] < rate or sized["devices"] >= played_row["devices"]):
+                return played_row
+            played_row = sized
+        return played_row
 
     def _at_load(self, row: Row, least: float) -> Row:
-        found: Row = self.kept.of([*asked(row), least], partial(self._loaded, row, least))
-        return found
+        figures: Row = self.kept.of([*asked(row), least], partial(self._loaded, row, least))
+        return figures
 
     def _loaded(self, row: Row, least: float) -> Row:
         part = part_of(self.request, row, self.replicas)

@@ -42,5 +42,7 @@ def waiting(servers: np.ndarray, busy: np.ndarray, share: float) -> tuple[np.nda
     side = along - cell
     cells = ((above, cell), (above, cell + 1), (above + 1, cell), (above + 1, cell + 1))
     shares = ((1 - down) * (1 - side), (1 - down) * side, down * (1 - side), down * side)
-    mean, most = (sum(part * table[place] for place, part in zip(cells, shares, strict=True)) for table in waits(share))
+    mean, most = (
+        sum(weight * table[index] for index, weight in zip(cells, shares, strict=True)) for table in waits(share)
+    )
     return np.where(busy < 1, mean, np.inf), np.where(busy < 1, most, np.inf)
