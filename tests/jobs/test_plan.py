@@ -50,9 +50,10 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
             ["steps=1000", *MEASURED, "checkpoint.size_gb=1", "evaluation.every_steps=1", "evaluation.duration_s=1e9"],
             "interruptions is not simulated",
         ),
-        (
+        pytest.param(  # lives of 40,000 interruptions
             ["steps=1000", *MEASURED, "checkpoint.size_gb=1e9", "checkpoint.every_steps=1", "checkpoint.store_gbps=1"],
             "interruptions is not simulated",
+            marks=pytest.mark.slow,
         ),
         (["tokens=1e9", *MEASURED, "checkpoint.size_gb=1", "spares=9000000"], "take fewer lives"),
         (["tokens=1e9", *MEASURED, "layout=search"], "step_time_s is of one layout"),
