@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import yaml
 
 from opcast.datasets.clusters import CLUSTER_DIRECTORY, Cluster, ClusterError, known_clusters, load_cluster
 from opcast.datasets.devices import load_device
+from opcast.datasets.reading import read_yaml
 
 NAMED = ["dgx_a100", "dgx_h100", "dgx_h200", "dgx_b200", "gb200_nvl72", "gb300_nvl72", "hgx_h100_roce", "pcie_4xa100"]
 OWN = {"id", "name", "nodes", "sources", "device"}  # what needs no source
@@ -24,7 +24,7 @@ def test_figures_are_complete_sourced_and_of_a_known_device(name: str) -> None:
     assert cluster.id == name
     device = load_device(cluster.device)
     assert device.link_gbps > 0 or cluster.link == "pcie"
-    values = yaml.safe_load((CLUSTER_DIRECTORY / f"{name}.yaml").read_text())
+    values = read_yaml(CLUSTER_DIRECTORY / f"{name}.yaml", ValueError)
     assert {"devices_per_node", "link", "fabric", "nics_per_node", "nic_gbps", "nic_latency_us"} <= set(values)
     assert set(values) - OWN <= set(cluster.sources) <= {f.name for f in dataclasses.fields(Cluster)}
     assert Cluster.from_dict(cluster.to_dict()) == cluster

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-import yaml
 
 from opcast.datasets.device_names import cuda_device_id
 from opcast.datasets.devices import DEVICE_DIRECTORY, Device, DeviceError, known_devices, load_device, overridden
+from opcast.datasets.reading import read_yaml
 
 REQUIRED = [
     "a100_sxm_40gb",
@@ -86,7 +86,7 @@ def test_figures_are_complete_and_sourced(name: str) -> None:
     assert device.id == name
     assert device.vendor in ("nvidia", "amd", "apple")
     assert not device.synchronous
-    values = yaml.safe_load((DEVICE_DIRECTORY / f"{name}.yaml").read_text())
+    values = read_yaml(DEVICE_DIRECTORY / f"{name}.yaml", ValueError)
     figures = {"compute_units", "clock_mhz", "tensor_tflops", "vector_tflops", "memory_gib", "memory_gbps", "l2_mib"}
     figures |= {"l2_gbps", "shared_kib", "link_gbps", "pcie_gbps", "launch_us", "dispatch_us", "tdp_w"}
     assert figures <= set(values), f"{name} leaves figures to defaults"

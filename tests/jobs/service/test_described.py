@@ -29,7 +29,7 @@ def limited(serve: Any) -> Any:
 def test_nothing_that_the_description_allows_fails(limited: str) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="calls are drawn by it: pip install 'opcast[dev]'")
     schemathesis.serializer(ARROW)(as_bytes)
-    described = schemathesis.openapi.from_url(f"{limited}/openapi.json")
+    described = schemathesis.openapi.from_url(f"{limited}/openapi.json", timeout=60)
     operations = [found.ok() for found in described.get_all_operations()]
     assert len(operations) > 10
     for operation in operations:

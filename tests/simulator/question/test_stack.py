@@ -9,9 +9,9 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-import yaml
 
 from opcast.datasets.figure_sources import FigureSource, FigureSourceError
+from opcast.datasets.reading import read_yaml
 from opcast.datasets.truth.published import CHECKOUT
 from opcast.jobs import listing, resolve
 from opcast.simulator.question.errors import PlanError
@@ -30,12 +30,12 @@ from opcast.simulator.question.work import Work
 
 CONF = STACK_DIRECTORY.parent
 NAMES = ("id", "name", "like", "family", "sources")
-HEIRS = [name for name in known_stacks() if "like" in yaml.safe_load((STACK_DIRECTORY / f"{name}.yaml").read_text())]
+HEIRS = [name for name in known_stacks() if "like" in read_yaml(STACK_DIRECTORY / f"{name}.yaml", ValueError)]
 
 
 def written(name: str) -> dict[str, Any]:
     """What the file itself says."""
-    found: dict[str, Any] = yaml.safe_load((STACK_DIRECTORY / f"{name}.yaml").read_text())
+    found: dict[str, Any] = read_yaml(STACK_DIRECTORY / f"{name}.yaml", ValueError)
     return found
 
 
@@ -71,7 +71,7 @@ def test_every_framework_of_calibrations_and_memory_errors_is_still_one() -> Non
     named = {part.removeprefix("framework=") for level in levels for part in level if part.startswith("framework=")}
     assert len(named) > 15
     assert named <= {load_stack(each).framework for each in known_stacks()}
-    assert set(yaml.safe_load((CONF / "memory_errors.yaml").read_text())["stacks"]) <= set(known_stacks())
+    assert set(read_yaml(CONF / "memory_errors.yaml", ValueError)["stacks"]) <= set(known_stacks())
 
 
 def test_a_stack_that_is_like_nobody_is_refused_in_one_line() -> None:
