@@ -100,7 +100,7 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
         return []
     kernels = MatVecEngine(device, stack.mat_vecs) if stack is not None and stack.mat_vecs else None
     eight_bits = [name for name in EIGHT_BITS if device.supports(name)]
-    kernel_engines = [] if kernels is None else [kernels]
+    kernel_engines: list[Engine] = [] if kernels is None else [kernels]
     if device.synchronous:
         return kernel_engines
     few_rows = FewRowsEngine(chain, eight_bits, kernels)
