@@ -100,11 +100,11 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
         return []
     kernels = MatVecEngine(device, stack.mat_vecs) if stack is not None and stack.mat_vecs else None
     eight_bits = [name for name in EIGHT_BITS if device.supports(name)]
-    own = [] if kernels is None else [kernels]
+    kernel_engines: list[Engine] = [] if kernels is None else [kernels]
     if device.synchronous:
-        return own
+        return kernel_engines
     few_rows = FewRowsEngine(chain, eight_bits, kernels)
-    return [*own, StreamEngine(device, [few_rows, *chain]), few_rows]
+    return [*kernel_engines, StreamEngine(device, [few_rows, *chain]), few_rows]
 
 
 def sums_itself(network: NetworkEngine, stack: Stack) -> bool:

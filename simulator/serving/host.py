@@ -182,7 +182,7 @@ def host_time(name: str, rule: HostRule, hosts: FittedHosts | None = None, versi
 def serial_host(rule: HostRule, version: str) -> SerialHost | None:
     """What a rule says of iterations of a version that schedules no step ahead; None where it says nothing."""
     numbers = _numbers(version) or (math.inf,)
-    return next((each for each in rule.serial if not each.before or numbers < _numbers(each.before)), None)
+    return next((host for host in rule.serial if not host.before or numbers < _numbers(host.before)), None)
 
 
 def host_name(engine: str, rule: HostRule, version: str = "", overlapped: bool | None = None) -> str:

@@ -56,7 +56,7 @@ DEVICES = (
     "rtx_5090 apple_m2_ultra"
 ).split()
 LAYERS = ((6144, 4096), (28672, 4096), (4096, 14336), (57344, 8192))  # (n, k) of products of 8B and 70B models
-HEADS = [{"heads_q": q, "heads_kv": kv, "head_dim": 128, "v_head_dim": 128} for q, kv in ((32, 8), (64, 8), (8, 1))]
+HEADS = ((32, 8), (64, 8), (8, 1))  # of queries and of keys, of 128 each
 Time = tuple[float, float]  # TPOT in ms, and its ratio to the bytes of a step over the bandwidth
 
 
@@ -124,8 +124,10 @@ def streams(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int
         for dtype in ("bf16", "fp8", "w4a16")
     }
     caches = [
-        make_op("attention_decode", "bf16", batch=64, seq_q=1, seq_kv=cached, **heads)
-        for heads in HEADS
+        make_op(
+            "attention_decode", batch=64, seq_kv=cached, heads_q=q, heads_kv=kv, head_dim=128, v_head_dim=128, seq_q=1
+        )
+        for q, kv in HEADS
         for cached in (4096, 32768)
     ]
     for device in devices:
