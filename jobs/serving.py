@@ -376,8 +376,8 @@ def show(report: ServingReport) -> None:
     rows += fleet_rows(report)
     rows += price(report)
     if report.intervals:
-        known = [name for name in INTERVALS if name in report.intervals]
-        rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in known))]
+        figures_known = [name for name in INTERVALS if name in report.intervals]
+        rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in figures_known))]
     if report.p_slo_met is not None:
         rows.append(("chance of slo", f"{report.p_slo_met:.0%} that {report.slo['share']:.0%} of requests have it"))
     if report.p_p99_ttft_met is not None:

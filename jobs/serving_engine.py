@@ -121,8 +121,8 @@ def with_arguments(
 
 def has_classes(traffic: Any) -> bool:
     """Whether requests are of classes, or may be: a trace has its own."""
-    given = traffic if isinstance(traffic, Mapping) else vars(traffic) if traffic is not None else {}
-    return bool(given.get("classes") or given.get("trace"))
+    values = traffic if isinstance(traffic, Mapping) else vars(traffic) if traffic is not None else {}
+    return bool(values.get("classes") or values.get("trace"))
 
 
 def check_arguments(

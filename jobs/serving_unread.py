@@ -51,6 +51,6 @@ def check_read(config: Mapping[str, Any], request: ServingRequest) -> None:
     if config["what"] == "compare" or pool.replicas:
         return
     usual = next(plain_default(setting.default) for setting in settings("serving") if setting.name == "decode_pool")
-    typed = config["decode_pool"] or {}
-    unread = {f"decode_pool.{name}": value for name, value in typed.items() if value != usual.get(name)}
+    pool_values = config["decode_pool"] or {}
+    unread = {f"decode_pool.{name}": value for name, value in pool_values.items() if value != usual.get(name)}
     refuse_unread(unread, "with decode_pool.replicas=0")

@@ -28,7 +28,7 @@ LIMITS = {  # and what it must be where a figure of the error says so
 def complaint(errors: Sequence[Mapping[str, Any]], body: Any, body_class: Any = None) -> str:
     """The first field that is wrong and what it must be, as one line; ``body_class`` says which fields there are."""
     first = errors[0]
-    names, value = place(first, body)
+    names, value = location_of(first, body)
     where = ".".join(names) or "the body"
     kind, limits = first["type"], first.get("ctx") or {}
     if kind == "json_invalid":
@@ -39,12 +39,12 @@ def complaint(errors: Sequence[Mapping[str, Any]], body: Any, body_class: Any = 
         return f"{where} is no setting of this call; {nearest(names[-1], fields_at(body_class, names[:-1]))}"
     if kind == "value_error":
         return str(limits.get("error", first["msg"]))
-    wanted = [text for error in errors if place(error, body)[0] == names and (text := must_be(error))]
-    if not wanted:
+    allowed = [text for error in errors if location_of(error, body)[0] == names and (text := must_be(error))]
+    if not allowed:
         return f"{where}: {first['msg']}"
     text = repr(value)
-    shown = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-    return f"{where}={shown} must be {' or '.join(dict.fromkeys(wanted))}"
+    quoted = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return f"{where}={quoted} must be {' or '.join(dict.fromkeys(allowed))}"
 
 
 def fields_at(body_class: Any, names: Sequence[str]) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def fields_at(body_class: Any, names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         field = getattr(body_class, "model_fields", {}).get(name)
         parts = get_args(field.annotation) if field is not None else ()
-        body_class = next((part for part in parts if hasattr(part, "model_fields")), None)
+        body_class = next((option for option in parts if hasattr(option, "model_fields")), None)
     return tuple(getattr(body_class, "model_fields", ()))
 
 
@@ -62,7 +62,7 @@ def must_be(error: Mapping[str, Any]) -> str:
     return KINDS.get(kind) or (LIMITS[kind].format(**error["ctx"]) if kind in LIMITS else "")
 
 
-def place(error: Mapping[str, Any], body: Any) -> tuple[list[str], Any]:
+def location_of(error: Mapping[str, Any], body: Any) -> tuple[list[str], Any]:
     """The names that lead to what an error is about, and its value; without what pydantic says of the field's type."""
     source, *keys = error["loc"] or ("body",)
     if source != "body":

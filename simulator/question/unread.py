@@ -9,14 +9,14 @@ from typing import Any
 from .canonical import RequestError
 
 
-def changed(part: Any, names: Iterable[str] = (), prefix: str = "") -> dict[str, Any]:
+def changed(settings: Any, names: Iterable[str] = (), prefix: str = "") -> dict[str, Any]:
     """The fields of a dataclass (``names``: these alone) that are not at their defaults, those of its parts by path."""
-    wanted = tuple(names)
+    chosen_names = tuple(names)
     values: dict[str, Any] = {}
-    for field in fields(part):
-        value = getattr(part, field.name)
+    for field in fields(settings):
+        value = getattr(settings, field.name)
         usual = field.default if field.default_factory is MISSING else field.default_factory()
-        if (wanted and field.name not in wanted) or value == usual:
+        if (chosen_names and field.name not in chosen_names) or value == usual:
             continue
         if is_dataclass(value):
             values |= changed(value, prefix=f"{prefix}{field.name}.")
@@ -28,5 +28,5 @@ def changed(part: Any, names: Iterable[str] = (), prefix: str = "") -> dict[str,
 def refuse_unread(values: Mapping[str, Any], reason: str) -> None:
     """RequestError for the first of settings by path, where there is one; ``reason`` says why nothing reads it."""
     for path, value in values.items():
-        shown = str(value).lower() if isinstance(value, bool) else value
-        raise RequestError(f"{path}={shown} is not read {reason}: leave it out")
+        text = str(value).lower() if isinstance(value, bool) else value
+        raise RequestError(f"{path}={text} is not read {reason}: leave it out")

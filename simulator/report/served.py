@@ -23,8 +23,8 @@ class TimeSpread:
 
     def to_dict(self) -> dict[str, float | None]:
         """Without the CDF; None where nobody had it."""
-        figures = {"mean": self.mean, "p50": self.p50, "p90": self.p90, "p99": self.p99}
-        return dict.fromkeys(figures) if self.count == 0 else {**figures}
+        had = self.count > 0
+        return {name: getattr(self, name) if had else None for name in ("mean", "p50", "p90", "p99")}
 
 
 NOBODY = TimeSpread(math.nan, math.nan, math.nan, math.nan, 0)

@@ -133,8 +133,8 @@ def with_seeds(report: ServingReport, seeds: Sequence[ServingReport], at: AtQuan
     """The report with the chance that the 99th percentile of TTFT is as expected, None where a run serves nobody;
     ``seeds`` are runs of other requests."""
     runs, fast, slow = [report, *seeds], at(-Z90), at(Z90)
-    known = all(run.ttft_ms.count for run in (*runs, fast, slow))
-    return replace(report, p_p99_ttft_met=chance_of_p99(runs, fast, slow, most_ms) if known else None)
+    all_serve = all(run.ttft_ms.count for run in (*runs, fast, slow))
+    return replace(report, p_p99_ttft_met=chance_of_p99(runs, fast, slow, most_ms) if all_serve else None)
 
 
 def ascending(one: Any, other: Any) -> tuple[float, float]:

@@ -563,14 +563,14 @@ def test_a_broken_copy_that_another_package_carries_is_told(
         (tmp_path / "ours" / "carried_copy.py").write_text(copy)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(packages.CARRIED, "deep_ep", "ours.carried_copy")
+    for name in ("ours", "ours.carried_copy"):
+        sys.modules.pop(name, None)
     if copy and not told:
         assert packages.package("deep_ep").x == 1
         return
     with pytest.raises(Unsupported, match=r"deep_ep is not installed .*: build") as refused:
         packages.package("deep_ep")
     assert ("and neither can ours.carried_copy (a broken copy)" in str(refused.value)) == told
-    for name in ("ours", "ours.carried_copy"):
-        sys.modules.pop(name, None)
 
 
 def test_an_assertion_of_a_package_at_its_first_use_is_unsupported_and_ours_is_an_error(tmp_path: Path) -> None:
