@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..question.serving import ServingRequest
+from ..report.served import TimeSpread
+from .histogram import Histogram
 from .rules import ServingSetup, first_decode_rank
 from .state import LoopState
 
@@ -21,6 +24,7 @@ def kind_figures(
     state: LoopState,
     tally: Tally,
     replicas: tuple[ServedReplica, ServedReplica],
+    spread: Callable[[Histogram], TimeSpread],
 ) -> dict[str, dict[str, Any]]:
     """The figures of each kind: requests and tokens of answers after the warm-up, times in milliseconds, the share of
     the time that it computes, KV memory, and the price of a million tokens (None without one)."""
@@ -40,8 +44,8 @@ def kind_figures(
             "output_tokens": part.output_tokens,
             "output_tokens_per_s_per_gpu": part.output_tokens / seconds / max(count * replica.devices, 1),
             "slo_attainment": part.good / part.ended if part.ended else 0.0,
-            "ttft_ms": spread_of(part, "ttft"),
-            "tpot_ms": spread_of(part, "tpot"),
+            "ttft_ms": spread(part.times["ttft"]).to_dict(),
+            "tpot_ms": spread(part.times["tpot"]).to_dict(),
             "utilisation": float(ranks["busy_us"].mean()) / (seconds * 1e6),
             "kv_tokens": rules.blocks * rules.block_tokens * (request.second_dp if index else request.attention_dp),
             "kv_peak": float(ranks["peak"].max()) / rules.blocks,
@@ -49,10 +53,3 @@ def kind_figures(
             "cost_per_million_tokens": price / million if price else None,
         }
     return figures
-
-
-def spread_of(part: Tally, name: str) -> dict[str, float]:
-    """The spread of a time, in milliseconds."""
-    from .report import spread
-
-    return spread(part.times[name]).to_dict()

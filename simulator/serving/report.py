@@ -123,7 +123,7 @@ def report_of(
         cost_per_million_tokens=price / million if price else None,
         tokens_per_decode=1 + totals["guessed"] / max(totals["guesses"], 1),
         pools=pools(state, setup, counts, (request.attention_dp, request.second_dp)) if apart else {},
-        kinds=kind_figures(request, setup, state, tally, replicas) if setup.mixed else {},
+        kinds=kind_figures(request, setup, state, tally, replicas, spread) if setup.mixed else {},
         failed=totals["failed"],
         fleet=fleet,
         **moved,
