@@ -348,12 +348,12 @@ def show(report: ServingReport) -> None:
         rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found{tiers_text(report)}"))
-    if report.adapters:
-        rows.append(("adapters", adapters_text(report)))
-    if report.expert_balance:
-        rows.append(("experts", experts_text(report)))
-    if report.images:
-        rows.append(("images", images_text(report)))
+    with_text = {
+        "adapters": (report.adapters, adapters_text),
+        "experts": (report.expert_balance, experts_text),
+        "images": (report.images, images_text),
+    }
+    rows += [(name, text(report)) for name, (seen, text) in with_text.items() if seen]
     rows += [
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
