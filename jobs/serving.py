@@ -400,7 +400,8 @@ def experts_text(report: ServingReport) -> str:
     figures = report.expert_balance
     return (
         f"the busiest GPU has {figures['mean']:.2f} times the mean, {figures['most']:.2f} at most: "
-        f"{figures['longer_ms']:,.2f} ms an iteration; {figures['rebalances']:,} rebalances of {figures['move_ms']:,.1f} ms"
+        f"{figures['longer_ms']:,.2f} ms an iteration; {figures['rebalances']:,} rebalances of "
+        f"{figures['move_ms']:,.1f} ms"
     )
 
 
