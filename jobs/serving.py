@@ -363,12 +363,12 @@ def show(report: ServingReport) -> None:
         rows.append(("speculation", f"{report.tokens_per_decode:.2f} tokens a sequence and decode"))
     if report.prefix_hit_share:
         rows.append(("prefix cache", f"{report.prefix_hit_share:.0%} of tokens were found{tiers_text(report)}"))
-    if report.adapters:
-        rows.append(("adapters", adapters_text(report)))
-    if report.expert_balance:
-        rows.append(("experts", experts_text(report)))
-    if report.images:
-        rows.append(("images", images_text(report)))
+    with_text = {
+        "adapters": (report.adapters, adapters_text),
+        "experts": (report.expert_balance, experts_text),
+        "images": (report.images, images_text),
+    }
+    rows += [(name, text(report)) for name, (figures, text) in with_text.items() if figures]
     rows += [
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
@@ -405,32 +405,33 @@ def tiers_text(report: ServingReport) -> str:
 
 def adapters_text(report: ServingReport) -> str:
     """How many adapters were in a batch, and what loading them took."""
-    seen = report.adapters
+    figures = report.adapters
     return (
-        f"{seen['asked_for']:,} asked for, {seen['in_batch']:.1f} in a batch of at most {seen['on_gpu']}; "
-        f"{seen['loads']:,} loads of {seen['load_ms']:,.1f} ms, {seen['loads_from_disk']:,} of them from disk; "
-        f"{seen['waited']:,} requests waited for a place"
+        f"{figures['asked_for']:,} asked for, {figures['in_batch']:.1f} in a batch of at most {figures['on_gpu']}; "
+        f"{figures['loads']:,} loads of {figures['load_ms']:,.1f} ms, {figures['loads_from_disk']:,} of them from "
+        f"disk; {figures['waited']:,} requests waited for a place"
     )
 
 
 def experts_text(report: ServingReport) -> str:
     """How uneven experts were, and what that and moving them took."""
-    seen = report.expert_balance
+    figures = report.expert_balance
     return (
-        f"the busiest GPU has {seen['mean']:.2f} times the mean, {seen['most']:.2f} at most: {seen['longer_ms']:,.2f} "
-        f"ms an iteration; {seen['rebalances']:,} rebalances of {seen['move_ms']:,.1f} ms"
+        f"the busiest GPU has {figures['mean']:.2f} times the mean, {figures['most']:.2f} at most: "
+        f"{figures['longer_ms']:,.2f} ms an iteration; {figures['rebalances']:,} rebalances of "
+        f"{figures['move_ms']:,.1f} ms"
     )
 
 
 def images_text(report: ServingReport) -> str:
     """How many images there were, and what encoding them took."""
-    seen = report.images
-    text = f"{seen['images']:,} of {seen['requests']:,} requests, {seen['encode_ms']:,.1f} ms each"
-    if "gpus" not in seen:
+    figures = report.images
+    text = f"{figures['images']:,} of {figures['requests']:,} requests, {figures['encode_ms']:,.1f} ms each"
+    if "gpus" not in figures:
         return f"{text}, on the GPUs that prefill"
     return (
-        f"{text}; {seen['wait_ms']:,.1f} ms until they are encoded, {seen['transfer_ms']:,.2f} ms to a replica; "
-        f"{seen['gpus']} GPUs encode, {seen['utilisation']:.0%} busy"
+        f"{text}; {figures['wait_ms']:,.1f} ms until they are encoded, {figures['transfer_ms']:,.2f} ms to a replica; "
+        f"{figures['gpus']} GPUs encode, {figures['utilisation']:.0%} busy"
     )
 
 

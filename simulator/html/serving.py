@@ -341,19 +341,19 @@ def tiers_section(report: ServingReport) -> PageSection | None:
 
 def adapters_section(report: ServingReport) -> PageSection | None:
     """What low-rank adapters took, and what the requests of each had; None without adapters."""
-    seen = report.adapters
-    if not seen:
+    figures = report.adapters
+    if not figures:
         return None
     rows = [
         (Cell(f"{row['adapter']}"), Cell(units.count(row["requests"]), bar=row["requests"] / report.requests),
          Cell(f"{row['requests_per_s']:,.3g}"), Cell(f"{row['output_tokens_per_s']:,.3g}"),
          Cell(units.duration(row["ttft_ms"] * 1e3)))
-        for row in seen["by_adapter"]
+        for row in figures["by_adapter"]
     ]  # fmt: skip
     text = (
-        f"{seen['in_batch']:.1f} adapters were in a batch, of at most {seen['on_gpu']} on a GPU. "
-        f"{units.count(seen['loads'])} loads took {units.duration(seen['load_ms'] * 1e3)} each, and "
-        f"{units.count(seen['waited'])} requests waited for a place."
+        f"{figures['in_batch']:.1f} adapters were in a batch, of at most {figures['on_gpu']} on a GPU. "
+        f"{units.count(figures['loads'])} loads took {units.duration(figures['load_ms'] * 1e3)} each, and "
+        f"{units.count(figures['waited'])} requests waited for a place."
     )
     heads = Column("adapter"), *map(Column, ("requests", "requests/s", "output tokens/s", "mean TTFT"))
     return PageSection("adapters", "Adapters", text, (Table("The most asked for", heads, rows),))
@@ -361,21 +361,22 @@ def adapters_section(report: ServingReport) -> PageSection | None:
 
 def experts_section(report: ServingReport) -> PageSection | None:
     """How uneven the GPUs of experts were, iteration by iteration; None where experts are even."""
-    seen = report.expert_balance
-    if not seen:
+    figures = report.expert_balance
+    if not figures:
         return None
     line = {
         "type": "scatter",
         "mode": "lines",
-        "x": [start for start, _ in seen["over_time"]],
-        "y": [round_number(factor) for _, factor in seen["over_time"]],
+        "x": [start for start, _ in figures["over_time"]],
+        "y": [round_number(factor) for _, factor in figures["over_time"]],
         "line": {"color": colours.css("blue"), "width": 1.5},
         "hovertemplate": "%{y:.3g} times the mean at iteration %{x:,}<extra></extra>",
     }
     axes = {"xaxis": {"title": {"text": "iterations"}}, "yaxis": {"title": {"text": "busiest GPU over the mean"}}}
     text = (
-        f"The busiest GPU had {seen['mean']:.2f} times the mean: {units.duration(seen['longer_ms'] * 1e3)} "
-        f"an iteration. {units.count(seen['rebalances'])} rebalances took {units.duration(seen['move_ms'] * 1e3)} each."
+        f"The busiest GPU had {figures['mean']:.2f} times the mean: {units.duration(figures['longer_ms'] * 1e3)} "
+        f"an iteration. {units.count(figures['rebalances'])} rebalances took "
+        f"{units.duration(figures['move_ms'] * 1e3)} each."
     )
     return PageSection("experts", "Experts", text, (Figure("Load of experts", {"": figure([line], 300, **axes)}),))
 

@@ -97,7 +97,9 @@ def costs_of(lora: ServedAdapters, steps: ReplicaSteps, most: int, most_tokens: 
     if lora.adapter_us is not None:
         return costs
     counts, tokens = points_up_to(COUNTS, max(most, 2)), points_up_to(TOKENS, most_tokens)
-    extra_us = np.array([[kernels_us(products, steps, lora.rank, count, each) for each in tokens] for count in counts])
+    extra_us = np.array(
+        [[kernels_us(products, steps, lora.rank, count, number) for number in tokens] for count in counts]
+    )
     return replace(
         costs, counts=np.array(counts, float), tokens=np.array(tokens, float), extra_us=make_monotone(extra_us)
     )

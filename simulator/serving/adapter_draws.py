@@ -35,8 +35,8 @@ def draw_adapters(
     ends[-1] = lora.share
     for part in chunks:
         sessions = part.prefix if traffic.turns > 1 else np.arange(len(part.input))
-        drawn = random.random(int(sessions.max()) + 1 if len(sessions) else 0)
-        codes = np.searchsorted(ends, drawn, side="right").astype(np.int64)
+        chances = random.random(int(sessions.max()) + 1 if len(sessions) else 0)
+        codes = np.searchsorted(ends, chances, side="right").astype(np.int64)
         codes[codes == lora.adapters] = NONE
         adapter = codes[sessions]
         content = np.where(part.prefix == NONE, NONE, part.prefix * (lora.adapters + 1) + adapter + 1)

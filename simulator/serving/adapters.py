@@ -100,13 +100,13 @@ def put_in_place(state: LoopState, rank: int, adapter: int, where: int, first: i
     """An adapter takes the first free place from ``first`` to ``end``, or that of the one used longest ago. What leaves
     host memory leaves the GPU, too."""
     best, oldest = first, -1
-    for place in range(first, end):
-        other = state.adapter_places[rank, place] - 1
+    for position in range(first, end):
+        other = state.adapter_places[rank, position] - 1
         if other == NONE:
-            best = place
+            best = position
             break
         if oldest == -1 or state.adapters[rank, other, USED] < oldest:
-            best, oldest = place, state.adapters[rank, other, USED]
+            best, oldest = position, state.adapters[rank, other, USED]
     victim = state.adapter_places[rank, best] - 1
     if victim != NONE:
         state.adapters[rank, victim, where] = 0

@@ -14,6 +14,7 @@ from .bench import ServingBench
 from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import host_name, host_time
+from .kv import KvBudget
 from .kv_memory import Overheads
 from .learned import with_known_steps
 from .link import cache_link
@@ -122,21 +123,7 @@ def replica_of(
     memory = steps.kv_budget(rule, probe.max_tokens, overheads_seen(kv), seqs)
     block = kv.block_tokens or memory.block_tokens
     memory = replace(memory, block_tokens=block, blocks=kv.blocks or max(1, memory.tokens // block))
-    adapters, drifting, devices = None, None, steps.plan.parallel.tp * steps.plan.parallel.pp
-    if request.eplb.exist:
-        drifting = expert_drift.costs_of(request.eplb, steps)
-        if leaves_memory(kv):
-            copies = expert_drift.redundant_bytes(request.eplb, drifting)
-            memory = adapter_costs.less_memory(
-                memory, copies * devices, "copies of experts", "eplb.num_redundant_experts"
-            )
-    if request.lora.exist:
-        most = adapter_costs.most_loras(request.lora, scheduler.policy)
-        adapters = adapter_costs.costs_of(request.lora, steps, most, probe.max_tokens)
-        if leaves_memory(kv):
-            memory = adapter_costs.less_memory(
-                memory, most * adapters.gpu_bytes * devices, "adapters", "lora.max_loras"
-            )
+    memory, extras = with_extras(request, steps, kv, memory, probe.max_tokens)
     longest, shortened = longest_served(engine, scheduler, memory, context) if policy.engine else (context, "")
     tables = surrogate(step, bench, extent, bench.graphs.parent / "surrogates")
     named = host_name(engine.id, engine.host, overlapped=scheduler.async_scheduling)
@@ -150,14 +137,12 @@ def replica_of(
             "system": steps.device.id,
             "model": str(step.model.get("name", "") if isinstance(step.model, Mapping) else step.model),
         },
-        adapters=adapters,
-        moving_experts=drifting,
-        encoder=encoder_of(request, steps),
         max_model_len=longest,
         shortened=shortened,
         limits=limits,
         price_per_hour=served.price_per_hour if price is None else price,
         graphs=graph_sizes(request, engine, kv, steps.plan.parallel.tp, probe.max_seqs),
+        **extras,
     )
     return with_known_steps(served, step, steps.device.id, engine.id) if learned else served
 
@@ -169,6 +154,27 @@ def weights_gb(steps: ReplicaSteps, devices: int) -> float:
 
     memory = steps.simulate(Work("decode", batch=1, input_len=1, cache="static")).memory
     return float(memory.by_class["weights"]) * GIB / 1e9 * devices
+
+
+def with_extras(
+    request: ServingRequest, steps: ReplicaSteps, kv: KvMemory, memory: KvBudget, most_tokens: int
+) -> tuple[KvBudget, dict[str, Any]]:
+    """What adapters, copies of experts and encoders of images take, as fields of a replica; and the KV memory that they
+    leave."""
+    extras: dict[str, Any] = {"encoder": encoder_of(request, steps)}
+    devices = steps.plan.parallel.tp * steps.plan.parallel.pp
+    if request.eplb.exist:
+        extras["moving_experts"] = experts = expert_drift.costs_of(request.eplb, steps)
+        if leaves_memory(kv):
+            size = expert_drift.redundant_bytes(request.eplb, experts) * devices
+            memory = adapter_costs.less_memory(memory, size, "copies of experts", "eplb.num_redundant_experts")
+    if request.lora.exist:
+        most = adapter_costs.most_loras(request.lora, request.scheduler.policy)
+        extras["adapters"] = adapters = adapter_costs.costs_of(request.lora, steps, most, most_tokens)
+        if leaves_memory(kv):
+            size = most * adapters.gpu_bytes * devices
+            memory = adapter_costs.less_memory(memory, size, "adapters", "lora.max_loras")
+    return memory, extras
 
 
 def encoder_of(request: ServingRequest, steps: ReplicaSteps | None) -> images.EncoderCosts | None:

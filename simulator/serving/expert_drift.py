@@ -80,7 +80,7 @@ def costs_of(balance: ExpertBalance, steps: ReplicaSteps) -> ExpertCosts:
     size = matrices * op.hidden * op.inter / op.tp * BITS[op.dtype] / 8
     tokens = np.array([0, *TOKENS[1:]], float)
     if balance.token_us is None:
-        sized = [[each.replace(tokens=int(count) * each.tokens) for each, _ in fused] for count in tokens[1:]]
+        sized = [[kernel.replace(tokens=int(count) * kernel.tokens) for kernel, _ in fused] for count in tokens[1:]]
         answers = [ask(steps.kernels, ops, "cold").latency_us @ [times for _, times in fused] for ops in sized]
         us = make_monotone(np.array([0.0, *answers]))
     else:

@@ -64,8 +64,8 @@ def with_images(source: RequestStream, request: ServingRequest, encoder: Encoder
     costs = encoder or costs_of(images, None)
     rows = joined(list(source.chunks))
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed).spawn(10)[9]))
-    drawn = random.random(len(rows.input)) < images.share
-    counts = np.where(drawn, images.count, 0)
+    with_some = random.random(len(rows.input)) < images.share
+    counts = np.where(with_some, images.count, 0)
     rows = rows._replace(input=rows.input + counts * images.tokens)
     longest = source.longest + images.most_tokens
     mean = source.prompt + float(counts.mean()) * images.tokens
@@ -79,8 +79,8 @@ def with_images(source: RequestStream, request: ServingRequest, encoder: Encoder
         return replace(source, chunks=iter([rows]), longest=longest, prompt=mean, images=figures)
     done_us = encoded_us(rows.arrival_us, counts, images.gpus, costs.image_us)
     move_us = images.us + images.count * images.tokens * costs.token_bytes / (images.gbps * 1e3)
-    ready_us = np.where(drawn, done_us + move_us, rows.arrival_us)
-    waits_us = (done_us - rows.arrival_us)[drawn]
+    ready_us = np.where(with_some, done_us + move_us, rows.arrival_us)
+    waits_us = (done_us - rows.arrival_us)[with_some]
     last_us = max(float(done_us.max()), 1e-9)
     figures |= {
         "gpus": images.gpus,
