@@ -22,10 +22,12 @@ PLAYED = ".played"  # what the file's name ends with
 class PlayedWays:
     """Answers of the event loop by what was asked, in a file beside ``points`` (None: nothing is kept).
 
-    A file of another request is written anew.
+    A file of another request is written anew. RequestError where ``points`` is a folder.
     """
 
     def __init__(self, points: Path | None = None, key: str = "") -> None:
+        if points is not None and (points.is_dir() or not points.name):
+            raise RequestError(f"points={points} is a folder: name a file, as {points / 'ways.parquet'}")
         self.path = None if points is None else points.with_name(points.name + PLAYED)
         self.key, self.kept_s = key, time.monotonic()
         self.answers: dict[str, Any] = {} if self.path is None else read(self.path, key)

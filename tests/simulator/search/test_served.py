@@ -213,3 +213,8 @@ def test_ways_are_ranks_of_points_that_were_kept(serving: Asking, bench: Workben
 def test_what_cannot_be_compared(text: str, says: str, serving: Asking, bench: Workbench) -> None:
     with pytest.raises(ValueError, match=says):
         bench.compare_serving(serving({}), "tp=1", text)
+
+
+def test_points_of_ways_are_a_file(serving: Asking, bench: Workbench, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a folder: name a file, as .*ways\.parquet"):
+        bench.search_serving(serving({}), points=tmp_path)
