@@ -92,15 +92,14 @@ def megatron_settings(path: Path, text: str, model: str = "") -> dict[str, Any] 
         return None
     start, flags = command
     numbers = {name: whole(path, name, flags[name]) for name in (*COUNTS, *SIZES) if name in flags}
+    places = {f"cluster.{item}": whole(path, name, start[name]) for name, item in PLACES.items() if name in start}
     model = model or _model(flags)
     model_flags = megatron_model(dict(resolve(model).language))
     if differ := _differences(flags, model_flags):
         raise LaunchError(f"launch={path} starts another model than {model}: they differ in {', '.join(differ)}")
     settings: dict[str, Any] = {"model": model}
     settings |= {setting: numbers[name] for name, setting in COUNTS.items() if name in flags}
-    settings |= {
-        f"cluster.{setting}": whole(path, name, start[name]) for name, setting in PLACES.items() if name in start
-    }
+    settings |= places
     settings["parallel.sequence_parallel"] = "--sequence-parallel" in flags
     settings["parallel.zero_stage"] = _zero_stage(flags)
     settings["precision"] = _precision(flags)
