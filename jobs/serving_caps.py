@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..simulator.serving.caps import ServedCap, caps_values, serving_caps
 from ..simulator.serving.caps_picture import CapPoint, draw_caps
 from .questions import as_list
-from .serving import time_ms
+from .serving_tables import time_ms
 from .show import BadInputError, print_json, say, table
 from .writing import write_text
 

@@ -202,7 +202,8 @@ def write_rows(
     import pyarrow.parquet as pq
 
     mine = {(__version__, question_of(verb, point)): None for _, point in points}
-    rows = [row for key in {**mine, **dict.fromkeys(table_rows)} for row in table_rows.get(key, ())]
+    keys = [*mine, *(key for key in table_rows if key not in mine)]
+    rows = [row for key in keys for row in table_rows.get(key, ())]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: column([row.get(name) for row in rows]) for name in names}
     write("table", path, lambda temporary: pq.write_table(pa.table(columns), temporary, compression="zstd"))

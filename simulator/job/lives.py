@@ -72,8 +72,10 @@ class LifeProgress:
     @classmethod
     def at_start(cls, count: int, begin_s: float) -> LifeProgress:
         """Of so many lives that begin after ``begin_s``."""
-        whole, zero = np.zeros((2, count), dtype=np.int64), np.zeros((4, count))
-        return cls(whole[0], np.full(count, begin_s), zero[0], np.full(count, np.nan), *zero[1:], whole[1])
+        at, interruptions = np.zeros((2, count), dtype=np.int64)
+        now_s, lost_s, down_s, held_s = np.zeros((4, count))
+        begun_s, total_s = np.full(count, begin_s), np.full(count, np.nan)
+        return cls(at, begun_s, now_s, total_s, lost_s, down_s, held_s, interruptions)
 
 
 def live(

@@ -70,8 +70,8 @@ def live_through(
         rollout_s = ends[which] * engine_factors(request, run.rollout, rollouts[0], z[1])[:, None]
     sync_s = 0.0 if run.sync is None else run.sync.seconds
     times = iteration_times(rollout_s, training_s, sync_s, run.asynchronous)
-    seconds = {"rollout": rollout_s, "training": training_s, "iteration": times.iteration_s}
-    kwh = iteration_kwh(run.phases, run.groups, run.device, request.energy, seconds)
+    seconds_of = {"rollout": rollout_s, "training": training_s, "iteration": times.iteration_s}
+    kwh = iteration_kwh(run.phases, run.groups, run.device, request.energy, seconds_of)
     return RunLives(times.iteration_s, times.begin_s, tokens[which], kwh)
 
 
@@ -143,9 +143,9 @@ def with_mean_rollout(run: PlacedRun, rollouts: Sequence[BatchRollout]) -> Place
     if not rollouts:
         return run
     watts = [batch.gpu_w for batch in rollouts if batch.gpu_w is not None]
-    mean: dict[str, float] = {"seconds": float(np.mean([batch.seconds for batch in rollouts]))}
+    mean: dict[str, Any] = {"seconds": float(np.mean([batch.seconds for batch in rollouts]))}
     mean |= {"gpu_w": float(np.mean(watts))} if watts else {}
-    return replace(run, phases=tuple(replace(each, **mean) if each.name == ROLL else each for each in run.phases))
+    return replace(run, phases=tuple(replace(phase, **mean) if phase.name == ROLL else phase for phase in run.phases))
 
 
 def spreads_of(request: PostTrainRequest, run: PlacedRun, lives: RunLives) -> dict[str, Any]:

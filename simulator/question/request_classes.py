@@ -16,6 +16,28 @@ TARGETS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
 @dataclass(frozen=True)
+class ServingTargets:
+    """What users expect, in milliseconds; null: nothing. ``share`` of the requests must meet all of it."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    share: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in TARGETS:
+            if getattr(self, name) is not None:
+                number(RequestError, f"slo.{name}", getattr(self, name))
+        if not 0 < number(RequestError, "slo.share", self.share) <= 1:
+            raise RequestError(f"slo.share={self.share} must be a share above 0 and at most 1")
+
+    @property
+    def named(self) -> bool:
+        """Whether anything is expected."""
+        return any(getattr(self, name) is not None for name in TARGETS)
+
+
+@dataclass(frozen=True)
 class RequestClass:
     """A class of requests. ``share`` is its weight among all; a lower ``priority`` goes first, as in vLLM. Targets that
     are null are those of ``slo``."""

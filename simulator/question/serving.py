@@ -15,7 +15,7 @@ from .ffn_apart import FfnApart
 from .fleet import Autoscale, ColdStart, ReplicaFailures, ScorerWeights
 from .image_requests import ImageRequests
 from .kv_tiers import KvTiers
-from .request_classes import QUEUES, Admission
+from .request_classes import QUEUES, Admission, ServingTargets
 from .requests import SimulateRequest
 from .traffic import RequestTraffic
 from .unread import changed, refuse_unread
@@ -167,28 +167,6 @@ class Speculation:
 
 
 @dataclass(frozen=True)
-class ServingTargets:
-    """What users expect, in milliseconds; null: nothing. ``share`` of the requests must meet all of it."""
-
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-    share: float = 0.9
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"slo.{name}", getattr(self, name))
-        if not 0 < number(RequestError, "slo.share", self.share) <= 1:
-            raise RequestError(f"slo.share={self.share} must be a share above 0 and at most 1")
-
-    @property
-    def named(self) -> bool:
-        """Whether anything is expected."""
-        return any(limit is not None for limit in (self.ttft_ms, self.tpot_ms, self.e2e_ms))
-
-
-@dataclass(frozen=True)
 class IterationLaw:
     """How long an iteration takes, given by hand: ``base_us`` and what each token, pair and sample adds."""
 
@@ -288,7 +266,7 @@ class SecondKind:
             number(RequestError, "second_kind.price_per_gpu_hour", self.price_per_gpu_hour)
 
     @property
-    def limits(self) -> dict[str, int]:
+    def limits(self) -> dict[str, Any]:
         """The limits of its scheduler that are not those of the others."""
         named = {name: getattr(self, name) for name in ("max_seqs", "max_tokens", "chunk")}
         return {name: limit for name, limit in named.items() if limit is not None}

@@ -18,6 +18,7 @@ from ..question.serving import POLICIES, ROUTERS
 from . import (
     adapters,
     admission,
+    batch_time,
     blocks,
     chain,
     counting,
@@ -71,7 +72,7 @@ INLINE: tuple[Callable[..., Any], ...] = (
     *(loop.next_arrival, loop.finish, loop.give_tokens, counting.note_gap, loop.kick, loop.form_batches, loop.form),
     *(
         loop.start,
-        loop.batch_us,
+        batch_time.batch_us,
         loop.send_tokens,
         counting.count_size,
         counting.note,

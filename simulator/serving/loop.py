@@ -7,17 +7,18 @@ takes the earlier one; of equal times what comes in goes first. It is plain Pyth
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from .adapters import adapters_us, count_running, has_adapters, use_adapters
+from .adapters import count_running, has_adapters, use_adapters
 from .admission import lets_in, makes_room, server_limit
+from .batch_time import batch_us
 from .blocks import caches_prefixes, give_back, remember
 from .counting import count_size, note, note_gap
 from .due import pop_due, push_due
 from .fleet import FLEET, fleet_event, hold, let_go, nothing_left, resume, stop_drained, taker
-from .iteration import drafting_us, experts_us, iteration_us
+from .iteration import experts_us
 from .lanes import next_end, set_end
 from .limits import FAILED, QUEUE, RATE, WITHIN, limit_of
 from .moving import land, move, start_moves
@@ -322,29 +323,6 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         state.ranks[first + local].busy_us += took_us / stages
         count_size(state, decode, state.batches[batch + local], took_us / stages)
         note(state, setup, first + local, lane, batch + local, end_us)
-
-
-def batch_us(timing: IterationTiming, sums: Any) -> float:
-    """Microseconds of a rank's batch, host time included; decodes alone are padded to the next CUDA graph."""
-    decodes = sums.decodes
-    if sums.prefill_tokens == 0 and len(timing.graphs) > 0 and decodes <= timing.graphs[-1]:
-        decodes = float(timing.graphs[np.searchsorted(timing.graphs, decodes)])
-    gpu_us = iteration_us(
-        timing.tables,
-        decodes,
-        sums.decode_context,
-        sums.prefill_tokens,
-        sums.prefill_pairs,
-        sums.prefill_context,
-        sums.samples,
-        timing.drafts,
-    )
-    if timing.drafts > 0:
-        gpu_us += timing.drafts * drafting_us(timing.tables, decodes, sums.decode_context, timing.draft_share)
-    if len(timing.adapter_counts) > 0 and sums.adapters > 0:
-        gpu_us += adapters_us(timing, sums)
-    host_us = timing.host_us + timing.host_seq_us * sums.size
-    return gpu_us + host_us
 
 
 def send_tokens(state: LoopState, timing: IterationTiming, first: int, batch: int, per: int, end_us: float) -> float:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..question.request_classes import TARGETS, RequestClass
-from ..question.serving import ServingTargets
+from ..question.request_classes import TARGETS, RequestClass, ServingTargets
 from .histogram import Histogram
 from .state import NONE
 

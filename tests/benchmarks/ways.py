@@ -18,8 +18,8 @@ from typing import Any
 
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.request_classes import ServingTargets
 from opcast.simulator.question.requests import SimulateRequest
-from opcast.simulator.question.serving import ServingTargets
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.search.outcome import SearchOutcome
 from opcast.simulator.search.served import played, run, shortlist

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...question.serving import ServingTargets
+from ...question.request_classes import ServingTargets
 from .waiting import waiting
 
 HALVINGS = 14

@@ -11,8 +11,9 @@ from ....datasets.loading import choice, number, whole
 from ...question.canonical import RequestError
 from ...question.declaration import setting
 from ...question.plan import Parallel
+from ...question.request_classes import ServingTargets
 from ...question.requests import SimulateRequest
-from ...question.serving import POLICIES, ServingTargets
+from ...question.serving import POLICIES
 from ..objectives import OF_SERVING
 from ..question import Checks, SearchAxes, SearchQuestion, word
 from ..rank import Row

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...question.fleet import Autoscale
-from ...question.serving import ServingTargets
+from ...question.request_classes import ServingTargets
 from ..own import guard, load_function
 from ..replica import ServedReplica
 from ..rules import SchedulerRules

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, isnan
 
-from ...question.serving import ServingTargets
+from ...question.request_classes import ServingTargets
 from ..iteration import iteration_us
 from ..replica import ServedReplica
 from ..rules import SchedulerRules

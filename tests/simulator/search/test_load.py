@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.request_classes import ServingTargets
 from opcast.simulator.question.requests import SimulateRequest
-from opcast.simulator.question.serving import ServingTargets
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served.load import Expected, curve, highest, together_load
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace

@@ -12,8 +12,8 @@ import pytest
 
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.plan import load_stack
+from opcast.simulator.question.request_classes import ServingTargets
 from opcast.simulator.question.requests import SimulateRequest
-from opcast.simulator.question.serving import ServingTargets
 from opcast.simulator.search.rank import losses
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served.explain import settings

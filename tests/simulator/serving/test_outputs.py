@@ -16,7 +16,8 @@ import pytest
 from opcast.simulator.formats.perfetto import write_trace
 from opcast.simulator.html.page import Figure, render
 from opcast.simulator.html.serving import page
-from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, ServingRequest, ServingTargets
+from opcast.simulator.question.request_classes import ServingTargets
+from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.report.served import ServingReport
 from opcast.simulator.serving import serve as serving

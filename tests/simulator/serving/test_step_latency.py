@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import opcast
 from opcast.simulator.question.serving import Scheduler, Speculation
+from opcast.simulator.serving.batch_time import batch_us
 from opcast.simulator.serving.host import HostTime
-from opcast.simulator.serving.loop import batch_us
 from opcast.simulator.serving.replica import ServedReplica
 from opcast.simulator.serving.setup import timing
 from opcast.simulator.serving.step_latency import StepLatency
