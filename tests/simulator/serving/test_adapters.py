@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from opcast.simulator.question.adapters import ServedAdapters
 from opcast.simulator.question.canonical import RequestError
+from opcast.simulator.question.request_classes import RequestClass
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving.adapter_costs import less_memory, most_in_host, most_loras
@@ -74,7 +75,8 @@ def test_everybody_is_served_by_no_more_adapters_than_fit(
     served: Play, seed: int, policy: str, adapters: int, most: int, host: int, queue: str, pools: bool
 ) -> None:
     lora = {"adapters": adapters, "max_loras": most, "max_cpu_loras": host, "gib": 0.1, "share": 0.8}
-    request = asked(replace(TRAFFIC, seed=seed), policy, **lora, adapter_us=50.0, token_us=1.0)
+    classes = (RequestClass("first"), RequestClass("later", priority=1)) if queue == "priority" else ()
+    request = asked(replace(TRAFFIC, seed=seed, classes=classes), policy, **lora, adapter_us=50.0, token_us=1.0)
     request = replace(request, scheduler=replace(request.scheduler, queue=queue))
     if pools:
         request = replace(request, decode_pool=DecodePool(1, kv=request.kv, link_gbps=100.0))

@@ -194,7 +194,7 @@ class Asked:
 
     def searched(self) -> tuple[dict[str, Any], dict[Any, LayoutReplica]]:
         """The search's one point, and its replica."""
-        made = run.asked(self.search)
+        made = run.set_up(self.search)
         (layout,) = made.layouts
         own = run.replica_or_why(made, layout, "vllm", self.bench)
         assert isinstance(own, LayoutReplica)
