@@ -85,7 +85,8 @@ def fleet_curves(
     rows = report.fleet_over_time
     times = [round_number(row["s"] / 3600) for row in rows]
     data = []
-    for figures, more in ((stacked, {"stackgroup": "replicas", "line": {"shape": "hv", "width": 0.5}}), (beside, {})):
+    steps: dict[str, Any] = {"stackgroup": "replicas", "line": {"shape": "hv", "width": 0.5}}
+    for figures, more in ((stacked, steps), (beside, {})):
         for name, (what, hue) in figures.items():
             right = bool(stacked) and not more
             line = {"color": colours.css(hue), **more.get("line", {"width": 1.5})}

@@ -281,7 +281,7 @@ class SecondKind:
             number(RequestError, "second_kind.price_per_gpu_hour", self.price_per_gpu_hour)
 
     @property
-    def limits(self) -> dict[str, int]:
+    def limits(self) -> dict[str, Any]:
         """The limits of its scheduler that are not those of the others."""
         named = {name: getattr(self, name) for name in ("max_seqs", "max_tokens", "chunk")}
         return {name: limit for name, limit in named.items() if limit is not None}

@@ -78,7 +78,6 @@ INLINE: tuple[Callable[..., Any], ...] = (
         blocks.grow,
         blocks.content,
         order.take_out,
-        fleet.takes,
         tiers.has_tiers,
         blocks.missing_blocks,
     ),

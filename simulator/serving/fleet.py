@@ -32,8 +32,6 @@ PER_REPLICA = 2
 
 def takes(state: LoopState, setup: ServingSetup, slot: int, rank: int) -> bool:
     """Whether a rank takes a request: its replica serves, and the request is not too long for it."""
-    if setup.choosy == 0:
-        return True
     request = state.slots[slot]
     open_ = state.ranks[rank].shut == 0
     return open_ and limit_of(rules_of(setup, rank), request.input, request.output) == WITHIN
