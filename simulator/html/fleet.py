@@ -85,9 +85,8 @@ def fleet_curves(
     rows = report.fleet_over_time
     times = [round_number(row["s"] / 3600) for row in rows]
     data = []
-    in_steps: dict[str, Any] = {"stackgroup": "replicas", "line": {"shape": "hv", "width": 0.5}}
-    lines: dict[str, Any] = {}
-    for figures, more in ((stacked, in_steps), (beside, lines)):
+    steps: dict[str, Any] = {"stackgroup": "replicas", "line": {"shape": "hv", "width": 0.5}}
+    for figures, more in ((stacked, steps), (beside, {})):
         for name, (what, hue) in figures.items():
             right = bool(stacked) and not more
             line = {"color": colours.css(hue), **more.get("line", {"width": 1.5})}

@@ -66,10 +66,10 @@ class ArrivalClock:
 def daily(mean_s: np.ndarray, swing: float, day_s: float) -> np.ndarray:
     """When requests come that came at ``mean_s`` were their rate always its mean: it is 1 - swing x cos(2 pi t / day)
     times that. Its sum is Kepler's equation, solved by Newton's steps from half a day on, which always converge."""
-    turns, part = np.divmod(2 * np.pi * mean_s / day_s, 2 * np.pi)
-    angle = np.full(len(part), np.pi)
+    turns, rest = np.divmod(2 * np.pi * mean_s / day_s, 2 * np.pi)
+    angle = np.full(len(rest), np.pi)
     for _ in range(NEWTON):
-        angle -= (angle - swing * np.sin(angle) - part) / (1.0 - swing * np.cos(angle))
+        angle -= (angle - swing * np.sin(angle) - rest) / (1.0 - swing * np.cos(angle))
     return (turns + angle / (2 * np.pi)) * day_s
 
 

@@ -29,7 +29,7 @@ class Autoscaler:
     """What an autoscaler remembers. ``looks`` are what it saw, ``rows`` what a picture shows of it."""
 
     def __init__(self, request: ServingRequest, setup: ServingSetup, replica: ServedReplica) -> None:
-        self.asked, self.most, self.setup = request.autoscale, request.most_replicas, setup
+        self.scale, self.most, self.setup = request.autoscale, request.most_replicas, setup
         self.scaler = scaler_of(request.autoscale, request.slo, replica, setup.rules)
         self.free = request.autoscale.policy == "sla"  # of HPA's rules
         self.looks: list[tuple[float, int]] = []
@@ -48,8 +48,8 @@ class Autoscaler:
         signals = self.signals(state)
         wish = self.scaler(signals)
         if not isinstance(wish, (int, float, np.integer, np.floating)) or wish != wish:
-            raise RequestError(f"autoscale.policy={self.asked.policy} returned {wish!r}, not a number of replicas")
-        desired = int(min(max(wish, self.asked.min_replicas), self.most))
+            raise RequestError(f"autoscale.policy={self.scale.policy} returned {wish!r}, not a number of replicas")
+        desired = int(min(max(wish, self.scale.min_replicas), self.most))
         if not self.free:
             desired = self.steadied(signals, desired)
         self.rows.append(row_of(state, signals, desired))
@@ -57,15 +57,15 @@ class Autoscaler:
 
     def steadied(self, signals: FleetSignals, wish: int) -> int:
         """A wish as windows and steps allow it."""
-        now_s, current = signals.time_s, signals.wanted
+        now_s, current = signals.time_s, signals.replicas
         self.looks.append((now_s, wish))
-        longest_s = max(self.asked.up_window_s, self.asked.down_window_s)
+        longest_s = max(self.scale.up_window_s, self.scale.down_window_s)
         self.looks = [look for look in self.looks if look[0] > now_s - longest_s or look[0] == now_s]
-        least = min(count for at_s, count in self.looks if at_s > now_s - self.asked.up_window_s or at_s == now_s)
-        most = max(count for at_s, count in self.looks if at_s > now_s - self.asked.down_window_s or at_s == now_s)
+        least = min(count for at_s, count in self.looks if at_s > now_s - self.scale.up_window_s or at_s == now_s)
+        most = max(count for at_s, count in self.looks if at_s > now_s - self.scale.down_window_s or at_s == now_s)
         if least > current:
             return min(least, max(TWICE * current, current + MORE))
-        return max(min(current, most), self.asked.min_replicas)
+        return max(min(current, most), self.scale.min_replicas)
 
     def signals(self, state: LoopState) -> FleetSignals:
         """What is seen now, of replicas of the first kind."""
@@ -85,7 +85,7 @@ class Autoscaler:
         return FleetSignals(
             time_s=float(totals["now_us"]) / 1e6,
             interval_s=self.setup.tick_us / 1e6,
-            wanted=int(np.isin(status, (STARTING, READY, DOWN)).sum()),
+            replicas=int(np.isin(status, (STARTING, READY, DOWN)).sum()),
             ready=int((status == READY).sum()),
             starting=int(np.isin(status, (STARTING, DOWN)).sum()),
             requests=float(ranks["outstanding"][serving].sum()) / replicas,

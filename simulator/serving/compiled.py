@@ -96,7 +96,6 @@ INLINE: tuple[Callable[..., Any], ...] = (
         blocks.grow,
         blocks.content,
         order.take_out,
-        fleet.takes,
         order.put_in_order,
         order.goes_before,
         priorities.continue_by_priority,

@@ -32,8 +32,6 @@ PER_REPLICA = 2
 
 def takes(state: LoopState, setup: ServingSetup, slot: int, rank: int) -> bool:
     """Whether a rank takes a request: its replica serves, and the request is not too long for it."""
-    if setup.choosy == 0:
-        return True
     request = state.slots[slot]
     open_ = state.ranks[rank].shut == 0
     return open_ and limit_of(rules_of(setup, rank), request.input, request.output) == WITHIN
@@ -86,13 +84,13 @@ def fleet_event(state: LoopState, setup: ServingSetup, code: int) -> None:
     if code == VOID:
         return
     replica = (FIRST - code) // PER_REPLICA
-    own = state.fleet[replica]
+    record = state.fleet[replica]
     if (FIRST - code) % PER_REPLICA == 0:
-        if own.ready_us == totals.now_us and (own.status == STARTING or own.status == DOWN):
+        if record.ready_us == totals.now_us and (record.status == STARTING or record.status == DOWN):
             come_up(state, setup, replica)
         return
     push_failure(state, replica)
-    if own.status == READY or own.status == DRAINING:
+    if record.status == READY or record.status == DRAINING:
         fail(state, setup, replica)
 
 
@@ -104,20 +102,20 @@ def push_fleet(state: LoopState, time_us: float, code: int) -> None:
 
 def push_failure(state: LoopState, replica: int) -> None:
     """The next failure of a replica: an exponential time from now, by its own random numbers (Lehmer's)."""
-    own = state.fleet[replica]
-    own.seed = own.seed * 48271 % 2147483647
-    wait_us = -math.log(own.seed / 2147483647.0) / own.rate
+    record = state.fleet[replica]
+    record.seed = record.seed * 48271 % 2147483647
+    wait_us = -math.log(record.seed / 2147483647.0) / record.rate
     push_fleet(state, state.totals[0].now_us + wait_us, FIRST - PER_REPLICA * replica - 1)
 
 
 def come_up(state: LoopState, setup: ServingSetup, replica: int) -> None:
     """A replica takes requests from now on."""
-    own, now_us = state.fleet[replica], state.totals[0].now_us
-    if own.status == OFF:
-        own.since_us = now_us
-    if own.status == DOWN:
-        own.down_us += now_us - own.down_since_us
-    own.status = READY
+    record, now_us = state.fleet[replica], state.totals[0].now_us
+    if record.status == OFF:
+        record.since_us = now_us
+    if record.status == DOWN:
+        record.down_us += now_us - record.down_since_us
+    record.status = READY
     shut(state, setup, replica, 0)
 
 
@@ -128,7 +126,7 @@ def shut(state: LoopState, setup: ServingSetup, replica: int, closed: int) -> No
         state.ranks[rank].shut = closed
 
 
-def wanted(state: LoopState, replica: int) -> bool:
+def stays(state: LoopState, replica: int) -> bool:
     """Whether a replica is on and to stay: it serves, starts, or is to be repaired."""
     status = state.fleet[replica].status
     return bool(status not in (OFF, DRAINING))
@@ -140,15 +138,15 @@ def resize(state: LoopState, setup: ServingSetup) -> None:
     totals = state.totals[0]
     missing = totals.desired
     for replica in range(setup.first_decode):
-        missing -= 1 if wanted(state, replica) else 0
+        missing -= 1 if stays(state, replica) else 0
     while missing > 0:
         replica = first_off(state, setup)
         if replica == NONE:
             return
-        own = state.fleet[replica]
-        own.since_us, own.status, own.starts = totals.now_us, STARTING, own.starts + 1
-        own.ready_us = totals.now_us + setup.start_us
-        push_fleet(state, own.ready_us, FIRST - PER_REPLICA * replica)
+        record = state.fleet[replica]
+        record.since_us, record.status, record.starts = totals.now_us, STARTING, record.starts + 1
+        record.ready_us = totals.now_us + setup.start_us
+        push_fleet(state, record.ready_us, FIRST - PER_REPLICA * replica)
         missing -= 1
     while missing < 0:
         replica = first_to_go(state, setup)
@@ -175,7 +173,7 @@ def first_to_go(state: LoopState, setup: ServingSetup) -> int:
     """The replica that is stopped first."""
     best, least = NONE, 1 << 60
     for replica in range(setup.first_decode - 1, -1, -1):
-        if wanted(state, replica):
+        if stays(state, replica):
             requests = outstanding(state, setup, replica) if state.fleet[replica].status == READY else -1
             if requests < least:
                 best, least = replica, requests
@@ -201,19 +199,19 @@ def stop_drained(state: LoopState, setup: ServingSetup, replica: int) -> None:
 
 def stop(state: LoopState, replica: int) -> None:
     """A replica is off; its GPUs cost nothing more."""
-    own, now_us = state.fleet[replica], state.totals[0].now_us
-    if own.status == DOWN:
-        own.down_us += now_us - own.down_since_us
-    own.on_us += now_us - own.since_us
-    own.status, own.ready_us = OFF, -1.0
+    record, now_us = state.fleet[replica], state.totals[0].now_us
+    if record.status == DOWN:
+        record.down_us += now_us - record.down_since_us
+    record.on_us += now_us - record.since_us
+    record.status, record.ready_us = OFF, -1.0
 
 
 def fail(state: LoopState, setup: ServingSetup, replica: int) -> None:
     """A replica fails: batches in flight and caches are lost, its requests are held, and it is repaired."""
-    own, now_us = state.fleet[replica], state.totals[0].now_us
+    record, now_us = state.fleet[replica], state.totals[0].now_us
     first, width = first_rank(setup, replica), len(state.lanes) // setup.replicas
     parts = len(state.batches) // len(state.lanes)
-    own.failures += 1
+    record.failures += 1
     shut(state, setup, replica, 1)
     for local in range(ranks_of(setup, replica)):
         rank, batch = first + local, replica * width * parts + local
@@ -224,19 +222,19 @@ def fail(state: LoopState, setup: ServingSetup, replica: int) -> None:
     for lane in range(replica * width, (replica + 1) * width):
         state.lanes[lane].busy, state.lanes[lane].stage_us = 0, now_us
         set_end(state.tree, lane, math.inf)
-    if own.status == DRAINING:
+    if record.status == DRAINING:
         stop(state, replica)
         return
-    own.status, own.down_since_us = DOWN, now_us
-    own.ready_us = now_us + setup.repair_us + setup.start_us
-    push_fleet(state, own.ready_us, FIRST - PER_REPLICA * replica)
+    record.status, record.down_since_us = DOWN, now_us
+    record.ready_us = now_us + setup.repair_us + setup.start_us
+    push_fleet(state, record.ready_us, FIRST - PER_REPLICA * replica)
 
 
 def give_up(state: LoopState, setup: ServingSetup, rank: int) -> None:
     """Take all requests from a rank, those that ran first, and empty it."""
     scheduler = state.ranks[rank]
-    for place in range(scheduler.count):
-        lose(state, setup, rank, state.running[rank, place])
+    for position in range(scheduler.count):
+        lose(state, setup, rank, state.running[rank, position])
     slot = scheduler.head
     while slot != NONE:
         after = state.slots[slot].next

@@ -30,22 +30,22 @@ def kind_figures(
     the time that it computes, KV memory, and the price of a million tokens (None without one)."""
     first, seconds = first_decode_rank(setup), max(float(state.totals["now_us"][0]) / 1e6, 1e-9)
     figures = {}
-    for index, (name, part, replica) in enumerate(zip(KINDS, tally.kinds, replicas, strict=True)):
+    for index, (name, tally_of_kind, replica) in enumerate(zip(KINDS, tally.kinds, replicas, strict=True)):
         ranks = state.ranks[slice(first, None) if index else slice(0, first)]
         rules = setup.decode_rules if index else setup.rules
         count = request.second_kind.replicas if index else request.replicas
         price = count * replica.devices * replica.price_per_hour * seconds / 3600
-        million = max(part.output_tokens, 1) / 1e6
+        million = max(tally_of_kind.output_tokens, 1) / 1e6
         figures[name] = {
             "device": replica.run.get("system", ""),
             "replicas": count,
             "devices": count * replica.devices,
-            "completed": part.ended,
-            "output_tokens": part.output_tokens,
-            "output_tokens_per_s_per_gpu": part.output_tokens / seconds / max(count * replica.devices, 1),
-            "slo_attainment": part.good / part.ended if part.ended else 0.0,
-            "ttft_ms": spread(part.times["ttft"]).to_dict(),
-            "tpot_ms": spread(part.times["tpot"]).to_dict(),
+            "completed": tally_of_kind.ended,
+            "output_tokens": tally_of_kind.output_tokens,
+            "output_tokens_per_s_per_gpu": tally_of_kind.output_tokens / seconds / max(count * replica.devices, 1),
+            "slo_attainment": tally_of_kind.good / tally_of_kind.ended if tally_of_kind.ended else 0.0,
+            "ttft_ms": spread(tally_of_kind.times["ttft"]).to_dict(),
+            "tpot_ms": spread(tally_of_kind.times["tpot"]).to_dict(),
             "utilisation": float(ranks["busy_us"].mean()) / (seconds * 1e6),
             "kv_tokens": rules.blocks * rules.block_tokens * (request.second_dp if index else request.attention_dp),
             "kv_peak": float(ranks["peak"].max()) / rules.blocks,

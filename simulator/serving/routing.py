@@ -33,12 +33,11 @@ def route(state: LoopState, setup: ServingSetup, slot: int, first: int, last: in
     """The rank of a request by the router of the set-up."""
     if last - first == 1:
         return first
-    rank = chosen(state, setup, slot, first, last)
-    if setup.choosy > 0:
-        for _ in range(last - first):
-            if takes(state, setup, slot, rank):
-                break
-            rank = chosen(state, setup, slot, first, last)
+    rank = first
+    for _ in range(last - first):
+        rank = chosen(state, setup, slot, first, last)
+        if setup.choosy == 0 or takes(state, setup, slot, rank):
+            break
     return rank
 
 
@@ -66,7 +65,7 @@ def least_outstanding(state: LoopState, setup: ServingSetup, slot: int, first: i
     """The fewest requests that have not ended."""
     best, least = first, 1 << 60
     for rank in range(first, last):
-        if state.ranks[rank].outstanding < least and takes(state, setup, slot, rank):
+        if state.ranks[rank].outstanding < least and (setup.choosy == 0 or takes(state, setup, slot, rank)):
             best, least = rank, state.ranks[rank].outstanding
     return best
 
@@ -75,7 +74,7 @@ def least_waiting(state: LoopState, setup: ServingSetup, slot: int, first: int, 
     """The shortest queue."""
     best, least = first, 1 << 60
     for rank in range(first, last):
-        if state.ranks[rank].waiting < least and takes(state, setup, slot, rank):
+        if state.ranks[rank].waiting < least and (setup.choosy == 0 or takes(state, setup, slot, rank)):
             best, least = rank, state.ranks[rank].waiting
     return best
 
@@ -95,7 +94,7 @@ def kv_aware(state: LoopState, setup: ServingSetup, slot: int, first: int, last:
         lacks = state.slots[slot].input - hit_tokens(state, rules, rank, slot)
         waits = state.ranks[rank].work // rules.block_tokens
         cost = blocks_for(lacks, rules.block_tokens) + rules.blocks - state.ranks[rank].free + waits
-        if cost < least and takes(state, setup, slot, rank):
+        if cost < least and (setup.choosy == 0 or takes(state, setup, slot, rank)):
             best, least = rank, cost
     return best
 
@@ -104,7 +103,7 @@ def shortest(state: LoopState, setup: ServingSetup, slot: int, first: int, last:
     """The fewest tokens still to compute: Splitwise's queues."""
     best, least = first, 1 << 60
     for rank in range(first, last):
-        if state.ranks[rank].work < least and takes(state, setup, slot, rank):
+        if state.ranks[rank].work < least and (setup.choosy == 0 or takes(state, setup, slot, rank)):
             best, least = rank, state.ranks[rank].work
     return best
 

@@ -26,7 +26,7 @@ def by_scores(state: LoopState, setup: ServingSetup, slot: int, first: int, last
     shortest, longest = queues_of(state, setup, slot, first, last)
     best, highest, alike = first, -1.0, 0
     for rank in range(first, last):
-        if not takes(state, setup, slot, rank):
+        if setup.choosy > 0 and not takes(state, setup, slot, rank):
             continue
         score = setup.weights[0] * queue_score(state, rank, shortest, longest)
         score += setup.weights[1] * kv_score(state, setup, rank)
@@ -52,7 +52,7 @@ def queues_of(state: LoopState, setup: ServingSetup, slot: int, first: int, last
     """The shortest and the longest queue of ranks that take a request."""
     shortest, longest = 1 << 60, -1
     for rank in range(first, last):
-        if takes(state, setup, slot, rank):
+        if setup.choosy == 0 or takes(state, setup, slot, rank):
             shortest, longest = min(shortest, state.ranks[rank].waiting), max(longest, state.ranks[rank].waiting)
     return shortest, longest
 

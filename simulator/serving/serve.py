@@ -225,15 +225,15 @@ def worth_compiling(outputs: float) -> bool:
 
 def plain(run: Callable[..., Any]) -> RunLoop:
     """A loop in plain Python on objects, which it reads faster than arrays; they are kept while an autoscaler looks."""
-    kept: list[LoopState] = []
+    objects_at_rest: list[LoopState] = []
 
     def on_objects(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
-        objects = kept.pop() if kept else as_objects(state)
+        objects = objects_at_rest.pop() if objects_at_rest else as_objects(state)
         objects.totals[0].desired = int(state.totals["desired"][0])
         run(objects, setup, chunk, more)
         write_back(objects, state)
         if objects.totals[0].paused:
-            kept.append(objects)
+            objects_at_rest.append(objects)
 
     return on_objects
 

@@ -6,7 +6,6 @@ https://github.com/NVIDIA-NeMo/RL/blob/main/docs/about/performance-summary.md; s
 tokens/s; how far lengths are spread is not published, so the usual spread of ``response_len`` is taken.
 
 What was looked at while mechanisms were sought: :data:`ROWS`. The others (:data:`UNSEEN`) were asked once, at the end.
-:data:`PHASES` are steps of v0.3 whose phases are published too.
 """
 
 from __future__ import annotations

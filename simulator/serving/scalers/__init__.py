@@ -21,13 +21,13 @@ from .utilisation import by_utilisation
 Scaler = Callable[[FleetSignals], float]
 
 
-def scaler_of(asked: Autoscale, slo: ServingTargets, replica: ServedReplica, rules: SchedulerRules) -> Scaler:
+def scaler_of(scale: Autoscale, slo: ServingTargets, replica: ServedReplica, rules: SchedulerRules) -> Scaler:
     """The scaler of a policy, or a user's own, ``module:function``. RequestError where there is no such thing."""
-    if asked.policy == "utilisation":
-        return lambda signals: by_utilisation(signals, asked)
-    if asked.policy == "queue":
-        return lambda signals: by_queue(signals, asked)
-    if asked.policy == "sla":
+    if scale.policy == "utilisation":
+        return lambda signals: by_utilisation(signals, scale)
+    if scale.policy == "queue":
+        return lambda signals: by_queue(signals, scale)
+    if scale.policy == "sla":
         return sla_planner(slo, replica, rules)
-    name = str(asked.policy)
+    name = str(scale.policy)
     return guard("autoscale.policy", name, load_function("autoscale.policy", name))

@@ -13,9 +13,9 @@ from ...question.fleet import Autoscale
 from .signals import FleetSignals
 
 
-def by_queue(signals: FleetSignals, asked: Autoscale) -> float:
+def by_queue(signals: FleetSignals, scale: Autoscale) -> float:
     """As many replicas as have the target of requests that wait for each."""
-    target = asked.target or 1.0
-    if signals.wanted and abs(signals.waiting / (target * signals.wanted) - 1.0) <= asked.tolerance:
-        return signals.wanted
+    target = scale.target or 1.0
+    if signals.replicas and abs(signals.waiting / (target * signals.replicas) - 1.0) <= scale.tolerance:
+        return signals.replicas
     return ceil(signals.waiting / target)

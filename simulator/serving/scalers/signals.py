@@ -12,7 +12,7 @@ class FleetSignals:
 
     time_s: float
     interval_s: float
-    wanted: int  # replicas that are on and to stay,
+    replicas: int  # replicas that are on and to stay,
     ready: int  # and those of them that serve
     starting: int  # or will soon
     requests: float  # of a replica, not ended

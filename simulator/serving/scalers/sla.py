@@ -32,7 +32,7 @@ def sla_planner(slo: ServingTargets, replica: ServedReplica, rules: SchedulerRul
         if not isnan(signals.input_tokens):
             lengths[:] = [(signals.input_tokens, signals.output_tokens, signals.hit_share)]
         if not lengths:
-            return signals.wanted
+            return signals.replicas
         prompt, answer, hits = lengths[0]
         rate = largest_rate(prompt, answer, hits, rules, replica, (ttft_ms, tpot_ms))
         return ceil(signals.arrived / signals.interval_s / rate)

@@ -12,17 +12,17 @@ from ...question.fleet import Autoscale
 from .signals import FleetSignals
 
 
-def by_utilisation(signals: FleetSignals, asked: Autoscale) -> float:
+def by_utilisation(signals: FleetSignals, scale: Autoscale) -> float:
     """As many replicas as have the target of the metric, on average."""
-    if not signals.ready or not asked.target:
-        return signals.wanted
+    if not signals.ready or not scale.target:
+        return signals.replicas
     counted = signals.ready
-    ratio = getattr(signals, asked.metric) / asked.target
+    ratio = getattr(signals, scale.metric) / scale.target
     if ratio > 1.0 and signals.starting:
         counted = signals.ready + signals.starting
         ratio *= signals.ready / counted
         if ratio < 1.0:  # those that start are enough
-            return signals.wanted
-    if abs(ratio - 1.0) <= asked.tolerance:
-        return signals.wanted
+            return signals.replicas
+    if abs(ratio - 1.0) <= scale.tolerance:
+        return signals.replicas
     return ceil(ratio * counted)

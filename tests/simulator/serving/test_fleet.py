@@ -192,9 +192,9 @@ SEEN = FleetSignals(60.0, 15.0, 4, 4, 0, 8.0, 0.5, 0.9, 20, 150, 1000.0, 100.0, 
         ({"requests": 8.7}, 8.0, 4),  # within the tolerance
         ({"requests": 9.0}, 8.0, 5),
         ({"requests": 3.0}, 8.0, 2),
-        ({"requests": 16.0, "wanted": 6, "starting": 2}, 8.0, 8),
-        ({"requests": 12.0, "wanted": 6, "starting": 2}, 8.0, 6),  # those that start are enough
-        ({"requests": 10.0, "wanted": 6, "starting": 2}, 8.0, 6),
+        ({"requests": 16.0, "replicas": 6, "starting": 2}, 8.0, 8),
+        ({"requests": 12.0, "replicas": 6, "starting": 2}, 8.0, 6),  # those that start are enough
+        ({"requests": 10.0, "replicas": 6, "starting": 2}, 8.0, 6),
     ],
 )
 def test_kubernetes_formula(change: dict[str, float], target: float, wish: int) -> None:
@@ -212,7 +212,7 @@ def test_windows_and_steps(played: Play) -> None:
     scaler = Autoscaler(request, served.setup, served.replica)
     wishes = [(3, 20), (7, 20), (14, 20), (20, 1), (20, 2), (20, 1), (2, 2)]
     steps = [
-        scaler.steadied(replace(SEEN, time_s=15.0 * at, wanted=now), wish) for at, (now, wish) in enumerate(wishes)
+        scaler.steadied(replace(SEEN, time_s=15.0 * at, replicas=now), wish) for at, (now, wish) in enumerate(wishes)
     ]
     assert steps == [7, 14, 20, 20, 2, 2, 2]  # four more, twice as many; 20 of the look 15 s ago; then the most of two
 
