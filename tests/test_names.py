@@ -42,7 +42,7 @@ LIMITS = {  # bindings of these words in a hundred
     "simulator/predict": 1.4,
     "simulator/question": 1.5,
     "simulator/report": 0.9,
-    "simulator/search": 6.4,
+    "simulator/search": 0.7,
     "simulator/serving": 0.7,
     "simulator/step": 0.6,
     "simulator/timing": 0.7,
