@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..question.canonical import RequestError
+from ..question.fleet import ColdStart, ReplicaFailures
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from . import autoscale, confidence
@@ -188,7 +189,8 @@ def beside_no_failures(served: ServedTraffic, request: ServingRequest, decoder: 
     """The same, and beside it what would be if no replica failed."""
     if request.failures.mtbf_h is None:
         return served
-    never = replace(request, failures=replace(request.failures, mtbf_h=None))
+    start = request.cold_start if request.autoscale.policy else ColdStart()
+    never = replace(request, failures=ReplicaFailures(), cold_start=start)
     other = serve(never, served.replica, decoder).report
     spreads = {name: getattr(other, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
     figures = {name: getattr(other, name) for name in ("slo_attainment", "goodput", "completed")}
