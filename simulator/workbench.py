@@ -411,8 +411,7 @@ class Workbench:
         from .search.served.compare import compare_ways, way_named
         from .search.served.run import set_up
 
-        file = None if points is None else Path(points).expanduser()
-        setup = set_up(request)
+        setup, file = set_up(request), None if points is None else Path(points).expanduser()
         return compare_ways(request, way_named(setup, one, file), way_named(setup, other, file), self)
 
     @own_warnings()

@@ -28,5 +28,5 @@ def changed(settings: Any, names: Iterable[str] = (), prefix: str = "") -> dict[
 def refuse_unread(values: Mapping[str, Any], reason: str) -> None:
     """RequestError for the first of settings by path, where there is one; ``reason`` says why nothing reads it."""
     for path, value in values.items():
-        text = str(value).lower() if isinstance(value, bool) else value
+        text = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
         raise RequestError(f"{path}={text} is not read {reason}: leave it out")
