@@ -5,7 +5,8 @@ Each is a backend of its own, named ``package:kernel``; rows say in ``kernel`` w
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import sys
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +54,8 @@ def _carried(name: str, reason: Exception) -> Any:
     """A package as another one carries it, where it cannot be imported for a reason of its own. Unsupported, with all
     reasons, where no other has it or that copy is broken, too."""
     root = name.partition(".")[0]
-    absent = isinstance(reason, ModuleNotFoundError) and reason.name == root
+    known = sys.modules.get(root) or importlib.util.find_spec(root)
+    absent = isinstance(reason, ModuleNotFoundError) and known is None
     reasons = f"{name} {'is not installed' if absent else 'cannot be imported'} ({first_words(reason)})"
     try:
         if name in CARRIED:
