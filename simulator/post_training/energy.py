@@ -36,7 +36,7 @@ def phase_kwh(
         busy_s += gpu_s
     joules[WAITING] = clocks.idle_w(device) * max(groups.gpus * iteration_s - busy_s, 0.0)
     if energy.node_w:
-        joules[HOSTS] = energy.node_w * nodes_of(groups) * iteration_s
+        joules[HOSTS] = energy.node_w * groups.nodes * iteration_s
     return {name: amount * to_kwh for name, amount in joules.items() if amount}
 
 
@@ -55,21 +55,13 @@ def iteration_kwh(
         return None
     idle_w, count = clocks.idle_w(device), gpus_of(groups)
     all_s = seconds["iteration"]
-    joules = groups.gpus * idle_w * all_s + (energy.node_w or 0.0) * nodes_of(groups) * all_s
-    for part, group in (("rollout", ROLLOUT), ("training", TRAINING)):
-        mine = [phase for phase in phases if phase.name != SYNC and (phase.name == ROLL) == (part == "rollout")]
+    joules = groups.gpus * idle_w * all_s + (energy.node_w or 0.0) * groups.nodes * all_s
+    for work, group in (("rollout", ROLLOUT), ("training", TRAINING)):
+        mine = [phase for phase in phases if phase.name != SYNC and (phase.name == ROLL) == (work == "rollout")]
         length_s = sum(phase.seconds for phase in mine)
         if length_s:
             watts = sum((phase.gpu_w or 0.0) * phase.seconds for phase in mine) / length_s
             gpus = groups.gpus if groups.colocated else count[group]
-            joules = joules + gpus * (watts - idle_w) * seconds[part]
+            joules = joules + gpus * (watts - idle_w) * seconds[work]
     kwh: np.ndarray = joules * energy.pue / J_PER_KWH
     return kwh
-
-
-def nodes_of(groups: GpuGroups) -> int:
-    """Nodes of both groups; parts of one node are one."""
-    if groups.colocated or groups.rollout is None:
-        return groups.training.nodes
-    whole = groups.gpus / max(groups.training.devices_per_node, groups.rollout.devices_per_node)
-    return 1 if groups.training.nodes == groups.rollout.nodes == 1 and whole < 2 else round(whole)

@@ -20,6 +20,7 @@ class GpuGroups:
     training: Cluster
     rollout: Cluster | None
     colocated: bool
+    nodes: int  # of both together
 
     @property
     def rollout_gpus(self) -> int:
@@ -36,18 +37,19 @@ def colocated(request: PostTrainRequest) -> GpuGroups:
     """All GPUs in turns. RequestError where replicas do not share them out."""
     cluster = cluster_of(request)
     if not request.rolls_out:
-        return GpuGroups(cluster, None, True)
+        return GpuGroups(cluster, None, True, cluster.nodes)
     if cluster.devices % request.rollout.replica_gpus:
         raise RequestError(
             f"rollout.tp={request.rollout.tp} pp={request.rollout.pp} do not divide the {cluster.devices} GPUs"
         )
-    return GpuGroups(cluster, cluster, True)
+    return GpuGroups(cluster, cluster, True, cluster.nodes)
 
 
 def apart(request: PostTrainRequest, gpus: int) -> GpuGroups:
     """So many GPUs that roll out, and all others that train: whole nodes, or parts of one node."""
     cluster = cluster_of(request)
-    return GpuGroups(cluster_of_gpus(cluster, cluster.devices - gpus), cluster_of_gpus(cluster, gpus), False)
+    training, rollout = cluster_of_gpus(cluster, cluster.devices - gpus), cluster_of_gpus(cluster, gpus)
+    return GpuGroups(training, rollout, False, cluster.nodes)
 
 
 def cluster_of_gpus(cluster: Cluster, gpus: int) -> Cluster:

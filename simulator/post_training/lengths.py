@@ -128,10 +128,10 @@ def micro_batches(
     if request.packing == "bins":
         shares = [share for batch in batches for share in np.array_split(batch.total, steps)]
         bins = [filled_bins(share, micro_batch * work.seq_len) for share in shares]
-        count = math.ceil(np.mean([-(-len(each) // ranks) for each in bins]))
+        count = math.ceil(np.mean([-(-len(members) // ranks) for members in bins]))
         rank_tokens = total.mean() * sequences / ranks
         if layout.pp > 1:
-            rank_tokens = count * float(np.mean([each.max() for each in bins]))
+            rank_tokens = count * float(np.mean([members.max() for members in bins]))
         count = _in_rounds(max(count, 1), layout.pp, layout.vpp)
     else:
         longest = np.mean([share.max() for batch in batches for share in np.array_split(batch.total, steps)])
@@ -150,9 +150,9 @@ def filled_bins(lengths: np.ndarray, capacity: int) -> np.ndarray:
     Of many sequences :data:`TOGETHER` at a time.
     """
     bins: list[np.ndarray] = []
-    for part in np.array_split(lengths, -(-len(lengths) // TOGETHER)):
-        filled = np.zeros(len(part), np.int64)
-        for length in -np.sort(-part):
+    for chunk in np.array_split(lengths, -(-len(lengths) // TOGETHER)):
+        filled = np.zeros(len(chunk), np.int64)
+        for length in -np.sort(-chunk):
             filled[np.argmax(filled + length <= capacity)] += length
         bins.append(filled[filled > 0])
     return np.concatenate(bins)

@@ -33,14 +33,14 @@ def draw_adapters(
     weights = np.arange(1, lora.adapters + 1, dtype=float) ** -lora.exponent
     ends = np.cumsum(weights) / weights.sum() * lora.share
     ends[-1] = lora.share
-    for part in chunks:
-        sessions = part.prefix if traffic.turns > 1 else np.arange(len(part.input))
+    for chunk in chunks:
+        sessions = chunk.prefix if traffic.turns > 1 else np.arange(len(chunk.input))
         chances = random.random(int(sessions.max()) + 1 if len(sessions) else 0)
         codes = np.searchsorted(ends, chances, side="right").astype(np.int64)
         codes[codes == lora.adapters] = NONE
         adapter = codes[sessions]
-        content = np.where(part.prefix == NONE, NONE, part.prefix * (lora.adapters + 1) + adapter + 1)
-        yield part._replace(adapter=adapter, prefix=content)
+        content = np.where(chunk.prefix == NONE, NONE, chunk.prefix * (lora.adapters + 1) + adapter + 1)
+        yield chunk._replace(adapter=adapter, prefix=content)
 
 
 def keys_by_adapter(rows: RequestChunk, source: RequestStream, adapters: int) -> np.ndarray:

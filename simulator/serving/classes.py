@@ -23,8 +23,8 @@ def draw_classes(chunks: Iterator[RequestChunk], traffic: RequestTraffic) -> Ite
     """Chunks whose requests have classes: all turns of a session the same."""
     random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(traffic.seed).spawn(7)[6]))
     ends = np.cumsum([kind.share for kind in traffic.classes])
-    for part in chunks:
-        sessions = part.prefix if traffic.turns > 1 else np.arange(len(part.input))
-        drawn = random.random(int(sessions.max()) + 1 if len(sessions) else 0) * ends[-1]
-        kinds = np.searchsorted(ends, drawn, side="right").astype(np.int64)
-        yield part._replace(kind=kinds[sessions])
+    for chunk in chunks:
+        sessions = chunk.prefix if traffic.turns > 1 else np.arange(len(chunk.input))
+        weights = random.random(int(sessions.max()) + 1 if len(sessions) else 0) * ends[-1]
+        kinds = np.searchsorted(ends, weights, side="right").astype(np.int64)
+        yield chunk._replace(kind=kinds[sessions])

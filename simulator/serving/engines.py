@@ -154,10 +154,10 @@ class ServingEngine:
 
 def engine_figures(engine: ServingEngine) -> Iterator[tuple[str, str, FigureSource]]:
     """(name, value in words, source) of every figure of an engine. KeyError for one that no source is named of."""
-    for part in ("kv", "graphs", "host"):
-        for name, value in asdict(getattr(engine, part)).items():
-            full = f"{part}.{name}"
-            yield full, str(value), engine.sources[full if full in engine.sources else part]
+    for group in ("kv", "graphs", "host"):
+        for name, value in asdict(getattr(engine, group)).items():
+            full = f"{group}.{name}"
+            yield full, str(value), engine.sources[full if full in engine.sources else group]
     for limit in engine.limits:
         for name in ("max_tokens", "max_seqs", "chunk"):
             if (value := getattr(limit, name)) is not None:

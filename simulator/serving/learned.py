@@ -70,7 +70,7 @@ def with_learned(replica: ServedReplica, learned: LearnedSteps) -> ServedReplica
 def token_wise(axis: np.ndarray, values: np.ndarray, factors: Sequence[float]) -> np.ndarray:
     """Token-wise kernels with factors on their parts."""
     parts = token_wise_parts(axis, values)
-    return np.asarray(sum(factor * part for factor, part in zip(factors, parts, strict=True)))
+    return np.asarray(sum(factor * term for factor, term in zip(factors, parts, strict=True)))
 
 
 def widths(

@@ -73,8 +73,8 @@ class Tally:
         for kind, part in enumerate(self.parts):
             mine, counts = done["kind"] == kind, counted & (ended["kind"] == kind)
             part.ended += int(np.count_nonzero(counts))
-            own = {name: taken_us[mine] for name, taken_us in times.items()}
-            part._count(own, tpot[mine], several[mine], np.zeros(int(np.count_nonzero(mine)), np.int64))
+            times_of_class = {name: taken_us[mine] for name, taken_us in times.items()}
+            part._count(times_of_class, tpot[mine], several[mine], np.zeros(int(np.count_nonzero(mine)), np.int64))
 
     def _count(self, times: Mapping[str, np.ndarray], tpot: np.ndarray, several: np.ndarray, kinds: np.ndarray) -> None:
         """Count the times that users see, and whether they are within the targets of their kinds; TPOT where there are

@@ -65,6 +65,6 @@ def drawn_requests(name: str) -> RequestRows:
     gaps = random.exponential(1 / traffic.rate_per_s, traffic.requests)
     table = pd.DataFrame({"arrival_s": np.cumsum(gaps)})
     for column, lengths in (("input_tokens", traffic.input), ("output_tokens", traffic.output)):
-        drawn = lengths.median * np.exp(lengths.spread * random.standard_normal(traffic.requests))
-        table[column] = np.clip(np.round(drawn), 1, lengths.most).astype(np.int64)
+        sizes = lengths.median * np.exp(lengths.spread * random.standard_normal(traffic.requests))
+        table[column] = np.clip(np.round(sizes), 1, lengths.most).astype(np.int64)
     return RequestRows(path, table, "arrival_s", "input_tokens", "output_tokens", notes=(NOTE.format(name=name),))

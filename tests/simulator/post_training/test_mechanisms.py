@@ -91,7 +91,7 @@ def phases(watts: float | None = 500.0) -> tuple[Phase, ...]:
 def halves() -> GpuGroups:
     """Four GPUs that train and four that roll out."""
     half = replace(NODE, devices_per_node=4)
-    return GpuGroups(half, half, False)
+    return GpuGroups(half, half, False, 1)
 
 
 def test_phases_and_waiting_add_up_to_the_iteration() -> None:
