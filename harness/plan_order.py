@@ -12,10 +12,22 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from .plan import Case
+from ..datasets.vocabulary import Op
+
+
+class Measurable(Protocol):
+    """An op on a backend."""
+
+    @property
+    def op(self) -> Op: ...
+
+    @property
+    def backend(self) -> str: ...
+
+
+Case = TypeVar("Case", bound=Measurable)
 
 # Cases of each kind and backend that come before all others: enough to learn from, however early the end.
 FIRST_OF_KIND = 8
@@ -83,6 +95,6 @@ def in_order(cases: Sequence[Case], seed: int, batch_size: int) -> list[Case]:
     return [case for _, _, batch in sorted(batches, key=lambda item: item[:2]) for case in batch]
 
 
-def _kernel(case: Case) -> tuple[str, str]:
+def _kernel(case: Measurable) -> tuple[str, str]:
     """What answers for itself within a kind: a backend and a format, those of 16 bits being alike."""
     return case.backend, "bf16" if case.op.dtype == "fp16" else case.op.dtype
