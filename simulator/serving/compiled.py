@@ -46,6 +46,7 @@ from . import (
 PARTS = (
     *(
         iteration,
+        batch_time,
         histogram,
         rules,
         lanes,
