@@ -12,6 +12,7 @@ import inspect
 import types
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ..question.serving import POLICIES, ROUTERS
@@ -69,44 +70,6 @@ PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "tokens_allowed
 """With numpy or texts of their own, never called by the loop."""
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
-INLINE: tuple[Callable[..., Any], ...] = (
-    *(loop.next_arrival, loop.finish, loop.give_tokens, counting.note_gap, loop.kick, loop.form_batches, loop.form),
-    *(
-        loop.start,
-        batch_time.batch_us,
-        loop.send_tokens,
-        counting.count_size,
-        counting.note,
-        histogram.bin_of,
-        lanes.set_end,
-        lanes.next_end,
-    ),
-    *(iteration.iteration_us, iteration.at_point, iteration.at_points, iteration.piece_of),
-    *(rules.rules_of, rules.ranks_of, rules.first_rank, rules.first_decode_rank, rules.prompt_ranks),
-    *(repeating.repeat, repeating.look_ahead, repeating.begin, repeating.catch_up),
-    *(link for links in CHAINS for link in links[1:-1]),
-    *(queues.nobody_new, queues.start_prompts, queues.continue_prompts, routing.chosen),
-    *(
-        queues.put,
-        queues.tokens_to_compute,
-        queues.is_decoding,
-        queues.first_waiting,
-        queues.cached_tokens,
-        queues.admit,
-        queues.make_room,
-        blocks.grow,
-        blocks.content,
-        order.take_out,
-        order.put_in_order,
-        order.goes_before,
-        priorities.continue_by_priority,
-        priorities.tokens_held,
-        tiers.has_tiers,
-        adapters.has_adapters,
-        blocks.missing_blocks,
-    ),
-)
-"""What every iteration calls stands where it is called: a call would copy the state's arrays, hundreds of words."""
 
 
 @lru_cache
@@ -124,16 +87,25 @@ def compiled() -> Callable[..., None]:
                 and name not in PLAIN
                 and name[0] != "_"
             ):
-                numba.extending.register_jitable(**OPTIONS, forceinline=function in INLINE)(function)
+                numba.extending.register_jitable(**OPTIONS)(function)
     for links in CHAINS:
         for link in links[1:]:
-            numba.extending.register_jitable(**OPTIONS, forceinline=link in INLINE)(link)
-    named = types.FunctionType(loop.run.__code__, loop.run.__globals__, "run")
+            numba.extending.register_jitable(**OPTIONS)(link)
+    from .by_address import by_address
+
+    names = {"__name__": __name__, "run": loop.run, "by_address": by_address}
+    named = types.FunctionType(run_by_address.__code__, names, "run")
     named.__qualname__ = f"run_{source_hash()}"
     try:
         return numba.njit(cache=True, nogil=True, **OPTIONS)(named)
     except RuntimeError:  # no folder for the cache
         return numba.njit(nogil=True, **OPTIONS)(named)
+
+
+def run_by_address(state: Any, setup: Any, chunk: Any, more: bool) -> None:
+    """:func:`.loop.run` on the addresses of what it is given; ``run`` and ``by_address`` are names that only machine
+    code has."""
+    run(by_address(state), by_address(setup), by_address(chunk), more)  # type: ignore[name-defined] # noqa: F821
 
 
 def with_own(form_batch: Callable[..., Any] | None, route: Callable[..., Any] | None) -> Callable[..., None]:
@@ -157,16 +129,15 @@ def _with(module: types.ModuleType, replaced: dict[str, Any]) -> dict[str, Any]:
 
 def on_disk() -> bool:
     """Whether the machine code of these sources is kept on disk."""
-    from pathlib import Path
-
-    folder = Path(loop.__file__).with_name("__pycache__")
-    return any(folder.glob(f"loop.run_{source_hash()}-*.nbi"))
+    folder = Path(__file__).with_name("__pycache__")
+    return any(folder.glob(f"compiled.run_{source_hash()}-*.nbi"))
 
 
 @lru_cache
 def source_hash() -> str:
     """A short hash of the sources of all that is compiled."""
     text = "".join(inspect.getsource(module) for module in (*PARTS, policies, chain, loop)) + repr(
-        (OPTIONS, [function.__name__ for function in INLINE], POLICIES, ROUTERS)
+        (OPTIONS, POLICIES, ROUTERS)
     )
+    text += Path(__file__).with_name("by_address.py").read_text(encoding="utf-8")
     return hashlib.sha256(text.encode()).hexdigest()[:12]
