@@ -88,7 +88,7 @@ def test_gaps_of_gamma_are_as_irregular_as_asked() -> None:
         ({"think_s": 3.0}, "traffic.think_s=3.0 is between turns"),
         ({"trace_format": "azure"}, "traffic.trace_format=azure is of a file"),
         ({"input": Lengths("uniform", mean=500)}, "traffic.input.mean=500 is not read with traffic.input.kind=uniform"),
-        ({"output": Lengths(std=5.0)}, "traffic.output.std=5.0 is not read with traffic.output.kind=fixed"),
+        ({"output": Lengths(std=5.0)}, "traffic.output.std=5 is not read with traffic.output.kind=fixed"),
     ],
 )
 def test_traffic_that_cannot_be_is_one_line(values: dict, said: str) -> None:
