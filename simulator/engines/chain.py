@@ -28,7 +28,7 @@ from .answers import Engine
 from .kernels import KernelsEngine
 from .large_sums import LargeSumsEngine, NormSumsEngine, OwnSumsEngine
 from .learned import LearnedEngine
-from .library import LibraryEngine
+from .library import LibraryEngine, ThrottledEngine
 from .mat_vec import EIGHT_BITS, FewRowsEngine, MatVecEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine
@@ -77,7 +77,7 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
                 if stack is None:
                     chain.append(replace(engine, rows="others"))
                 chain.append(replace(measured, rows="rest", caller=engine.caller))
-            chain.append(engine)
+            chain += [ThrottledEngine(LibraryEngine(engine.device, engine.registries), engine), engine]
         elif isinstance(engine, TransferEngine) and engine.backend is None:
             engine = replace(engine, caller=caller_of(stack, engine.device))
             chain += [*(replace(engine, backend=name) for name in framework_names(stack)), engine]
@@ -150,7 +150,9 @@ def framework_tables(learned: LearnedEngine, stack: Stack | None) -> Iterator[En
     if not stack.backend:
         yield LibraryEngine(learned.device, learned.registries)
     for name in framework_names(stack):
-        yield replace(learned, backend=name)
+        table = replace(learned, backend=name)
+        yield ThrottledEngine(LibraryEngine(learned.device, learned.registries), table)
+        yield table
 
 
 def framework_names(stack: Stack | None) -> list[str]:

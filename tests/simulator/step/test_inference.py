@@ -11,7 +11,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.engines.large_sums import NormSumsEngine
-from opcast.simulator.engines.library import LibraryEngine
+from opcast.simulator.engines.library import LibraryEngine, ThrottledEngine
 from opcast.simulator.engines.mat_vec import FewRowsEngine
 from opcast.simulator.engines.own_rows import OwnEngine
 from opcast.simulator.engines.streams import StreamEngine
@@ -189,7 +189,9 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     def asked(stack, engine):
         """The backends that are asked after sums with the norm in them, and own rows."""
         chain = engine_of(load_stack(stack), engine).chain
-        sums, own, *others = (link for link in chain if not isinstance(link, (FewRowsEngine, StreamEngine)))
+        sums, own, *others = (
+            link for link in chain if not isinstance(link, (FewRowsEngine, StreamEngine, ThrottledEngine))
+        )
         assert isinstance(sums, NormSumsEngine)
         assert isinstance(own, OwnEngine)
         return others
