@@ -435,7 +435,9 @@ def shares() -> list[Any]:
         some = IN_EVERY_RUN.get(name, USUALLY)
         few = [] if name in ("serving", "search") else [pytest.mark.essential]
         slow = pytest.mark.slow
-        found += [pytest.param(name, 0, FEW, marks=few or [slow]), pytest.param(name, FEW, some - FEW, marks=slow)]
+        found.append(pytest.param(name, 0, FEW, marks=few or [slow]))
+        if some > FEW:
+            found.append(pytest.param(name, FEW, some - FEW, marks=slow))
         found.append(pytest.param(name, some, QUESTIONS - some, marks=[slow, pytest.mark.sibling]))
     return found
 
