@@ -200,7 +200,7 @@ def wrong(arguments: list[str], nets: list[BaseException], capsys: pytest.Captur
         return "printed a traceback"
     if code == 2 and "opcast: " not in err:
         return "exit code 2 without a line"
-    plain = not any(word.startswith("-") for word in arguments)
+    plain = arguments[0] != "mcp" and not any(word.startswith("-") for word in arguments)  # its lines are a protocol
     if plain and [word for word in arguments if word.startswith("format=")][-1:] == ["format=json"]:
         try:
             answer = json.loads(out, parse_constant=no_constant)
