@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 
 from opcast.simulator.question.adapters import ServedAdapters
@@ -105,7 +106,8 @@ def served(request: ServingRequest, machine_code: bool, monkeypatch: pytest.Monk
     if request.lora.exist:
         replica = replace(replica, adapters=adapter_costs.by_hand(request.lora))
     if request.eplb.exist:
-        replica = replace(replica, moving_experts=expert_drift.by_hand(request.eplb))
+        tables = replica.tables._replace(expert_axis=np.array([0.0, 1.0]), expert_us=np.array([0.0, 10.0]))
+        replica = replace(replica, tables=tables, moving_experts=expert_drift.by_hand(request.eplb))
     if request.images.exist:
         replica = replace(replica, encoder=images.costs_of(request.images, None))
     with monkeypatch.context() as patch:
