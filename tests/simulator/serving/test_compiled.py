@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 
 from opcast.simulator.question.adapters import ServedAdapters
@@ -67,7 +66,9 @@ FEATURES: dict[str, dict[str, Any]] = {
         "cold_start": ColdStart(seconds=0.2),
         "slo": ServingTargets(ttft_ms=500.0),
     },
-    "uneven experts": {"eplb": ExpertBalance(drift=40, step_interval=20, window_size=10, ranks=4, experts=16)},
+    "uneven experts": {
+        "eplb": ExpertBalance(drift=40, step_interval=20, window_size=10, ranks=4, experts=16, token_us=9.0)
+    },
     "images": {"images": ImageRequests(0.5, encode_ms=3.0, embedding_bytes=8192.0)},
 }
 
@@ -106,8 +107,7 @@ def served(request: ServingRequest, machine_code: bool, monkeypatch: pytest.Monk
     if request.lora.exist:
         replica = replace(replica, adapters=adapter_costs.by_hand(request.lora))
     if request.eplb.exist:
-        tables = replica.tables._replace(expert_axis=np.array([0.0, 1.0]), expert_us=np.array([0.0, 10.0]))
-        replica = replace(replica, tables=tables, moving_experts=expert_drift.by_hand(request.eplb))
+        replica = replace(replica, moving_experts=expert_drift.by_hand(request.eplb))
     if request.images.exist:
         replica = replace(replica, encoder=images.costs_of(request.images, None))
     with monkeypatch.context() as patch:
