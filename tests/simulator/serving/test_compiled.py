@@ -41,6 +41,7 @@ USUAL = ServingRequest(law=LAW, kv=KvMemory(60, 16, 131072.0), traffic=TRAFFIC, 
 SHARED = replace(TRAFFIC, prefixes=3, prefix_tokens=200, turns=2)
 CLASSES = (RequestClass("chat", 1.0, 0), RequestClass("batch", 2.0, 1))
 CACHED = Scheduler(prefix_caching=True)
+EXPERTS = ExpertBalance(drift=40, step_interval=20, window_size=10, ranks=4, experts=16, token_us=9.0)
 FEATURES: dict[str, dict[str, Any]] = {
     "priorities": {
         "traffic": replace(TRAFFIC, classes=CLASSES),
