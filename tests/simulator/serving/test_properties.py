@@ -130,7 +130,8 @@ def test_a_pool_that_decodes_on_chips_of_its_own(small_model: Any, tmp_path: Any
     )
     assert replace(same, wall_time_s=0.0) == replace(alike, wall_time_s=0.0)
     assert faster.tpot_ms.mean < same.tpot_ms.mean
-    assert faster.pools["prefill"] == same.pools["prefill"]
+    prefills = [{k: v for k, v in each.pools["prefill"].items() if k != "utilisation"} for each in (faster, same)]
+    assert prefills[0] == prefills[1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
