@@ -28,6 +28,7 @@ from .request import LAYOUT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
 LOAD = 0.95  # of the rate in steady state where nothing is expected: at all of it a queue by chance never ends
 TURNOVERS = 4  # times that all requests under way have changed
 FEWEST_REQUESTS, MOST_REQUESTS = 2400, 6000
+WHOLE_REQUESTS = 24_000  # of a way that cannot be cut: in a short run its pools are not full for most of the time
 LASTING = 20  # times as long as a request may wait: in a shorter run too much load is not seen
 WARM_UP = 0.1  # of the requests, as those of `opcast serving capacity`
 STEP, PRECISION = 1.1, 1.01  # up or down from where the closed form looks; between a rate that is kept and one not
@@ -74,15 +75,18 @@ def slower(tables: IterationTables, factor: float) -> IterationTables:
     return tables._replace(**{n: factor * getattr(tables, n) for n in tables._fields if n.endswith("_us")})
 
 
-def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0) -> PlayedPart:
-    """The part of a row's way to serve that is played."""
+def part_of(
+    request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0, longer: int = 1
+) -> PlayedPart:
+    """The part of a row's way to serve that is played, ``longer`` times as long as a search plays it."""
     replica, apart = find(row, LAYOUT, replicas), row["pools"] == "apart"
     first = find(row, OF_PREFILL, replicas) if apart else replica
     alike = common(row["prefill_replicas"], row["replicas"])
     parts = min(n for n in range(1, alike + 1) if alike % n == 0 and (fits(row, n) or n == alike))
     clients = max(round(row["concurrency"] / parts), 1)
     waits = LASTING * row["requests_per_s"] / parts * (request.slo.ttft_ms or 0.0) / 1e3
-    requests = min(max(TURNOVERS * clients, FEWEST_REQUESTS, round(waits)), MOST_REQUESTS)
+    most = max(MOST_REQUESTS, min(TURNOVERS * clients, WHOLE_REQUESTS))
+    requests = longer * min(max(TURNOVERS * clients, FEWEST_REQUESTS, round(waits)), most)
     regular = {"arrival": "poisson"} if parts == 1 else {"arrival": "gamma", "cv": 1 / math.sqrt(parts)}
     served = ServingRequest(
         law=IterationLaw(base_us=1.0),
