@@ -8,9 +8,9 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from ...datasets.ops import KINDS, kind
 from ...simulator.chips.request import CompareRequest
@@ -31,6 +31,9 @@ from ...simulator.search.served.request import ServedSearchRequest
 from ...simulator.serving.trace_formats.drawn import drawn_names
 from ...simulator.upgrade.request import UpgradeRequest
 from ..questions import request_of, settings, sources_of, usual
+from ..sweeping import QuestionSweep, sweep_of
+from .misshapen import complaint
+from .naming import admit
 from .settings import ServiceSettings
 
 LONGEST_NAME = 2000
@@ -160,6 +163,24 @@ SweepBody = body_of(
     "Traffic at several rates, as ``opcast.serving_sweep`` takes it.",
     rates=(list[float], Field((), max_length=MOST_RATES, description="requests a second, or the speed of a trace")),
 )
+
+
+class QuestionsBody(BaseModel):
+    """One question many times, as ``opcast.sweep`` takes it: a verb, its settings, and axes of values for some."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        allow_inf_nan=False,
+        json_schema_extra={
+            "examples": [
+                {"verb": "plan", "model": "llama3_8b", "cluster": "dgx_h100", "tokens": 1e12, "axes": {"nodes": [4, 8]}}
+            ]
+        },
+    )
+    verb: Literal["plan", "posttrain", "compare", "upgrade", "simulate"] = Field(description="what is asked")
+    axes: dict[Name, Annotated[list[Any], Field(min_length=1, max_length=MOST_LISTED)]] = Field(
+        description="values by the name of a setting, with a dot for one within a mapping; all combinations are asked"
+    )
 
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
@@ -294,3 +315,26 @@ def serving_of(body: Any, server: ServiceSettings) -> ServingRequest:
             f"traffic.requests={request.traffic.requests:,} is more than the {server.batch:,} taken here"
         )
     return request
+
+
+def questions_of(body: QuestionsBody, server: ServiceSettings) -> QuestionSweep:
+    """The points of a body, each taken as its own call is. RequestError for what no point may say."""
+
+    def request_of_point(values: dict[str, Any]) -> Any:
+        admit(values, server.allow)
+        point_body, of_body = SWEPT[body.verb]
+        try:
+            return of_body(point_body(**values), server)
+        except ValidationError as error:
+            raise RequestError(complaint(error.errors(), values, point_body)) from None
+
+    return sweep_of(body.verb, body.model_extra or {}, body.axes, request_of_point, server.batch)
+
+
+SWEPT: dict[str, tuple[Any, Any]] = {  # verb of a sweep -> the body of a point, and its request
+    "plan": (PlanBody, plan_of),
+    "posttrain": (PostTrainBody, posttrain_of),
+    "compare": (CompareBody, compare_of),
+    "upgrade": (UpgradeBody, upgrade_of),
+    "simulate": (SimulateBody, simulate_of),
+}
