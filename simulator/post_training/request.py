@@ -33,7 +33,7 @@ OF_ROLLOUT = (  # settings that only methods with a rollout (ppo, grpo) read
         "partial",
         "asynchronous",
         "offload_training",
-        "host_gbps",
+        "offload_gbps",
         "kl",
         "old_log_probs",
     ),
@@ -157,7 +157,7 @@ class PostTrainRequest(Request):
     offload_training: bool | None = setting(
         None, "training's state is in host memory while the GPUs roll out; null: where they are colocated"
     )
-    host_gbps: float | None = setting(
+    offload_gbps: float | None = setting(
         None,
         "of a GPU that copies training's state to the host or back while all of its node do; null: as PCIe lets "
         "pinned memory (NeMo-RL copies pageable memory: 4.3)",
@@ -192,8 +192,8 @@ class PostTrainRequest(Request):
         for name in ("old_log_probs", "asynchronous"):
             flag(RequestError, name, getattr(self, name))
         choice(RequestError, "packing", self.packing, PACKINGS)
-        if self.host_gbps is not None and number(RequestError, "host_gbps", self.host_gbps) <= 0:
-            raise RequestError(f"host_gbps={self.host_gbps} must be above 0")
+        if self.offload_gbps is not None and number(RequestError, "offload_gbps", self.offload_gbps) <= 0:
+            raise RequestError(f"offload_gbps={self.offload_gbps} must be above 0")
         if self.log_prob_micro_batch is not None:
             whole(RequestError, "log_prob_micro_batch", self.log_prob_micro_batch, 1)
         for name, most in (("batches", MOST_BATCHES), ("lives", MOST_LIVES), ("partial", MOST_PARTIAL)):
@@ -227,7 +227,7 @@ class PostTrainRequest(Request):
         if self.method != "ppo":
             refuse_unread(changed(self, ("critic",)), f"with method={self.method}")
         if self.placement == "apart":
-            refuse_unread(changed(self, ("host_gbps",)), "with placement=apart")
+            refuse_unread(changed(self, ("offload_gbps",)), "with placement=apart")
         if self.placement == "colocated":
             if self.asynchronous:
                 raise RequestError("asynchronous=true needs GPUs of its own for rollout: placement=apart")

@@ -35,7 +35,7 @@ RECIPE: dict[str, Any] = {
 }
 # Optimizer states that go to the host and back by Tensor.to, whose host memory is pageable: 12 s for 22.9 GB of a GPU
 # both ways (Qwen3 30B on 16 GPUs) and 9 s for 22 GB (235B on 128), NVIDIA-NeMo/RL pull request 1404. 3.8 and 4.9 GB/s
-PAGEABLE = {"host_gbps": 4.3}
+PAGEABLE = {"offload_gbps": 4.3}
 SERIAL = {"async_scheduling": False}
 # The asynchronous engine of vLLM, which the recipes of one step off ask for, names no usage context and so runs 128
 # sequences at most in iterations of 2,048 tokens (vllm-project/vllm pull request 37393, NVIDIA-NeMo/RL 4221)

@@ -154,7 +154,7 @@ POST_TRAINED: Drawn = {
     "epochs": ("epochs", (2,)),
     "packing": ("packing", ("bins", "none")),
     "log_prob_micro_batch": ("log_prob_micro_batch", (2,)),
-    "host_gbps": ("host_gbps", (4.0,)),
+    "offload_gbps": ("offload_gbps", (4.0,)),
     "energy": ("energy", ({"pue": 1.3, "node_w": 2000.0, "grid_g_per_kwh": 350.0},)),
 }
 PLANNED: Drawn = {
