@@ -484,7 +484,12 @@ def test_three_faces_agree_on_power_caps(
     home: Path, client: TestClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPCAST_HOME", str(home))
-    given = {"model": TINY[1], "device": "h100_sxm", "kv": MEMORY[1], "traffic": {"requests": 20, "rate": 5.0}}
+    given: dict[str, Any] = {
+        "model": TINY[1],
+        "device": "h100_sxm",
+        "kv": MEMORY[1],
+        "traffic": {"requests": 20, "rate": 5.0},
+    }
     given |= {"power_caps_w": [400.0], "node_w": 2000.0, "pue": 1.2}
     typed_words = [word for name, value in given.items() for word in typed("model" if name == "model" else name, value)]
     main(["serving", "caps", *typed_words, "format=json", "workers=1"])
@@ -499,7 +504,7 @@ def test_three_faces_agree_on_sweeps(
 ) -> None:
     monkeypatch.setenv("OPCAST_HOME", str(home))
     fixed = {"cluster": "dgx_h100", "global_batch": 64, "steps": 2000, "step_time_s": 2.0, "lives": 20}
-    given = {"model": TINY[1], **fixed, "checkpoint": {"size_gb": 100.0}}
+    given: dict[str, Any] = {"model": TINY[1], **fixed, "checkpoint": {"size_gb": 100.0}}
     axes: dict[str, list[Any]] = {"nodes": [1, 2], "checkpoint.every_minutes": [5.0, 60.0], "lives": [20, 0]}
     paths = {setting.name: setting.path for setting in questions.settings("plan")}
     typed_words = [word for name, value in given.items() if name != "lives" for word in typed(paths[name], value)]
