@@ -31,7 +31,7 @@ from ...simulator.search.served.request import ServedSearchRequest
 from ...simulator.serving.trace_formats.drawn import drawn_names
 from ...simulator.upgrade.request import UpgradeRequest
 from ..questions import request_of, settings, sources_of, usual
-from ..sweeping import QuestionSweep, sweep_of
+from ..sweeping import ANSWERS, QuestionSweep, sweep_of
 from .misshapen import complaint
 from .naming import admit
 from .settings import ServiceSettings
@@ -165,22 +165,31 @@ SweepBody = body_of(
 )
 
 
-class QuestionsBody(BaseModel):
-    """One question many times, as ``opcast.sweep`` takes it: a verb, its settings, and axes of values for some."""
+def sweep_body() -> Any:
+    """The body of a sweep: the settings of all verbs that may be swept, which of them it is, and the axes."""
+    declared = {setting.name: setting for verb in reversed(ANSWERS) for setting in settings(verb)}
+    own_fields: dict[str, Any] = {
+        "verb": (
+            Literal[tuple(ANSWERS)],
+            Field(description="what is asked: its settings stand beside it, as in its own call"),
+        ),
+        "axes": (
+            dict[Name, Annotated[list[Any], Field(min_length=1, max_length=MOST_LISTED)]],
+            Field(description="values by the name of a setting, with a dot for one within a mapping; all are combined"),
+        ),
+    }
+    body = create_model(
+        "QuestionsBody",
+        __base__=Body,
+        __doc__="One question many times, as ``opcast.sweep`` takes it.",
+        **{setting.name: _field(setting) for setting in declared.values() if not setting.http},
+        **own_fields,
+    )
+    body.refused = {setting.name: setting.http for setting in declared.values() if setting.http}
+    return body
 
-    model_config = ConfigDict(
-        extra="allow",
-        allow_inf_nan=False,
-        json_schema_extra={
-            "examples": [
-                {"verb": "plan", "model": "llama3_8b", "cluster": "dgx_h100", "tokens": 1e12, "axes": {"nodes": [4, 8]}}
-            ]
-        },
-    )
-    verb: Literal["plan", "posttrain", "compare", "upgrade", "simulate"] = Field(description="what is asked")
-    axes: dict[Name, Annotated[list[Any], Field(min_length=1, max_length=MOST_LISTED)]] = Field(
-        description="values by the name of a setting, with a dot for one within a mapping; all combinations are asked"
-    )
+
+QuestionsBody = sweep_body()
 
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
@@ -317,7 +326,7 @@ def serving_of(body: Any, server: ServiceSettings) -> ServingRequest:
     return request
 
 
-def questions_of(body: QuestionsBody, server: ServiceSettings) -> QuestionSweep:
+def questions_of(body: Any, server: ServiceSettings) -> QuestionSweep:
     """The points of a body, each taken as its own call is. RequestError for what no point may say."""
 
     def request_of_point(values: dict[str, Any]) -> Any:
@@ -328,7 +337,8 @@ def questions_of(body: QuestionsBody, server: ServiceSettings) -> QuestionSweep:
         except ValidationError as error:
             raise RequestError(complaint(error.errors(), values, point_body)) from None
 
-    return sweep_of(body.verb, body.model_extra or {}, body.axes, request_of_point, server.batch)
+    given = body.model_dump(exclude_none=True, exclude={"verb", "axes"})
+    return sweep_of(body.verb, given, body.axes, request_of_point, server.batch)
 
 
 SWEPT: dict[str, tuple[Any, Any]] = {  # verb of a sweep -> the body of a point, and its request
