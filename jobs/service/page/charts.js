@@ -48,6 +48,14 @@
       make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, at) => make("th", { scope: "col", class: words[at] }, head)))), make("tbody", {}, ...rows.flatMap(lines)))));
   }
 
+  // A row for each point of a sweep: its axes, the figures that count most, and why there is no answer.
+  function sweepTable(found) {
+    const figures = { days: "days.p50", "GPU-hours": "gpu_hours.p50", price: "cost.p50", kWh: "kwh.p50", goodput: "goodput.p50" };
+    const kept = Object.entries(figures).filter(([, name]) => found.rows.some((row) => row[name] !== undefined && row[name] !== null));
+    const rows = found.rows.map((row) => ({ ...Object.fromEntries(found.axes.map((name) => [name, row[name]])), ...Object.fromEntries(kept.map(([title, name]) => [title, row[name]])), error: row.error }));
+    return table("All points", [...found.axes, ...kept.map(([title]) => title)], rows, "error");
+  }
+
   // Latency over one dim, from an eighth to eight times its value, both axes logarithmic.
   async function varied(body, dim, signal) {
     const centre = Number(body.op[dim]);

@@ -159,6 +159,19 @@ def test_a_whole_job_shows_its_lives(page: Any, address: str) -> None:
     assert "days" in report
 
 
+def test_many_jobs_are_rows_by_their_axes(page: Any, address: str) -> None:
+    page.goto(
+        f"{address}/#sweep?model=tiny_llama_100m&seq_len=128&global_batch=64&tokens=1e9&axis.1=nodes&values.1=1,2"
+        "&axis.2=failures.fleet&values.2=llama3,rsc1&step_time_s=0.1&checkpoint.size_gb=1&lives=20"
+    )
+    page.wait_for_selector("#result table")
+    assert page.locator("#result tbody tr").count() == 4
+    shown = page.text_content("#result") or ""
+    assert "cluster.nodes" in shown
+    assert "rsc1" in shown
+    assert "opcast sweep plan" in (page.text_content("#answer") or "")
+
+
 def test_chips_stand_side_by_side(page: Any, address: str) -> None:
     page.goto(
         f"{address}/#chips?model=tiny_llama_100m&cluster=dgx_h100&nodes=1&others=dgx_h200&seq_len=128&global_batch=64"
