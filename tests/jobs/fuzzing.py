@@ -48,6 +48,7 @@ SPACE = "space.tp=[1,2] space.pp=1 space.cp=1 space.micro_batch=1 space.recomput
 LAW = "law={base_us:5000,decode_us:20,prefill_token_us:60} kv.blocks=1000 traffic.requests=20"
 SERVED = "model=tiny_llama_100m device=h100_sxm traffic.requests=20 traffic.output.mean=4"
 RL = "model=tiny_llama_100m cluster=dgx_h100 workload.seq_len=128 prompts=8 lives=20 batches=1"
+TABLE = "table={files}/out.parquet workers=1"
 STARTS: dict[str, tuple[str, ...]] = {  # what follows a verb; {files} is the folder of CONTENTS
     "predict": (
         *(GEMM, RING, f"{RING} network=flow", "op=gemm device=h100_sxm shapes={files}/shapes.csv"),
@@ -103,6 +104,10 @@ STARTS: dict[str, tuple[str, ...]] = {  # what follows a verb; {files} is the fo
         "model=tiny_llama_100m device=h100_sxm workload=decode workload.input_len=64 stack=vllm changes=[engine]",
     ),
     "posttrain": (f"method=sft {RL}", f"method=grpo responses=2 {RL}", f"method=dpo {RL}"),
+    "sweep": (
+        f"plan {BATCH} steps=100 step_time_s=0.1 checkpoint.size_gb=1 lives=20 cluster.nodes=1,2 {TABLE}",
+        f"simulate {STEP} workload=train workload.micro_batch=1,2 {TABLE}",
+    ),
     "api": ("port=0",),
     "mcp": ("",),
     "new": ("device mine like=h100_sxm to={files}/out.yaml", "cluster ours like=dgx_h100 to={files}/out.yaml"),

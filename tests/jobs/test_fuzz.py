@@ -222,7 +222,8 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
 
 def strays(folder: Path, arguments: list[str], before: dict[str, tuple[int, int]]) -> str:
     """What is new in a folder, or changed among its files, and is not named by words; what is new is taken away."""
-    named = " ".join((*arguments, "multirun" if {"-m", "--multirun"} & set(arguments) else ""))
+    usual = "sweep.parquet sweep-jobs" if arguments[0] == "sweep" else ""
+    named = " ".join((*arguments, usual, "multirun" if {"-m", "--multirun"} & set(arguments) else ""))
     extra = [path for path in sorted(folder.iterdir()) if path.name not in ("files", "home", "user", "tmp")]
     for path in extra:
         shutil.rmtree(path) if path.is_dir() else path.unlink()

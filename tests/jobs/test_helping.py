@@ -3,7 +3,7 @@
 import pytest
 
 from opcast.jobs import helping
-from opcast.jobs.cli import VERBS, main
+from opcast.jobs.cli import PAIRS, VERBS, main
 from opcast.jobs.composing import compose
 from opcast.jobs.show import CONFIG_DIRECTORY
 
@@ -35,7 +35,41 @@ def test_help_has_every_setting(verb: str):
     missing = [name for name in names(verb) if name not in groups and f"  {name}:" not in text]
     assert not missing
     assert all(f"  {group}=" in text for group in groups)
-    assert len(text.splitlines()) < 320
+    assert len(text.splitlines()) <= helping.MOST_LINES == 230
+    full = helping.help_of(verb, part="all")
+    assert all(f"  {name}:" in full for name in names(verb) if name not in groups)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *PAIRS.values()])
+def test_help_of_a_group_has_all_that_help_leaves_out(verb: str):
+    from opcast.jobs.questions import of_command
+
+    full = helping.help_of(verb, part="all").splitlines()
+    shown = set(helping.help_of(verb).splitlines())
+    left_out = [line for line in full if line not in shown]
+    of_groups = [helping.help_of(verb, part=name) for name in helping.folded_groups(verb)]
+    assert set(left_out) <= {line for text in of_groups for line in text.splitlines()}
+    for setting in of_command(verb):
+        if setting.path in helping.folded_groups(verb):
+            text = helping.help_of(verb, part=setting.path)
+            assert all(f"    {within.name}:" in text for within in setting.inside)
+
+
+def test_serving_names_the_groups_that_its_help_leaves_out(capsys: pytest.CaptureFixture[str]):
+    assert main(["serving", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "12 settings" in text
+    assert "--help=lora" in text
+    assert "max_loras" not in text
+    assert "--help=all" in text
+    assert main(["serving", "--help=lora"]) == 0
+    assert "max_loras: null" in capsys.readouterr().out
+    assert main(["serving", "--help=parallel"]) == 0
+    assert "tp: 1" in capsys.readouterr().out
+    assert main(["serving", "--help=all"]) == 0
+    assert "max_loras: null" in capsys.readouterr().out
+    assert main(["serving", "--help=loras"]) == 2
+    assert "did you mean lora?" in capsys.readouterr().err
 
 
 def test_help_of_a_choice_has_its_settings():
