@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -205,7 +206,7 @@ def body_of(random: Random, usual: Mapping[str, Any], names: Sequence[str]) -> d
     """A body of a call with up to three fields that may be anything, at its top or within."""
     body = {name: dict(value) if isinstance(value, Mapping) else value for name, value in usual.items()}
     for _ in range(random.choice((1, 1, 2, 3))):
-        value = random.choice(JSON_VALUES)
+        value = deepcopy(random.choice(JSON_VALUES))  # a case changes nothing of the next one
         parts = [part for part in body.values() if isinstance(part, dict) and part]
         if parts and random.random() < 0.4:
             part = random.choice(parts)

@@ -36,9 +36,9 @@ from opcast.simulator.question.requests import SimulateRequest, ValidateRequest
 from opcast.simulator.search.launch_reading import settings_of_launch
 from opcast.simulator.search.served.servers import settings_of_servers
 
-from .fuzzing import CONTENTS, SERVED, STARTS, STEP, command_of, damaged, with_odd_word
+from .fuzzing import CONTENTS, JSON_VALUES, SERVED, STARTS, STEP, body_of, command_of, damaged, with_odd_word
 
-TRIALS = int(os.environ.get("OPCAST_FUZZ_TRIALS", "800"))
+TRIALS = int(os.environ.get("OPCAST_FUZZ_TRIALS", "2000"))
 SEED = int(os.environ.get("OPCAST_FUZZ_SEED", "20"))
 LIMIT_S = 20
 BLOCKS = 4
@@ -240,6 +240,13 @@ def arguments_of(named: str) -> set[str]:
 
 def test_every_verb_is_tried():
     assert STARTS.keys() == cli.VERBS.keys() | set(cli.PAIRS.values())
+
+
+def test_a_case_changes_nothing_of_another() -> None:
+    before = repr(JSON_VALUES)
+    for trial in range(3000):
+        body_of(Random(trial), {"traffic": {"rate": 1}}, ("model", "tp"))
+    assert repr(JSON_VALUES) == before
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
