@@ -215,11 +215,3 @@ def test_a_checkpoint_holds_every_expert_once(layout: dict[str, int]) -> None:
         state_gb(opcast.simulate("moonlight_16b_moe", "train", **NODE, **degrees)) for degrees in ({}, layout)
     )
     assert apart == pytest.approx(whole, rel=0.01)
-
-
-def test_a_job_of_one_step_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "cluster=dgx_h100 workload.global_batch=64 steps=1 step_time_s=2 checkpoint.size_gb=1 lives=20"
-    assert main(["plan", f"model={TINY}", *words.split()]) == 0
-    told = capsys.readouterr()
-    assert "1 step of 2 s" in told.out + told.err
-    assert "1 time, every" in told.out

@@ -321,27 +321,6 @@ def test_fleets_are_told_and_on_the_page(capsys: pytest.CaptureFixture[str], tmp
     assert {"s", "ready", "requests_per_s"} <= found["fleet_over_time"][0].keys()
 
 
-def test_one_of_a_thing_is_no_plural(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nor has a fleet that an autoscaler keeps small as many replicas as it may have."""
-    assert main(["serving", *LAW, *FEW]) == 0
-    told = capsys.readouterr().out
-    assert "1 replica\n" in told
-    assert "(1 GPU)" in told
-    few = ["autoscale.policy=queue", "autoscale.target=100", "autoscale.max_replicas=3", "cold_start.seconds=9"]
-    assert main(["serving", *LAW, *FEW, *few]) == 0
-    told = capsys.readouterr().out
-    assert "at most 3 replicas" in told
-    assert "1.00 replicas on average" in told
-
-
-def test_images_are_told_apart_from_the_requests_that_have_them(capsys: pytest.CaptureFixture[str]) -> None:
-    images = ["images.share=1", "images.count=2", "images.encode_ms=5", "images.gpus=1"]
-    assert main(["serving", *LAW, "traffic.requests=3", "traffic.output.mean=4", *images]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "6 images in 3 requests, 5.0 ms each" in told
-    assert "1 GPU to encode" in told
-
-
 def test_a_share_of_the_replicas_decodes() -> None:
     kv = {"blocks": 10}
     made = ServingRequest.from_dict({"law": {"base_us": 5}, "kv": kv, "replicas": 6, "decode_pool": {"share": 0.66}})
