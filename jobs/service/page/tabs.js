@@ -90,6 +90,12 @@
     },
     posttrain: {
       ...plain("posttrain"),
+      body(values) { // the example's responses belong to methods that roll out
+        const usual = allFields("posttrain").find((spec) => spec.name === "responses").usual;
+        const { responses, ...others } = values;
+        const unread = !["ppo", "grpo"].includes(values.method) && String(responses) === String(usual);
+        return nested(unread ? others : values);
+      },
       async answer(values, signal) {
         const body = this.body(values);
         const found = await call("/v1/posttrain", body, signal);

@@ -197,6 +197,22 @@ def test_a_served_load(page: Any, address: str) -> None:
     assert "requests/s" in (page.text_content("#result") or "")
 
 
+def test_marks_of_times_that_are_close_are_not_alike(page: Any, address: str) -> None:
+    page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&requests=30&rate=5")
+    page.wait_for_selector(".curve")
+    marks = page.locator("svg.curve >> nth=1").locator("text").all_text_contents()
+    times = [text for text in marks if not text.endswith("%")]
+    assert len(times) == len(set(times)) == 4
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_method_without_rollout_is_asked_as_the_page_shows_it(page: Any, address: str, method: str) -> None:
+    page.goto(f"{address}/#posttrain?model=tiny_llama_100m&cluster=dgx_h100&method={method}&prompts=8&lives=10")
+    page.wait_for_selector(".report svg, .error:visible")
+    assert "is not read with" not in (page.text_content("main") or "")
+    assert page.locator(".report svg").count()
+
+
 def test_the_keyboard_is_enough(page: Any, address: str) -> None:
     page.goto(address)
     page.wait_for_selector("button.main")
