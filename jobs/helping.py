@@ -70,17 +70,17 @@ def _unnamed(verbs: Iterable[str]) -> tuple[str, ...]:
     return tuple(verb for verb in verbs if verb not in named)
 
 
-def help_of(verb: str, words: Sequence[str] = (), part: str = "") -> str:
+def help_of(verb: str, words: Sequence[str] = (), group: str = "") -> str:
     """The text of ``opcast VERB --help``; ``words`` such as ``workload=decode`` also show what those choices set.
 
     The verb has a file ``conf/VERB.yaml``, whose ``hydra.help.header`` says what it does, with examples. Help of more
-    than MOST_LINES has one line for each group of settings; ``part`` is ``all`` for every setting, or one group's name.
-    BadInputError for another ``part``.
+    than MOST_LINES has one line for each group of settings; ``group`` is ``all`` for every setting, or one group's name.
+    BadInputError for another ``group``.
     """
-    if part not in ("", ALL):
-        return help_of_part(verb, part, words)
+    if group not in ("", ALL):
+        return help_of_part(verb, group, words)
     text = _help(verb, words, {})
-    if part == ALL or text.count("\n") < MOST_LINES:
+    if group == ALL or text.count("\n") < MOST_LINES:
         return text
     return _help(verb, words, folded_groups(verb))
 
@@ -94,23 +94,23 @@ def folded_groups(verb: str) -> dict[str, int]:
     }
 
 
-def help_of_part(verb: str, part: str, words: Sequence[str] = ()) -> str:
+def help_of_part(verb: str, group: str, words: Sequence[str] = ()) -> str:
     """The text of ``opcast VERB --help=PART``: a group of settings, or a group's choices and what one sets."""
     usual = chosen_groups(read(CONFIG_DIRECTORY / f"{verb}.yaml"))
     groups = [entry for entry in _nested(of_command(verb)) if isinstance(entry[1], dict) and entry[3]]
-    if part in usual:
-        choice = dict(word.split("=", 1) for word in words if "=" in word).get(part, usual[part])
-        sections = [f"Choices:\n\n{_choices(part, usual[part])}"]
-        if choice in choices(part):
-            text = indent_lines(settings_of(part, choice))
-            sections.append(f"Settings of {part}={choice}, as {part}.NAME=VALUE:\n\n{text}")
+    if group in usual:
+        choice = dict(word.split("=", 1) for word in words if "=" in word).get(group, usual[group])
+        sections = [f"Choices:\n\n{_choices(group, usual[group])}"]
+        if choice in choices(group):
+            text = indent_lines(settings_of(group, choice))
+            sections.append(f"Settings of {group}={choice}, as {group}.NAME=VALUE:\n\n{text}")
         return "\n\n".join(sections)
     for name, value, help_text, inside in groups:
-        if name == part:
+        if name == group:
             text = indent_lines("\n".join(_lines(name, value, help_text, inside)))
-            return f"Settings of {part}, as {part}.NAME=VALUE:\n\n{text}"
+            return f"Settings of {group}, as {group}.NAME=VALUE:\n\n{text}"
     raise BadInputError(
-        f"`{command(verb)} --help=NAME` takes a group of settings; {nearest(part, parts(verb), 'one of')}"
+        f"`{command(verb)} --help=NAME` takes a group of settings; {nearest(group, parts(verb), 'one of')}"
     )
 
 
@@ -223,7 +223,7 @@ def _choices(group: str, usual: str | None) -> str:
 
 
 def body(path: Path) -> str:
-    """The settings of a file in ``conf/`` as written: without its first comment, its defaults list and Hydra's part."""
+    """The settings of a file in ``conf/`` as written: without its first comment, its defaults list and Hydra's group."""
     text = path.read_text(encoding="utf-8")
     text = re.sub(r"\A(#.*\n)+", "", text)
     text = re.sub(r"^(defaults|hydra):\n(?:[ \t]+.*\n|\n)*", "", text, flags=re.MULTILINE)

@@ -6,8 +6,8 @@ used longest ago; what is found below comes through host memory, and is then kep
 of the GPU and are not timed.
 
 A *shelf* is one tier of one rank, or the shared store: a ring in order of use. Blocks of consecutive contents that were
-last used one after the other have one *place* in it: they leave one by one, the first first, as if each had its own,
-and a place is cut where only a part of it is used again. One table says where contents are, on all shelves; it is as
+last used one after the other have one *cell* in it: they leave one by one, the first first, as if each had its own,
+and a cell is cut where only a part of it is used again. One table says where contents are, on all shelves; it is as
 large as there is need for, since memory that is touched for the first time takes long. Compiled with the loop
 (:mod:`.compiled`).
 """
@@ -20,8 +20,8 @@ from .rules import SchedulerRules
 from .state import NONE, OWN_TIERS, LoopState
 
 ASYNC, LAYERS, BLOCKING = 0, 1, 2  # how caches are loaded: places in LOADS
-# Of a place: its last content and how many blocks it has, its shelf, the places after and before it in order of use,
-# and the next of its bucket. Ends of rings are places, too: the first ones, shelf by shelf.
+# Of a cell: its last content and how many blocks it has, its shelf, the cells after and before it in order of use,
+# and the next of its bucket. Ends of rings are cells, too: the first ones, shelf by shelf.
 LAST, COUNT, SHELF, AFTER, BEFORE, NEXT = 0, 1, 2, 3, 4, 5
 
 
@@ -45,13 +45,13 @@ def tier_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int, h
         most = min(most, request.shared // size)  # nothing of its own was ever written
     while index < most:
         key, count = content(state, rules, slot, index), alike(state, rules, slot, index, most)
-        place, count = look(state, shelf_of(state, rank, 0), key, count)
-        if place == NONE:
-            place, count = look(state, shelf_of(state, rank, 1), key, count)
-            far = place == NONE
+        cell, count = look(state, shelf_of(state, rank, 0), key, count)
+        if cell == NONE:
+            cell, count = look(state, shelf_of(state, rank, 1), key, count)
+            far = cell == NONE
             if far:
-                place, count = look(state, shelf_of(state, rank, OWN_TIERS), key, count)
-            if place == NONE:
+                cell, count = look(state, shelf_of(state, rank, OWN_TIERS), key, count)
+            if cell == NONE:
                 break
             request.below += count * size
             request.far += count * size if far else 0
@@ -132,21 +132,21 @@ def bucket_of(state: LoopState, shelf: int, key: int) -> int:
 
 
 def look(state: LoopState, shelf: int, key: int, most: int) -> tuple[int, int]:
-    """The place of a content on a shelf, and how many contents from it on are there; NONE where it is not, and how many
+    """The cell of a content on a shelf, and how many contents from it on are there; NONE where it is not, and how many
     from it on are not. They are looked for up to ``most`` of them, which differ in their index alone."""
     if state.shelves[shelf].used == 0:
         return NONE, most
     places = state.places
-    place = state.shelved[bucket_of(state, shelf, key)] - 1
-    while place != NONE:
-        if places[place, SHELF] == shelf:
-            last = places[place, LAST]
-            first = last - places[place, COUNT] + 1
+    cell = state.shelved[bucket_of(state, shelf, key)] - 1
+    while cell != NONE:
+        if places[cell, SHELF] == shelf:
+            last = places[cell, LAST]
+            first = last - places[cell, COUNT] + 1
             if first <= key <= last:
-                return place, min(most, last - key + 1)
+                return cell, min(most, last - key + 1)
             if key < first < key + most:
                 most = first - key
-        place = places[place, NEXT]
+        cell = places[cell, NEXT]
     return NONE, most
 
 
@@ -157,13 +157,13 @@ def put_on(state: LoopState, shelf: int, key: int, count: int) -> None:
     if state.shelves[shelf].blocks == 0:
         return
     while count > 0:
-        place, size = look(state, shelf, key, count)
-        if place != NONE and places[place, COUNT] == size:
-            if places[place, AFTER] != shelf:
-                unchain(state, place)
-                chain_between(state, places[shelf, BEFORE], place, shelf)
-        elif place != NONE:
-            cut(state, place, key, size)
+        cell, size = look(state, shelf, key, count)
+        if cell != NONE and places[cell, COUNT] == size:
+            if places[cell, AFTER] != shelf:
+                unchain(state, cell)
+                chain_between(state, places[shelf, BEFORE], cell, shelf)
+        elif cell != NONE:
+            cut(state, cell, key, size)
             add(state, shelf, key, size)
         else:
             make_space(state, shelf, size)
@@ -179,106 +179,106 @@ def make_space(state: LoopState, shelf: int, count: int) -> None:
     over = row.used + count - row.blocks
     row.evicted += max(over, 0)
     while over > 0 and row.used > 0:
-        place = places[shelf, AFTER]
-        gone = min(places[place, COUNT], over)
-        places[place, COUNT] -= gone
+        cell = places[shelf, AFTER]
+        gone = min(places[cell, COUNT], over)
+        places[cell, COUNT] -= gone
         row.used -= gone
         over -= gone
-        if places[place, COUNT] == 0:
-            drop(state, place)
+        if places[cell, COUNT] == 0:
+            drop(state, cell)
 
 
-def cut(state: LoopState, place: int, key: int, count: int) -> None:
-    """Contents ``key`` and after it, ``count`` of them, but not all, are no more in a place."""
+def cut(state: LoopState, cell: int, key: int, count: int) -> None:
+    """Contents ``key`` and after it, ``count`` of them, but not all, are no more in a cell."""
     places = state.places
-    first, behind = places[place, LAST] - places[place, COUNT] + 1, places[place, LAST] - key - count + 1
+    first, behind = places[cell, LAST] - places[cell, COUNT] + 1, places[cell, LAST] - key - count + 1
     if behind == 0:
-        places[place, LAST] = key - 1
+        places[cell, LAST] = key - 1
     elif key > first:
-        front = new_place(state, places[place, SHELF], key - 1, key - first)
-        chain_between(state, places[place, BEFORE], front, place)
-    places[place, COUNT] = behind if behind > 0 else key - first
+        front = new_cell(state, places[cell, SHELF], key - 1, key - first)
+        chain_between(state, places[cell, BEFORE], front, cell)
+    places[cell, COUNT] = behind if behind > 0 else key - first
 
 
 def add(state: LoopState, shelf: int, key: int, count: int) -> None:
-    """So many contents that a shelf lacks are its last: in the place of those before them, where they go on from it."""
+    """So many contents that a shelf lacks are its last: in the cell of those before them, where they go on from it."""
     places = state.places
     last = places[shelf, BEFORE]
     if last != shelf and places[last, LAST] == key - 1:
         places[last, LAST] += count
         places[last, COUNT] += count
         return
-    place = new_place(state, shelf, key + count - 1, count)
-    chain_between(state, places[shelf, BEFORE], place, shelf)
+    cell = new_cell(state, shelf, key + count - 1, count)
+    chain_between(state, places[shelf, BEFORE], cell, shelf)
 
 
-def new_place(state: LoopState, shelf: int, last: int, count: int) -> int:
-    """A place that is free, one that was left or the next, to be found by its contents."""
-    totals, places, place = state.totals[0], state.places, state.totals[0].spare
-    if place != NONE:
-        totals.spare = places[place, NEXT]
+def new_cell(state: LoopState, shelf: int, last: int, count: int) -> int:
+    """A cell that is free, one that was left or the next, to be found by its contents."""
+    totals, places, cell = state.totals[0], state.places, state.totals[0].spare
+    if cell != NONE:
+        totals.spare = places[cell, NEXT]
     else:
         while totals.places >= totals.buckets:
             widen(state)
-        place = totals.places
+        cell = totals.places
         totals.places += 1
-    places[place, LAST], places[place, COUNT], places[place, SHELF] = last, count, shelf
-    enter(state, place)
-    return place
+    places[cell, LAST], places[cell, COUNT], places[cell, SHELF] = last, count, shelf
+    enter(state, cell)
+    return cell
 
 
-def drop(state: LoopState, place: int) -> None:
-    """A place has no contents any more, and is free."""
+def drop(state: LoopState, cell: int) -> None:
+    """A cell has no contents any more, and is free."""
     places = state.places
-    unchain(state, place)
-    bucket = bucket_of(state, places[place, SHELF], places[place, LAST])
+    unchain(state, cell)
+    bucket = bucket_of(state, places[cell, SHELF], places[cell, LAST])
     other = state.shelved[bucket] - 1
-    if other == place:
-        state.shelved[bucket] = places[place, NEXT] + 1
+    if other == cell:
+        state.shelved[bucket] = places[cell, NEXT] + 1
     else:
-        while places[other, NEXT] != place:
+        while places[other, NEXT] != cell:
             other = places[other, NEXT]
-        places[other, NEXT] = places[place, NEXT]
-    places[place, NEXT] = state.totals[0].spare
-    state.totals[0].spare = place
+        places[other, NEXT] = places[cell, NEXT]
+    places[cell, NEXT] = state.totals[0].spare
+    state.totals[0].spare = cell
 
 
 def clear(state: LoopState, shelf: int) -> None:
     """A shelf loses all that it has."""
-    place = state.places[shelf, AFTER]
-    while place != shelf:
-        state.places[place, COUNT] = 0
-        drop(state, place)
-        place = state.places[shelf, AFTER]
+    cell = state.places[shelf, AFTER]
+    while cell != shelf:
+        state.places[cell, COUNT] = 0
+        drop(state, cell)
+        cell = state.places[shelf, AFTER]
     state.shelves[shelf].used = 0
 
 
-def enter(state: LoopState, place: int) -> None:
-    """Make a place findable by its contents."""
-    bucket = bucket_of(state, state.places[place, SHELF], state.places[place, LAST])
-    state.places[place, NEXT] = state.shelved[bucket] - 1
-    state.shelved[bucket] = place + 1
+def enter(state: LoopState, cell: int) -> None:
+    """Make a cell findable by its contents."""
+    bucket = bucket_of(state, state.places[cell, SHELF], state.places[cell, LAST])
+    state.places[cell, NEXT] = state.shelved[bucket] - 1
+    state.shelved[bucket] = cell + 1
 
 
 def widen(state: LoopState) -> None:
-    """Twice as many buckets; every place that has contents is entered anew."""
+    """Twice as many buckets; every cell that has contents is entered anew."""
     totals = state.totals[0]
     state.shelved[: totals.buckets] = 0
     totals.buckets *= 2
-    for place in range(len(state.shelves), totals.places):
-        if state.places[place, COUNT] > 0:
-            enter(state, place)
+    for cell in range(len(state.shelves), totals.places):
+        if state.places[cell, COUNT] > 0:
+            enter(state, cell)
 
 
-def chain_between(state: LoopState, before: int, place: int, after: int) -> None:
-    """Put a place between two others of its ring."""
+def chain_between(state: LoopState, before: int, cell: int, after: int) -> None:
+    """Put a cell between two others of its ring."""
     places = state.places
-    places[before, AFTER], places[place, BEFORE] = place, before
-    places[place, AFTER], places[after, BEFORE] = after, place
+    places[before, AFTER], places[cell, BEFORE] = cell, before
+    places[cell, AFTER], places[after, BEFORE] = after, cell
 
 
-def unchain(state: LoopState, place: int) -> None:
-    """Take a place out of its ring."""
+def unchain(state: LoopState, cell: int) -> None:
+    """Take a cell out of its ring."""
     places = state.places
-    after, before = places[place, AFTER], places[place, BEFORE]
+    after, before = places[cell, AFTER], places[cell, BEFORE]
     places[before, AFTER], places[after, BEFORE] = after, before

@@ -100,10 +100,6 @@ STARTS: dict[str, tuple[str, ...]] = {  # what follows a verb; {files} is the fo
     "search": (f"{BATCH} {SPACE}",),
     "search_serving": ("model=tiny_llama_100m cluster=dgx_h100 space.tp=[1,2] space.batch=[8] workers=1",),
     "plan": (f"{BATCH} tokens=1e9 lives=20", f"{BATCH} steps=100 step_time_s=0.1 checkpoint.size_gb=1 lives=20"),
-    "sweep": (
-        f"plan {BATCH} steps=100 step_time_s=0.1,0.2 lives=20 table={{files}}/sweep.parquet",
-        f"simulate {STEP} workload.seq_len=64,128 table={{files}}/sweep.parquet",
-    ),
     "compare": (f"chips {BATCH} others=[dgx_h200]",),
     "upgrade": (
         "model=tiny_llama_100m device=h100_sxm workload=decode workload.input_len=64 stack=vllm changes=[engine]",
