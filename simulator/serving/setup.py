@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache
 from math import ceil
@@ -203,7 +204,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
 
 
 @cache
-def field_kinds(named: type) -> dict[str, Any]:
+def field_kinds(named: Hashable) -> dict[str, Any]:
     """What the fields of a named tuple are."""
     return get_type_hints(named)
 

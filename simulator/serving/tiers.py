@@ -45,13 +45,13 @@ def tier_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int, h
         most = min(most, request.shared // size)  # nothing of its own was ever written
     while index < most:
         key, count = content(state, rules, slot, index), alike(state, rules, slot, index, most)
-        place, count = look(state, shelf_of(state, rank, 0), key, count)
-        if place == NONE:
-            place, count = look(state, shelf_of(state, rank, 1), key, count)
-            far = place == NONE
+        spot, count = look(state, shelf_of(state, rank, 0), key, count)
+        if spot == NONE:
+            spot, count = look(state, shelf_of(state, rank, 1), key, count)
+            far = spot == NONE
             if far:
-                place, count = look(state, shelf_of(state, rank, OWN_TIERS), key, count)
-            if place == NONE:
+                spot, count = look(state, shelf_of(state, rank, OWN_TIERS), key, count)
+            if spot == NONE:
                 break
             request.below += count * size
             request.far += count * size if far else 0
@@ -137,16 +137,16 @@ def look(state: LoopState, shelf: int, key: int, most: int) -> tuple[int, int]:
     if state.shelves[shelf].used == 0:
         return NONE, most
     places = state.places
-    place = state.shelved[bucket_of(state, shelf, key)] - 1
-    while place != NONE:
-        if places[place, SHELF] == shelf:
-            last = places[place, LAST]
-            first = last - places[place, COUNT] + 1
+    spot = state.shelved[bucket_of(state, shelf, key)] - 1
+    while spot != NONE:
+        if places[spot, SHELF] == shelf:
+            last = places[spot, LAST]
+            first = last - places[spot, COUNT] + 1
             if first <= key <= last:
-                return place, min(most, last - key + 1)
+                return spot, min(most, last - key + 1)
             if key < first < key + most:
                 most = first - key
-        place = places[place, NEXT]
+        spot = places[spot, NEXT]
     return NONE, most
 
 
@@ -157,13 +157,13 @@ def put_on(state: LoopState, shelf: int, key: int, count: int) -> None:
     if state.shelves[shelf].blocks == 0:
         return
     while count > 0:
-        place, size = look(state, shelf, key, count)
-        if place != NONE and places[place, COUNT] == size:
-            if places[place, AFTER] != shelf:
-                unchain(state, place)
-                chain_between(state, places[shelf, BEFORE], place, shelf)
-        elif place != NONE:
-            cut(state, place, key, size)
+        spot, size = look(state, shelf, key, count)
+        if spot != NONE and places[spot, COUNT] == size:
+            if places[spot, AFTER] != shelf:
+                unchain(state, spot)
+                chain_between(state, places[shelf, BEFORE], spot, shelf)
+        elif spot != NONE:
+            cut(state, spot, key, size)
             add(state, shelf, key, size)
         else:
             make_space(state, shelf, size)
@@ -179,25 +179,25 @@ def make_space(state: LoopState, shelf: int, count: int) -> None:
     over = row.used + count - row.blocks
     row.evicted += max(over, 0)
     while over > 0 and row.used > 0:
-        place = places[shelf, AFTER]
-        gone = min(places[place, COUNT], over)
-        places[place, COUNT] -= gone
+        spot = places[shelf, AFTER]
+        gone = min(places[spot, COUNT], over)
+        places[spot, COUNT] -= gone
         row.used -= gone
         over -= gone
-        if places[place, COUNT] == 0:
-            drop(state, place)
+        if places[spot, COUNT] == 0:
+            drop(state, spot)
 
 
-def cut(state: LoopState, place: int, key: int, count: int) -> None:
+def cut(state: LoopState, spot: int, key: int, count: int) -> None:
     """Contents ``key`` and after it, ``count`` of them, but not all, are no more in a place."""
     places = state.places
-    first, behind = places[place, LAST] - places[place, COUNT] + 1, places[place, LAST] - key - count + 1
+    first, behind = places[spot, LAST] - places[spot, COUNT] + 1, places[spot, LAST] - key - count + 1
     if behind == 0:
-        places[place, LAST] = key - 1
+        places[spot, LAST] = key - 1
     elif key > first:
-        front = new_place(state, places[place, SHELF], key - 1, key - first)
-        chain_between(state, places[place, BEFORE], front, place)
-    places[place, COUNT] = behind if behind > 0 else key - first
+        front = new_place(state, places[spot, SHELF], key - 1, key - first)
+        chain_between(state, places[spot, BEFORE], front, spot)
+    places[spot, COUNT] = behind if behind > 0 else key - first
 
 
 def add(state: LoopState, shelf: int, key: int, count: int) -> None:
@@ -208,56 +208,56 @@ def add(state: LoopState, shelf: int, key: int, count: int) -> None:
         places[last, LAST] += count
         places[last, COUNT] += count
         return
-    place = new_place(state, shelf, key + count - 1, count)
-    chain_between(state, places[shelf, BEFORE], place, shelf)
+    spot = new_place(state, shelf, key + count - 1, count)
+    chain_between(state, places[shelf, BEFORE], spot, shelf)
 
 
 def new_place(state: LoopState, shelf: int, last: int, count: int) -> int:
     """A place that is free, one that was left or the next, to be found by its contents."""
-    totals, places, place = state.totals[0], state.places, state.totals[0].spare
-    if place != NONE:
-        totals.spare = places[place, NEXT]
+    totals, places, spot = state.totals[0], state.places, state.totals[0].spare
+    if spot != NONE:
+        totals.spare = places[spot, NEXT]
     else:
         while totals.places >= totals.buckets:
             widen(state)
-        place = totals.places
+        spot = totals.places
         totals.places += 1
-    places[place, LAST], places[place, COUNT], places[place, SHELF] = last, count, shelf
-    enter(state, place)
-    return place
+    places[spot, LAST], places[spot, COUNT], places[spot, SHELF] = last, count, shelf
+    enter(state, spot)
+    return spot
 
 
-def drop(state: LoopState, place: int) -> None:
+def drop(state: LoopState, spot: int) -> None:
     """A place has no contents any more, and is free."""
     places = state.places
-    unchain(state, place)
-    bucket = bucket_of(state, places[place, SHELF], places[place, LAST])
+    unchain(state, spot)
+    bucket = bucket_of(state, places[spot, SHELF], places[spot, LAST])
     other = state.shelved[bucket] - 1
-    if other == place:
-        state.shelved[bucket] = places[place, NEXT] + 1
+    if other == spot:
+        state.shelved[bucket] = places[spot, NEXT] + 1
     else:
-        while places[other, NEXT] != place:
+        while places[other, NEXT] != spot:
             other = places[other, NEXT]
-        places[other, NEXT] = places[place, NEXT]
-    places[place, NEXT] = state.totals[0].spare
-    state.totals[0].spare = place
+        places[other, NEXT] = places[spot, NEXT]
+    places[spot, NEXT] = state.totals[0].spare
+    state.totals[0].spare = spot
 
 
 def clear(state: LoopState, shelf: int) -> None:
     """A shelf loses all that it has."""
-    place = state.places[shelf, AFTER]
-    while place != shelf:
-        state.places[place, COUNT] = 0
-        drop(state, place)
-        place = state.places[shelf, AFTER]
+    spot = state.places[shelf, AFTER]
+    while spot != shelf:
+        state.places[spot, COUNT] = 0
+        drop(state, spot)
+        spot = state.places[shelf, AFTER]
     state.shelves[shelf].used = 0
 
 
-def enter(state: LoopState, place: int) -> None:
+def enter(state: LoopState, spot: int) -> None:
     """Make a place findable by its contents."""
-    bucket = bucket_of(state, state.places[place, SHELF], state.places[place, LAST])
-    state.places[place, NEXT] = state.shelved[bucket] - 1
-    state.shelved[bucket] = place + 1
+    bucket = bucket_of(state, state.places[spot, SHELF], state.places[spot, LAST])
+    state.places[spot, NEXT] = state.shelved[bucket] - 1
+    state.shelved[bucket] = spot + 1
 
 
 def widen(state: LoopState) -> None:
@@ -265,20 +265,20 @@ def widen(state: LoopState) -> None:
     totals = state.totals[0]
     state.shelved[: totals.buckets] = 0
     totals.buckets *= 2
-    for place in range(len(state.shelves), totals.places):
-        if state.places[place, COUNT] > 0:
-            enter(state, place)
+    for spot in range(len(state.shelves), totals.places):
+        if state.places[spot, COUNT] > 0:
+            enter(state, spot)
 
 
-def chain_between(state: LoopState, before: int, place: int, after: int) -> None:
+def chain_between(state: LoopState, before: int, spot: int, after: int) -> None:
     """Put a place between two others of its ring."""
     places = state.places
-    places[before, AFTER], places[place, BEFORE] = place, before
-    places[place, AFTER], places[after, BEFORE] = after, place
+    places[before, AFTER], places[spot, BEFORE] = spot, before
+    places[spot, AFTER], places[after, BEFORE] = after, spot
 
 
-def unchain(state: LoopState, place: int) -> None:
+def unchain(state: LoopState, spot: int) -> None:
     """Take a place out of its ring."""
     places = state.places
-    after, before = places[place, AFTER], places[place, BEFORE]
+    after, before = places[spot, AFTER], places[spot, BEFORE]
     places[before, AFTER], places[after, BEFORE] = after, before
