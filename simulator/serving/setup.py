@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 from functools import cache
 from math import ceil
@@ -204,7 +203,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
 
 
 @cache
-def field_kinds(named: Hashable) -> dict[str, Any]:
+def field_kinds(named: type) -> dict[str, Any]:
     """What the fields of a named tuple are."""
     return get_type_hints(named)
 
@@ -212,7 +211,7 @@ def field_kinds(named: Hashable) -> dict[str, Any]:
 def of_one_kind(values: Any) -> Any:
     """A named tuple whose numbers are whole or real as its fields say, and whose tables are all real: the same machine
     code is for all of them."""
-    kinds, changed = field_kinds(type(values)), {}
+    kinds, changed = field_kinds(values.__class__), {}
     for name, value in values._asdict().items():
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             changed[name] = of_one_kind(value)
