@@ -91,14 +91,14 @@ def verbs() -> str:
     lines = ["# Verbs and settings", "", "What `opcast VERB --help=all` prints.", ""]
     for verb, (_, what) in VERBS.items():
         lines += [f"## opcast {verb}", "", f"{what[0].upper()}{what[1:]}.", ""]
-        lines += ["```text", helping.help_of(verb, part=helping.ALL), "```", ""]
+        lines += ["```text", helping.help_of(verb, group=helping.ALL), "```", ""]
         for words, pair in PAIRS.items():
             if words[0] == verb:
                 lines += [
                     f"### opcast {' '.join(words)}",
                     "",
                     "```text",
-                    helping.help_of(pair, part=helping.ALL),
+                    helping.help_of(pair, group=helping.ALL),
                     "```",
                     "",
                 ]

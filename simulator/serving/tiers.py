@@ -6,8 +6,8 @@ used longest ago; what is found below comes through host memory, and is then kep
 of the GPU and are not timed.
 
 A *shelf* is one tier of one rank, or the shared store: a ring in order of use. Blocks of consecutive contents that were
-last used one after the other have one *cell* in it: they leave one by one, the first first, as if each had its own,
-and a cell is cut where only a part of it is used again. One table says where contents are, on all shelves; it is as
+last used one after the other have one *place* in it: they leave one by one, the first first, as if each had its own,
+and a place is cut where only a part of it is used again. One table says where contents are, on all shelves; it is as
 large as there is need for, since memory that is touched for the first time takes long. Compiled with the loop
 (:mod:`.compiled`).
 """
@@ -20,8 +20,8 @@ from .rules import SchedulerRules
 from .state import NONE, OWN_TIERS, LoopState
 
 ASYNC, LAYERS, BLOCKING = 0, 1, 2  # how caches are loaded: places in LOADS
-# Of a cell: its last content and how many blocks it has, its shelf, the cells after and before it in order of use,
-# and the next of its bucket. Ends of rings are cells, too: the first ones, shelf by shelf.
+# Of a place: its last content and how many blocks it has, its shelf, the places after and before it in order of use,
+# and the next of its bucket. Ends of rings are places, too: the first ones, shelf by shelf.
 LAST, COUNT, SHELF, AFTER, BEFORE, NEXT = 0, 1, 2, 3, 4, 5
 
 
@@ -45,13 +45,13 @@ def tier_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int, h
         most = min(most, request.shared // size)  # nothing of its own was ever written
     while index < most:
         key, count = content(state, rules, slot, index), alike(state, rules, slot, index, most)
-        cell, count = look(state, shelf_of(state, rank, 0), key, count)
-        if cell == NONE:
-            cell, count = look(state, shelf_of(state, rank, 1), key, count)
-            far = cell == NONE
+        spot, count = look(state, shelf_of(state, rank, 0), key, count)
+        if spot == NONE:
+            spot, count = look(state, shelf_of(state, rank, 1), key, count)
+            far = spot == NONE
             if far:
-                cell, count = look(state, shelf_of(state, rank, OWN_TIERS), key, count)
-            if cell == NONE:
+                spot, count = look(state, shelf_of(state, rank, OWN_TIERS), key, count)
+            if spot == NONE:
                 break
             request.below += count * size
             request.far += count * size if far else 0
@@ -132,21 +132,21 @@ def bucket_of(state: LoopState, shelf: int, key: int) -> int:
 
 
 def look(state: LoopState, shelf: int, key: int, most: int) -> tuple[int, int]:
-    """The cell of a content on a shelf, and how many contents from it on are there; NONE where it is not, and how many
+    """The place of a content on a shelf, and how many contents from it on are there; NONE where it is not, and how many
     from it on are not. They are looked for up to ``most`` of them, which differ in their index alone."""
     if state.shelves[shelf].used == 0:
         return NONE, most
     places = state.places
-    cell = state.shelved[bucket_of(state, shelf, key)] - 1
-    while cell != NONE:
-        if places[cell, SHELF] == shelf:
-            last = places[cell, LAST]
-            first = last - places[cell, COUNT] + 1
+    spot = state.shelved[bucket_of(state, shelf, key)] - 1
+    while spot != NONE:
+        if places[spot, SHELF] == shelf:
+            last = places[spot, LAST]
+            first = last - places[spot, COUNT] + 1
             if first <= key <= last:
-                return cell, min(most, last - key + 1)
+                return spot, min(most, last - key + 1)
             if key < first < key + most:
                 most = first - key
-        cell = places[cell, NEXT]
+        spot = places[spot, NEXT]
     return NONE, most
 
 
@@ -157,13 +157,13 @@ def put_on(state: LoopState, shelf: int, key: int, count: int) -> None:
     if state.shelves[shelf].blocks == 0:
         return
     while count > 0:
-        cell, size = look(state, shelf, key, count)
-        if cell != NONE and places[cell, COUNT] == size:
-            if places[cell, AFTER] != shelf:
-                unchain(state, cell)
-                chain_between(state, places[shelf, BEFORE], cell, shelf)
-        elif cell != NONE:
-            cut(state, cell, key, size)
+        spot, size = look(state, shelf, key, count)
+        if spot != NONE and places[spot, COUNT] == size:
+            if places[spot, AFTER] != shelf:
+                unchain(state, spot)
+                chain_between(state, places[shelf, BEFORE], spot, shelf)
+        elif spot != NONE:
+            cut(state, spot, key, size)
             add(state, shelf, key, size)
         else:
             make_space(state, shelf, size)
@@ -179,106 +179,106 @@ def make_space(state: LoopState, shelf: int, count: int) -> None:
     over = row.used + count - row.blocks
     row.evicted += max(over, 0)
     while over > 0 and row.used > 0:
-        cell = places[shelf, AFTER]
-        gone = min(places[cell, COUNT], over)
-        places[cell, COUNT] -= gone
+        spot = places[shelf, AFTER]
+        gone = min(places[spot, COUNT], over)
+        places[spot, COUNT] -= gone
         row.used -= gone
         over -= gone
-        if places[cell, COUNT] == 0:
-            drop(state, cell)
+        if places[spot, COUNT] == 0:
+            drop(state, spot)
 
 
-def cut(state: LoopState, cell: int, key: int, count: int) -> None:
-    """Contents ``key`` and after it, ``count`` of them, but not all, are no more in a cell."""
+def cut(state: LoopState, spot: int, key: int, count: int) -> None:
+    """Contents ``key`` and after it, ``count`` of them, but not all, are no more in a place."""
     places = state.places
-    first, behind = places[cell, LAST] - places[cell, COUNT] + 1, places[cell, LAST] - key - count + 1
+    first, behind = places[spot, LAST] - places[spot, COUNT] + 1, places[spot, LAST] - key - count + 1
     if behind == 0:
-        places[cell, LAST] = key - 1
+        places[spot, LAST] = key - 1
     elif key > first:
-        front = new_cell(state, places[cell, SHELF], key - 1, key - first)
-        chain_between(state, places[cell, BEFORE], front, cell)
-    places[cell, COUNT] = behind if behind > 0 else key - first
+        front = new_place(state, places[spot, SHELF], key - 1, key - first)
+        chain_between(state, places[spot, BEFORE], front, spot)
+    places[spot, COUNT] = behind if behind > 0 else key - first
 
 
 def add(state: LoopState, shelf: int, key: int, count: int) -> None:
-    """So many contents that a shelf lacks are its last: in the cell of those before them, where they go on from it."""
+    """So many contents that a shelf lacks are its last: in the place of those before them, where they go on from it."""
     places = state.places
     last = places[shelf, BEFORE]
     if last != shelf and places[last, LAST] == key - 1:
         places[last, LAST] += count
         places[last, COUNT] += count
         return
-    cell = new_cell(state, shelf, key + count - 1, count)
-    chain_between(state, places[shelf, BEFORE], cell, shelf)
+    spot = new_place(state, shelf, key + count - 1, count)
+    chain_between(state, places[shelf, BEFORE], spot, shelf)
 
 
-def new_cell(state: LoopState, shelf: int, last: int, count: int) -> int:
-    """A cell that is free, one that was left or the next, to be found by its contents."""
-    totals, places, cell = state.totals[0], state.places, state.totals[0].spare
-    if cell != NONE:
-        totals.spare = places[cell, NEXT]
+def new_place(state: LoopState, shelf: int, last: int, count: int) -> int:
+    """A place that is free, one that was left or the next, to be found by its contents."""
+    totals, places, spot = state.totals[0], state.places, state.totals[0].spare
+    if spot != NONE:
+        totals.spare = places[spot, NEXT]
     else:
         while totals.places >= totals.buckets:
             widen(state)
-        cell = totals.places
+        spot = totals.places
         totals.places += 1
-    places[cell, LAST], places[cell, COUNT], places[cell, SHELF] = last, count, shelf
-    enter(state, cell)
-    return cell
+    places[spot, LAST], places[spot, COUNT], places[spot, SHELF] = last, count, shelf
+    enter(state, spot)
+    return spot
 
 
-def drop(state: LoopState, cell: int) -> None:
-    """A cell has no contents any more, and is free."""
+def drop(state: LoopState, spot: int) -> None:
+    """A place has no contents any more, and is free."""
     places = state.places
-    unchain(state, cell)
-    bucket = bucket_of(state, places[cell, SHELF], places[cell, LAST])
+    unchain(state, spot)
+    bucket = bucket_of(state, places[spot, SHELF], places[spot, LAST])
     other = state.shelved[bucket] - 1
-    if other == cell:
-        state.shelved[bucket] = places[cell, NEXT] + 1
+    if other == spot:
+        state.shelved[bucket] = places[spot, NEXT] + 1
     else:
-        while places[other, NEXT] != cell:
+        while places[other, NEXT] != spot:
             other = places[other, NEXT]
-        places[other, NEXT] = places[cell, NEXT]
-    places[cell, NEXT] = state.totals[0].spare
-    state.totals[0].spare = cell
+        places[other, NEXT] = places[spot, NEXT]
+    places[spot, NEXT] = state.totals[0].spare
+    state.totals[0].spare = spot
 
 
 def clear(state: LoopState, shelf: int) -> None:
     """A shelf loses all that it has."""
-    cell = state.places[shelf, AFTER]
-    while cell != shelf:
-        state.places[cell, COUNT] = 0
-        drop(state, cell)
-        cell = state.places[shelf, AFTER]
+    spot = state.places[shelf, AFTER]
+    while spot != shelf:
+        state.places[spot, COUNT] = 0
+        drop(state, spot)
+        spot = state.places[shelf, AFTER]
     state.shelves[shelf].used = 0
 
 
-def enter(state: LoopState, cell: int) -> None:
-    """Make a cell findable by its contents."""
-    bucket = bucket_of(state, state.places[cell, SHELF], state.places[cell, LAST])
-    state.places[cell, NEXT] = state.shelved[bucket] - 1
-    state.shelved[bucket] = cell + 1
+def enter(state: LoopState, spot: int) -> None:
+    """Make a place findable by its contents."""
+    bucket = bucket_of(state, state.places[spot, SHELF], state.places[spot, LAST])
+    state.places[spot, NEXT] = state.shelved[bucket] - 1
+    state.shelved[bucket] = spot + 1
 
 
 def widen(state: LoopState) -> None:
-    """Twice as many buckets; every cell that has contents is entered anew."""
+    """Twice as many buckets; every place that has contents is entered anew."""
     totals = state.totals[0]
     state.shelved[: totals.buckets] = 0
     totals.buckets *= 2
-    for cell in range(len(state.shelves), totals.places):
-        if state.places[cell, COUNT] > 0:
-            enter(state, cell)
+    for spot in range(len(state.shelves), totals.places):
+        if state.places[spot, COUNT] > 0:
+            enter(state, spot)
 
 
-def chain_between(state: LoopState, before: int, cell: int, after: int) -> None:
-    """Put a cell between two others of its ring."""
+def chain_between(state: LoopState, before: int, spot: int, after: int) -> None:
+    """Put a place between two others of its ring."""
     places = state.places
-    places[before, AFTER], places[cell, BEFORE] = cell, before
-    places[cell, AFTER], places[after, BEFORE] = after, cell
+    places[before, AFTER], places[spot, BEFORE] = spot, before
+    places[spot, AFTER], places[after, BEFORE] = after, spot
 
 
-def unchain(state: LoopState, cell: int) -> None:
-    """Take a cell out of its ring."""
+def unchain(state: LoopState, spot: int) -> None:
+    """Take a place out of its ring."""
     places = state.places
-    after, before = places[cell, AFTER], places[cell, BEFORE]
+    after, before = places[spot, AFTER], places[spot, BEFORE]
     places[before, AFTER], places[after, BEFORE] = after, before

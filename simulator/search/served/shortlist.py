@@ -137,8 +137,8 @@ class Shortlist:
         if self.request.space.batch or self.request.rate is not None or self.request.confirm is not None:
             return {}
         played, best = tried[key_of(row)], self._best(tried)
-        kept = played["requests_per_s"] * OPTIMISM >= row["requests_per_s"] and played["meets_slo"]
-        if kept or (best is not None and not self._may_beat(row, best, 1.0)):
+        enough = played["requests_per_s"] * OPTIMISM >= row["requests_per_s"] and played["meets_slo"]
+        if enough or (best is not None and not self._may_beat(row, best, 1.0)):
             return {}
         return self.again(row, {"batch": 2 * row["batch"]}, None)
 
