@@ -74,7 +74,7 @@ def help_of(verb: str, words: Sequence[str] = (), group: str = "") -> str:
     """The text of ``opcast VERB --help``; ``words`` such as ``workload=decode`` also show what those choices set.
 
     The verb has a file ``conf/VERB.yaml``, whose ``hydra.help.header`` says what it does, with examples. Help of more
-    than MOST_LINES has one line for each group of settings; ``group`` is ``all`` for every setting, or one group's name.
+    than MOST_LINES has one line for each group of settings; ``group`` is ``all`` for every setting, or the name of one.
     BadInputError for another ``group``.
     """
     if group not in ("", ALL):
@@ -223,7 +223,7 @@ def _choices(group: str, usual: str | None) -> str:
 
 
 def body(path: Path) -> str:
-    """The settings of a file in ``conf/`` as written: without its first comment, its defaults list and Hydra's group."""
+    """The settings of a file in ``conf/`` as written: without its first comment, its defaults list and Hydra's part."""
     text = path.read_text(encoding="utf-8")
     text = re.sub(r"\A(#.*\n)+", "", text)
     text = re.sub(r"^(defaults|hydra):\n(?:[ \t]+.*\n|\n)*", "", text, flags=re.MULTILINE)

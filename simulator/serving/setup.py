@@ -211,12 +211,7 @@ def field_kinds(named: Any) -> dict[str, Any]:
 def of_one_kind(values: Any) -> Any:
     """A named tuple whose numbers are whole or real as its fields say, and whose tables are all real: the same machine
     code is for all of them."""
-<<<<<<< HEAD
-    kind: Any = type(values)
-    kinds, changed = field_kinds(kind), {}
-=======
     kinds, changed = field_kinds(values.__class__), {}
->>>>>>> serving
     for name, value in values._asdict().items():
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             changed[name] = of_one_kind(value)

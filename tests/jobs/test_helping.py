@@ -36,7 +36,7 @@ def test_help_has_every_setting(verb: str) -> None:
     assert not missing
     assert all(f"  {group}=" in text for group in groups)
     assert len(text.splitlines()) <= helping.MOST_LINES == 230
-    full = helping.help_of(verb, part="all")
+    full = helping.help_of(verb, group="all")
     assert all(f"  {name}:" in full for name in names(verb) if name not in groups)
 
 
@@ -44,14 +44,14 @@ def test_help_has_every_setting(verb: str) -> None:
 def test_help_of_a_group_has_all_that_help_leaves_out(verb: str) -> None:
     from opcast.jobs.questions import of_command
 
-    full = helping.help_of(verb, part="all").splitlines()
+    full = helping.help_of(verb, group="all").splitlines()
     shown = set(helping.help_of(verb).splitlines())
     left_out = [line for line in full if line not in shown]
-    of_groups = [helping.help_of(verb, part=name) for name in helping.folded_groups(verb)]
+    of_groups = [helping.help_of(verb, group=name) for name in helping.folded_groups(verb)]
     assert set(left_out) <= {line for text in of_groups for line in text.splitlines()}
     for setting in of_command(verb):
         if setting.path in helping.folded_groups(verb):
-            text = helping.help_of(verb, part=setting.path)
+            text = helping.help_of(verb, group=setting.path)
             assert all(f"    {within.name}:" in text for within in setting.inside)
 
 
