@@ -34,6 +34,7 @@ __all__ = [
     "Space",
     "Stack",
     "Straggler",
+    "SweepReport",
     "Transfer",
     "UpgradeReport",
     "UpgradeRequest",
@@ -60,6 +61,7 @@ __all__ = [
     "simulate",
     "simulate_file",
     "step_latency",
+    "sweep",
     "upgrade",
     "validate",
 ]
@@ -77,10 +79,12 @@ if TYPE_CHECKING:
         search_serving,
         simulate,
         simulate_file,
+        sweep,
         upgrade,
         validate,
     )
     from .jobs.api_serving import serving, serving_capacity, serving_caps, serving_sweep, serving_ways, step_latency
+    from .jobs.sweeping import SweepReport
     from .simulator.chips.answer import ChipsReport
     from .simulator.chips.request import CompareRequest
     from .simulator.job.answer import PlanReport
@@ -118,6 +122,7 @@ _HOMES = {
         "search_serving",
         "simulate",
         "simulate_file",
+        "sweep",
         "upgrade",
         "validate",
     ),
@@ -129,6 +134,7 @@ _HOMES = {
         "serving_ways",
         "step_latency",
     ),
+    ".jobs.sweeping": ("SweepReport",),
     ".simulator.chips.answer": ("ChipsReport",),
     ".simulator.chips.request": ("CompareRequest",),
     ".simulator.job.answer": ("PlanReport",),

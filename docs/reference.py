@@ -88,13 +88,20 @@ def verbs() -> str:
     from opcast.jobs import helping
     from opcast.jobs.cli import PAIRS, VERBS
 
-    lines = ["# Verbs and settings", "", "What `opcast VERB --help` prints.", ""]
+    lines = ["# Verbs and settings", "", "What `opcast VERB --help=all` prints.", ""]
     for verb, (_, what) in VERBS.items():
         lines += [f"## opcast {verb}", "", f"{what[0].upper()}{what[1:]}.", ""]
-        lines += ["```text", helping.help_of(verb), "```", ""]
+        lines += ["```text", helping.help_of(verb, group=helping.ALL), "```", ""]
         for words, pair in PAIRS.items():
             if words[0] == verb:
-                lines += [f"### opcast {' '.join(words)}", "", "```text", helping.help_of(pair), "```", ""]
+                lines += [
+                    f"### opcast {' '.join(words)}",
+                    "",
+                    "```text",
+                    helping.help_of(pair, group=helping.ALL),
+                    "```",
+                    "",
+                ]
     return "\n".join(lines)
 
 

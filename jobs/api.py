@@ -26,6 +26,7 @@ from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
 from ..simulator.workbench import Workbench, workbench
+from . import questions
 from .questions import request_of, sources_of, usual
 from .resolve import this_machine, this_node
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from ..simulator.upgrade.answer import UpgradeReport
     from ..simulator.upgrade.request import UpgradeRequest
     from ..simulator.validation import Validation
+    from .sweeping import SweepReport
 
 
 @overload
@@ -233,6 +235,35 @@ def posttrain(model: Model | PostTrainRequest, *, home: str | Path | None = None
 
     request = verb_request("posttrain", model, settings, home, PostTrainRequest)
     return bench_of(request.step.sources).posttrain(request)
+
+
+def sweep(
+    verb: str,
+    model: Model | None = None,
+    *,
+    axes: Mapping[str, Sequence[Any]],
+    workers: int = 1,
+    table: str | Path | None = None,
+    home: str | Path | None = None,
+    **settings: Any,
+) -> SweepReport:
+    """One question many times (`opcast sweep`): a ``verb`` (plan, posttrain, compare, upgrade, simulate), all points.
+
+    ``axes`` are lists of values by the name of a setting, with a dot for one within a mapping
+    (``{"nodes": [4, 8], "checkpoint.every_minutes": [10, 60]}``); all combinations are asked. The other ``settings``
+    are those of the verb in Python. ``workers`` are processes: the answer is the same for any number. ``table`` is a
+    Parquet file of all answers: points that are in it are not asked again.
+
+    Raises RequestError for a verb or an axis that is none, and where no point has an answer; a point without one has a
+    row with its ``error``. BadInputError for a ``table`` that is no table of a sweep.
+    """
+    from ..simulator.search.spread import Crew
+    from .sweeping import place_of_table, silent, sweep_of
+
+    kind = questions.QUESTIONS[verb].kind_of_request if verb in questions.QUESTIONS else object
+    given = settings if model is None else {"model": model, **settings}
+    swept = sweep_of(verb, given, axes, lambda values: verb_request(verb, None, values, home, kind))
+    return swept.answered(Crew(workers), silent, place_of_table(table))
 
 
 def search_serving(

@@ -211,7 +211,8 @@ def run(verb: str, arguments: list[str]) -> int:
         subjects = [second for first, second in PAIRS if first == verb] + list(getattr(module, "WORDS", ()))
         raise BadInputError(no_word(verb, words[0], subjects))
     if HELP & set(flags) and "--hydra-help" not in flags:
-        print(helping.help_of(verb, [by_alias(text) for text in settings]))
+        part = [text.partition("=")[2] for text in arguments if text.partition("=")[0] in HELP][-1]
+        print(helping.help_of(verb, [by_alias(text) for text in settings], part))
         return 0
     overrides = [as_override(module, text) for text in last_choices(module, settings)]
     if flags:
@@ -243,6 +244,8 @@ def parted(verb: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             raise BadInputError(f"{text} is no flag of `{command(verb)}`: settings are name=value; --help lists them")
         words = HYDRA_FLAGS[flag]
         flags.append(flag)
+        if flag in HELP:  # --help=GROUP
+            equals = ""
         if not words and equals:
             raise BadInputError(f"{flag} takes no value, but got {word!r}")
         if words and not equals and waiting and (flag not in INFO or waiting[0] in words):

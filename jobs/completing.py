@@ -79,6 +79,8 @@ def following(line: str) -> list[str]:
     module = VERBS[verb][0]
     if (verb, *settings[:1]) in PAIRS:
         verb = module = PAIRS[verb, settings.pop(0)]
+    if word.startswith("--help="):
+        return [f"--help={part}" for part in helping.parts(verb) if part.startswith(word.partition("=")[2])]
     if word.startswith("-"):
         return [flag for flag in HYDRA_FLAGS if flag.startswith(word)]
     name, equals, start = word.partition("=")

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..datasets.loading import nearest
 from ..datasets.version import __version__
 from ..simulator.question.declaration import RequestSetting, defaults_of
 from .questions import CHOICES, of_choice, of_command
 from .settings import command, read
-from .show import CONFIG_DIRECTORY
+from .show import CONFIG_DIRECTORY, BadInputError
 
 WANTED = (
     ("the whole job on this machine, in a few minutes", "opcast quickstart"),
@@ -40,6 +41,9 @@ WIDTH = 80  # columns of what is no setting
 WORDS = re.compile(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+")  # what is quoted stays whole
 MOST = 12  # choices of a group that are all named
 COMMENTS = 30  # the column that help begins at
+EMPTY: Mapping[str, int] = {}
+MOST_LINES = 230  # of help that nobody asked in full: above it, groups that say what they are for are one line each
+ALL = "all"  # of `--help=all`: every setting
 
 
 def usage(verbs: Mapping[str, tuple[str, str]]) -> str:
@@ -66,11 +70,58 @@ def _unnamed(verbs: Iterable[str]) -> tuple[str, ...]:
     return tuple(verb for verb in verbs if verb not in named)
 
 
-def help_of(verb: str, words: Sequence[str] = ()) -> str:
+def help_of(verb: str, words: Sequence[str] = (), group: str = "") -> str:
     """The text of ``opcast VERB --help``; ``words`` such as ``workload=decode`` also show what those choices set.
 
-    The verb has a file ``conf/VERB.yaml``, whose ``hydra.help.header`` says what it does, with examples.
+    The verb has a file ``conf/VERB.yaml``, whose ``hydra.help.header`` says what it does, with examples. Help of more
+    than MOST_LINES has one line for each group of settings; ``group`` is ``all`` for every setting, or the name of one.
+    BadInputError for another ``group``.
     """
+    if group not in ("", ALL):
+        return help_of_part(verb, group, words)
+    text = _help(verb, words, {})
+    if group == ALL or text.count("\n") < MOST_LINES:
+        return text
+    return _help(verb, words, folded_groups(verb))
+
+
+def folded_groups(verb: str) -> dict[str, int]:
+    """The groups of a verb's question that say what they are for, and how many settings each has."""
+    return {
+        setting.path: len(setting.inside)
+        for setting in of_command(verb)
+        if setting.help and any(within.help for within in setting.inside)
+    }
+
+
+def help_of_part(verb: str, group: str, words: Sequence[str] = ()) -> str:
+    """The text of ``opcast VERB --help=PART``: a group of settings, or a group's choices and what one sets."""
+    usual = chosen_groups(read(CONFIG_DIRECTORY / f"{verb}.yaml"))
+    groups = [entry for entry in _nested(of_command(verb)) if isinstance(entry[1], dict) and entry[3]]
+    if group in usual:
+        choice = dict(word.split("=", 1) for word in words if "=" in word).get(group, usual[group])
+        sections = [f"Choices:\n\n{_choices(group, usual[group])}"]
+        if choice in choices(group):
+            text = indent_lines(settings_of(group, choice))
+            sections.append(f"Settings of {group}={choice}, as {group}.NAME=VALUE:\n\n{text}")
+        return "\n\n".join(sections)
+    for name, value, help_text, inside in groups:
+        if name == group:
+            text = indent_lines("\n".join(_lines(name, value, help_text, inside)))
+            return f"Settings of {group}, as {group}.NAME=VALUE:\n\n{text}"
+    raise BadInputError(
+        f"`{command(verb)} --help=NAME` takes a group of settings; {nearest(group, parts(verb), 'one of')}"
+    )
+
+
+def parts(verb: str) -> list[str]:
+    """What ``--help=`` takes: all, and every group of settings."""
+    groups = [name for name, value, _, inside in _nested(of_command(verb)) if isinstance(value, dict) and inside]
+    return [ALL, *groups, *chosen_groups(read(CONFIG_DIRECTORY / f"{verb}.yaml"))]
+
+
+def _help(verb: str, words: Sequence[str], folded: Mapping[str, int]) -> str:
+    """All of a verb's help, but for what is within the ``folded`` groups."""
     path = CONFIG_DIRECTORY / f"{verb}.yaml"
     config = read(path)
     groups = chosen_groups(config)
@@ -78,7 +129,7 @@ def help_of(verb: str, words: Sequence[str] = ()) -> str:
     parts = [fold(config["hydra"]["help"]["header"].rstrip())]
     if groups:
         parts.append("Choices:\n\n" + "\n".join(_choices(group, usual) for group, usual in groups.items()))
-    question = question_text(verb)
+    question = text_of(of_command(verb), folded)
     if question:
         parts.append(f"What is asked, with its defaults:\n\n{indent_lines(question)}")
     heading = "What becomes of the answer" if question else "Settings, with their defaults"
@@ -89,6 +140,14 @@ def help_of(verb: str, words: Sequence[str] = ()) -> str:
             choice_text = indent_lines(settings_of(group, choice))
             parts.append(f"Settings of {group}={choice}, as {group}.NAME=VALUE:\n\n{choice_text}")
     parts.append(f"Settings that every verb has:\n\n{indent_lines(body(CONFIG_DIRECTORY / 'base.yaml'))}")
+    if folded:
+        groups_text = ", ".join(folded)
+        parts.append(
+            fold(
+                f"`{command(verb)} --help=GROUP` shows the settings of a group ({groups_text}), "
+                f"`{command(verb)} --help={ALL}` those of all."
+            )
+        )
     parts.append(
         fold(
             f"`{command(verb)} GROUP=CHOICE --help` shows the settings of that choice, too; `--cfg job` the "
@@ -176,9 +235,9 @@ def question_text(verb: str) -> str:
     return text_of(of_command(verb))
 
 
-def text_of(settings: Sequence[RequestSetting]) -> str:
-    """Settings as YAML, each with its default and what it is for."""
-    return "\n".join(line for entry in _nested(settings) for line in _lines(*entry))
+def text_of(settings: Sequence[RequestSetting], folded: Mapping[str, int] = EMPTY) -> str:
+    """Settings as YAML, each with its default and what it is for; of ``folded`` groups one line with their number."""
+    return "\n".join(line for entry in _nested(settings) for line in _lines(*entry, folded))
 
 
 def _nested(settings: Sequence[RequestSetting]) -> list[tuple[str, Any, str, Sequence[RequestSetting]]]:
@@ -198,8 +257,12 @@ def _inside(name: str, value: Any, settings: Sequence[RequestSetting]) -> Sequen
     return [replace(setting, name=setting.path.partition(".")[2]) for setting in within]
 
 
-def _lines(name: str, value: Any, help_text: str, inside: Sequence[RequestSetting]) -> list[str]:
+def _lines(
+    name: str, value: Any, help_text: str, inside: Sequence[RequestSetting], folded: Mapping[str, int] = EMPTY
+) -> list[str]:
     """One line, or one for each setting within where these have help of their own."""
+    if name in folded:
+        return [f"{name}: {folded[name]} settings".ljust(COMMENTS) + f"  # {help_text}: --help={name}"]
     if isinstance(value, dict) and any(setting.help for setting in inside):
         lines = [f"{name}:" + (f"  # {help_text}" if help_text else "")]
         for setting in inside:

@@ -23,6 +23,8 @@ from ..simulator.question.sources import Sources
 LINKS = ("network", "faults", "fault_draw", "faults_study", "stragglers")
 OF_SOURCES = ("engines", "backend", "calibration")
 OF_TRAINING = ("recompute", "micro_batches")
+# settings that the command line calls by their name, although they stand in a group
+CHOSEN_BY_NAME = {"workload": "workload", "precision": "precision", "engine": "engine"}
 
 
 @dataclass(frozen=True)

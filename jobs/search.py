@@ -132,6 +132,7 @@ def show_search(report: SearchReport, view: RowsView) -> None:
     for at, view_table in enumerate(tables(report, view)):
         show(view_table, empty=not at)
     if report.ties:
-        say(f"{report.ties} more are within the noise floor of the best: they cannot be told apart")
+        more = "1 more is" if report.ties == 1 else f"{report.ties:,} more are"
+        say(f"{more} within the noise floor of the best, too close to tell apart")
     for op, seconds in measurements(report)[:3]:
         say(f"measuring this would help to: {op} (it differs by {microseconds(seconds * 1e6)}{view.measured})")

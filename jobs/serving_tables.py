@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..simulator.report.served import ServingReport, TimeSpread
+from ..simulator.report.view import counted
 from .show import listed, say, table
 from .simulate import CURRENCY
 
@@ -85,14 +86,15 @@ def show(report: ServingReport) -> None:
         ("requests", f"{report.completed:,} served, {rejected}, in {report.duration_s:,.1f} s"),
         (
             "throughput",
-            f"{number_text(report.requests_per_s)} requests/s, {report.output_tokens_per_s:,.0f} output tokens/s",
+            f"{number_text(report.requests_per_s)} requests/s, "
+            f"{number_text(report.output_tokens_per_s)} output tokens/s",
         ),
-        ("per GPU", f"{report.output_tokens_per_s_per_gpu:,.1f} output tokens/s ({report.devices} GPUs)"),
+        ("per GPU", f"{report.output_tokens_per_s_per_gpu:,.1f} output tokens/s ({counted(report.devices, 'GPU')})"),
         (
             "goodput",
             f"{number_text(report.goodput)} requests/s, {report.slo_attainment:.1%} of requests had all of slo",
         ),
-        ("KV memory", f"{kv_text(vars(report))}; {report.preemptions:,} preemptions"),
+        ("KV memory", f"{kv_text(vars(report))}; {counted(report.preemptions, 'preemption')}"),
         ("iterations", f"{report.iterations:,}, {report.mean_batch:,.1f} tokens each; {report.utilisation:.0%} busy"),
     ]
     if report.tokens_per_decode > 1:
@@ -121,7 +123,9 @@ def show(report: ServingReport) -> None:
         rows.append(("chance of p99", f"{report.p_p99_ttft_met:.0%} that the 99th percentile of TTFT is within {most}"))
     if report.sources:
         rows.append(("measured by", listed(report.sources)))
-    table(f"{report.replicas} replica{'' if report.replicas == 1 else 's'}", ("", ""), rows)
+    fewer = report.fleet and report.fleet["mean_replicas"] < report.replicas  # an autoscaler may start fewer
+    most = "at most " if fewer else ""
+    table(f"{most}{counted(report.replicas, 'replica')}", ("", ""), rows)
     show_classes(report)
     show_kinds(report)
     for note in (report.overload, *report.notes):
@@ -136,7 +140,7 @@ def tiers_text(report: ServingReport) -> str:
         return ""
     shares = ", ".join(f"{tier['share']:.0%} {name}" for name, tier in tiers.items())
     loads = report.kv_tiers["loads"]
-    return f" ({shares}); {loads['loads']:,.0f} loads of {loads['mean_ms']:,.1f} ms"
+    return f" ({shares}); {counted(loads['loads'], 'load')} of {loads['mean_ms']:,.1f} ms"
 
 
 def adapters_text(report: ServingReport) -> str:
@@ -144,8 +148,8 @@ def adapters_text(report: ServingReport) -> str:
     figures = report.adapters
     return (
         f"{figures['asked_for']:,} asked for, {figures['in_batch']:.1f} in a batch of at most {figures['on_gpu']}; "
-        f"{figures['loads']:,} loads of {figures['load_ms']:,.1f} ms, {figures['loads_from_disk']:,} of them from "
-        f"disk; {figures['waited']:,} requests waited for a place"
+        f"{counted(figures['loads'], 'load')} of {figures['load_ms']:,.1f} ms, {figures['loads_from_disk']:,} of them "
+        f"from disk; {counted(figures['waited'], 'request')} waited for a place"
     )
 
 
@@ -154,7 +158,7 @@ def experts_text(report: ServingReport) -> str:
     figures = report.expert_balance
     return (
         f"the busiest GPU has {figures['mean']:.2f} times the mean, {figures['most']:.2f} at most: "
-        f"{figures['longer_ms']:,.2f} ms an iteration; {figures['rebalances']:,} rebalances of "
+        f"{figures['longer_ms']:,.2f} ms an iteration; {counted(figures['rebalances'], 'rebalance')} of "
         f"{figures['move_ms']:,.1f} ms"
     )
 
@@ -162,12 +166,13 @@ def experts_text(report: ServingReport) -> str:
 def images_text(report: ServingReport) -> str:
     """How many images there were, and what encoding them took."""
     figures = report.images
-    text = f"{figures['images']:,} of {figures['requests']:,} requests, {figures['encode_ms']:,.1f} ms each"
+    where = f"{counted(figures['images'], 'image')} in {counted(figures['requests'], 'request')}"
+    text = f"{where}, {figures['encode_ms']:,.1f} ms each"
     if "gpus" not in figures:
         return f"{text}, on the GPUs that prefill"
     return (
         f"{text}; {figures['wait_ms']:,.1f} ms until they are encoded, {figures['transfer_ms']:,.2f} ms to a replica; "
-        f"{figures['gpus']} GPUs encode, {figures['utilisation']:.0%} busy"
+        f"{counted(figures['gpus'], 'GPU')} to encode, {figures['utilisation']:.0%} busy"
     )
 
 
@@ -209,9 +214,9 @@ def fleet_rows(report: ServingReport) -> list[tuple[str, str]]:
     if not fleet:
         return []
     hours = f"{fleet['gpu_hours']:,.4g} GPU-hours, {fleet['mean_replicas']:,.2f} replicas on average"
-    rows = [("fleet", f"{hours}, {fleet['starts']:,} starts")]
+    rows = [("fleet", f"{hours}, {counted(fleet['starts'], 'start')}")]
     if without:
-        lost = f"{fleet['lost_requests']:,} requests lost {fleet['lost_tokens']:,} tokens"
+        lost = f"{counted(fleet['lost_requests'], 'request')} lost {counted(fleet['lost_tokens'], 'token')}"
         rows.append(("failures", f"{fleet['failures']:,}, {fleet['down_share']:.2%} of the time down; {lost}"))
         p99 = f"TTFT p99 {without['ttft_ms']['p99']:,.1f} ms"
         rows.append(("without failures", f"{without['slo_attainment']:.1%} of requests had all of slo, {p99}"))

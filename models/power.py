@@ -98,6 +98,11 @@ def capped(device: Device, cap_w: float | None) -> Device:
     return dataclasses.replace(device, tdp_w=min(device.tdp_w, float(cap_w)))
 
 
+def at_stock_limit(device: Device) -> Device:
+    """The device with its data sheet's limit, whatever cap its ``tdp_w`` is."""
+    return dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+
+
 @dataclass(frozen=True)
 class Drawn:
     """Answers for n ops: watts, factor on latency, and whether the watts are like those of training."""
@@ -208,7 +213,7 @@ def drawn(
     A device whose ``tdp_w`` lies below its data sheet's is under that cap. Without a model watts are outside any
     envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
     """
-    limits, usual = limits.of(device), dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+    limits, usual = limits.of(device), at_stock_limit(device)
     if limits.cap_w is not None and limits.cap_w <= clocks.idle_w(usual):
         raise PowerError(
             f"a cap of {limits.cap_w:g} W is no more than {device.name} draws with nothing to do: ask for more than "
@@ -219,7 +224,7 @@ def drawn(
         watts = estimated_w(kind, columns, dtype, out_dtype, usual, latency_us)
         inside = np.zeros(len(watts), dtype=bool)
     else:
-        watts, inside = modelled_w(model, kind, columns, dtype, out_dtype, usual, cache)
+        watts, inside = modelled_w(model, busy, frame(kind, columns, dtype, out_dtype, usual, cache), usual)
     if limits.cap_w is not None and _knows_its_cap(kind, dtype, device):
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
     rated: list[Demand] = []
@@ -235,18 +240,9 @@ def drawn(
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
 
 
-def modelled_w(
-    model: Predictor,
-    kind: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str,
-    device: Device,
-    cache: str,
-) -> tuple[np.ndarray, np.ndarray]:
+def modelled_w(model: Predictor, busy: Parts, ops: Frame, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """Watts of n ops by a power model, no more than the limit, and whether they are like those of training."""
-    watts = baseline_w(device, parts(kind, columns, dtype, out_dtype, device, cache))
-    ops = frame(kind, columns, dtype, out_dtype, device, cache)
+    watts = baseline_w(device, busy)
     prediction = model.predict_frame(Frame(ops.matrix, watts, watts), model.device_id == device.id)
     return np.minimum(prediction.latency_us, device.tdp_w), prediction.in_envelope
 
@@ -281,7 +277,7 @@ def demands(
     tflops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape) / took_us * 1e-6
     if KINDS[kind].family not in WITH_MATRICES or not device.supports(dtype):
         return gbps, np.zeros(took_us.shape)
-    usual = dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+    usual = at_stock_limit(device)
     if clocks.anchor(usual, dtype) is not None:
         return gbps, clocks.core_w(usual, dtype, tflops)
     room = max(usual.tdp_w - clocks.floor_w(usual), 0.0)
@@ -317,11 +313,12 @@ def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend
     watts = np.full(len(ops), np.nan)
     if not device.tdp_w or not any((root / FOLDER).is_dir() for root in roots):
         return watts
-    usual = dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+    usual = at_stock_limit(device)
     for kind, dtype, out_dtype, at, columns in iterate_groups(list(ops)):
         model = None if KINDS[kind].family in WITHOUT_POWER else find(roots, kind, device.id, backend)
         if model is not None:
-            drawn_w, _ = modelled_w(model, kind, columns, dtype, out_dtype, usual, "warm")
+            asked = kind, columns, dtype, out_dtype, usual, "warm"
+            drawn_w, _ = modelled_w(model, parts(*asked), frame(*asked), usual)
             watts[at] = np.clip(drawn_w, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
     return watts
 

@@ -43,6 +43,7 @@ PUBLIC = [
     "Space",
     "Stack",
     "Straggler",
+    "SweepReport",
     "Transfer",
     "UpgradeReport",
     "UpgradeRequest",
@@ -69,6 +70,7 @@ PUBLIC = [
     "simulate",
     "simulate_file",
     "step_latency",
+    "sweep",
     "upgrade",
     "validate",
 ]

@@ -24,10 +24,12 @@ from .answering import BusyError, DiedError, GoneError, Processes, SlowError, To
 from .bodies import (
     BatchBody,
     PredictBody,
+    QuestionsBody,
     SearchBody,
     ServedSearchBody,
     placed,
     predict_of,
+    questions_of,
     search_of,
     served_search_of,
     sources,
@@ -190,7 +192,7 @@ def _op_routes(
 
 
 def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes, refusals: Refusals) -> None:
-    """Searches, each in a process of its own, as streams."""
+    """Searches and sweeps, each in a process of its own, as streams."""
 
     @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
     async def search(body: SearchBody) -> Response:
@@ -202,6 +204,12 @@ def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes
     async def search_serving(body: ServedSearchBody) -> Response:
         """The best ways to serve a model: server-sent events with progress, then the answer."""
         question = served_search_of(body, settings)
+        return await begun(events(question, processes, refusals), EVENT_STREAM)
+
+    @app.post("/v1/sweep", tags=["search"], openapi_extra=EVENTS)
+    async def sweep(body: QuestionsBody) -> Response:
+        """One question many times: server-sent events with progress, then all answers as rows."""
+        question = questions_of(body, settings)
         return await begun(events(question, processes, refusals), EVENT_STREAM)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from ...datasets.ops import KINDS, kind
 from ...simulator.chips.request import CompareRequest
@@ -31,6 +31,9 @@ from ...simulator.search.served.request import ServedSearchRequest
 from ...simulator.serving.trace_formats.drawn import drawn_names
 from ...simulator.upgrade.request import UpgradeRequest
 from ..questions import request_of, settings, sources_of, usual
+from ..sweeping import ANSWERS, QuestionSweep, sweep_of
+from .misshapen import complaint
+from .naming import admit
 from .settings import ServiceSettings
 
 LONGEST_NAME = 2000
@@ -160,6 +163,33 @@ SweepBody = body_of(
     "Traffic at several rates, as ``opcast.serving_sweep`` takes it.",
     rates=(list[float], Field((), max_length=MOST_RATES, description="requests a second, or the speed of a trace")),
 )
+
+
+def sweep_body() -> Any:
+    """The body of a sweep: the settings of all verbs that may be swept, which of them it is, and the axes."""
+    declared = {setting.name: setting for verb in reversed(ANSWERS) for setting in settings(verb)}
+    own_fields: dict[str, Any] = {
+        "verb": (
+            Literal[tuple(ANSWERS)],
+            Field(description="what is asked: its settings stand beside it, as in its own call"),
+        ),
+        "axes": (
+            dict[Name, Annotated[list[Any], Field(min_length=1, max_length=MOST_LISTED)]],
+            Field(description="values by the name of a setting, with a dot for one within a mapping; all are combined"),
+        ),
+    }
+    body = create_model(
+        "QuestionsBody",
+        __base__=Body,
+        __doc__="One question many times, as ``opcast.sweep`` takes it.",
+        **{setting.name: _field(setting) for setting in declared.values() if not setting.http},
+        **own_fields,
+    )
+    body.refused = {setting.name: setting.http for setting in declared.values() if setting.http}
+    return body
+
+
+QuestionsBody = sweep_body()
 
 
 def given_of(verb: str, body: BaseModel) -> dict[str, Any]:
@@ -294,3 +324,27 @@ def serving_of(body: Any, server: ServiceSettings) -> ServingRequest:
             f"traffic.requests={request.traffic.requests:,} is more than the {server.batch:,} taken here"
         )
     return request
+
+
+def questions_of(body: Any, server: ServiceSettings) -> QuestionSweep:
+    """The points of a body, each taken as its own call is. RequestError for what no point may say."""
+
+    def request_of_point(values: dict[str, Any]) -> Any:
+        admit(values, server.allow)
+        point_body, of_body = SWEPT[body.verb]
+        try:
+            return of_body(point_body(**values), server)
+        except ValidationError as error:
+            raise RequestError(complaint(error.errors(), values, point_body)) from None
+
+    given = body.model_dump(exclude_none=True, exclude={"verb", "axes"})
+    return sweep_of(body.verb, given, body.axes, request_of_point, server.batch)
+
+
+SWEPT: dict[str, tuple[Any, Any]] = {  # verb of a sweep -> the body of a point, and its request
+    "plan": (PlanBody, plan_of),
+    "posttrain": (PostTrainBody, posttrain_of),
+    "compare": (CompareBody, compare_of),
+    "upgrade": (UpgradeBody, upgrade_of),
+    "simulate": (SimulateBody, simulate_of),
+}

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Union, get_args, get_origin
 
 from ...simulator.question.declaration import RequestSetting, dataclass_in, plain_default
-from ..questions import settings
+from ..questions import CHOSEN_BY_NAME, settings
 
 LISTS = {"model": "models", "device": "devices", "cluster": "clusters", "stack": "stacks", "precision": "precisions"}
 CHOICES = re.compile(r"(?:^|: )([\w-]+(?: \| [\w-]+)+)(?![\w|])")  # as helps spell what a text may be
 UNIONS = (Union, types.UnionType)
 PLAIN = {int: "integer", float: "number", bool: "flag", str: "text"}
-CHOSEN_BY_NAME = {"workload": "workload", "precision": "precision", "engine": "engine"}  # on the command line, too
 LABELS = {
     "seq_len": "sequence length, tokens",
     "micro_batch": "micro-batch, sequences",
@@ -152,6 +151,29 @@ FORMS = (
             "model": "llama3_8b",
             "cluster": "dgx_h100",
             "nodes": 4,
+            "seq_len": 4096,
+            "global_batch": 256,
+            "tokens": 1_000_000_000_000,
+            "tp": 2,
+            "zero_stage": 1,
+        },
+    ),
+    Form(
+        "sweep",
+        "plan",
+        "Many jobs",
+        "One training job, many times",
+        "Days and price of a training job for every combination of some settings, such as nodes and failures. The "
+        "command line, Python and HTTP sweep post-training, steps and chips, too.",
+        (
+            FormGroup("Model", ("model", "seq_len", "global_batch", "tokens")),
+            FormGroup("Where", ("cluster", "nodes")),
+            FormGroup("Layout", ("tp", "pp", "zero_stage")),
+            FormGroup("Price", ("price_per_gpu_hour",)),
+        ),
+        {
+            "model": "llama3_8b",
+            "cluster": "dgx_h100",
             "seq_len": 4096,
             "global_batch": 256,
             "tokens": 1_000_000_000_000,

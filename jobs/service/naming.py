@@ -138,7 +138,7 @@ def offered(model: str) -> bool:
 
 def shown(text: str) -> str:
     """The beginning of a text, as a message quotes it."""
-    plain = json.dumps(text, ensure_ascii=False)[1:-1]
+    plain = json.dumps(text, ensure_ascii=False)[1:-1].encode(errors="backslashreplace").decode()  # half a character
     return plain if len(plain) <= QUOTED else f"{plain[:QUOTED]}…"
 
 

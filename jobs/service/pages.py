@@ -156,6 +156,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "nodes": 1,
         "space": {"tp": [1, 2], "batch": [32], "max_tokens": [2048], "pools": ["together"]},
     },
+    "/v1/sweep": {"verb": "plan", **JOB, "axes": {"nodes": [4, 8], "failures.fleet": ["llama3", "rsc1"]}},
 }
 
 

@@ -1,6 +1,6 @@
-"""A search over HTTP: a stream of server-sent events with its progress, and at the end its answer.
+"""A search or a sweep over HTTP: a stream of server-sent events with its progress, and at the end its answer.
 
-The search runs in a process of its own and counts in a file of two numbers that the stream looks at. It ends with the
+It runs in a process of its own and counts in a file of two numbers that the stream looks at. It ends with the
 stream: a caller that leaves stops it.
 """
 
@@ -19,16 +19,16 @@ from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
 from ..cli import unforeseen
 from ..show import one_line
+from ..sweeping import QuestionSweep
 from .answering import DiedError, Processes, SlowError
 from .encoding import encoded
 from .refusals import Refusals
 
 LOOK_S = 0.5  # between two looks at the progress
+Question = SearchRequest | ServedSearchRequest | QuestionSweep
 
 
-async def events(
-    request: SearchRequest | ServedSearchRequest, processes: Processes, refusals: Refusals
-) -> AsyncGenerator[bytes, None]:
+async def events(request: Question, processes: Processes, refusals: Refusals) -> AsyncGenerator[bytes, None]:
     """``progress`` events (``done`` and ``total`` points), then one ``answer``, or one ``error`` as of other calls.
 
     BusyError in place of the first event where too much is under way.
@@ -70,8 +70,9 @@ def event(kind: str, value: Any) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + encoded(value) + b"\n\n"
 
 
-def searched(request: SearchRequest | ServedSearchRequest, meter: Path) -> dict[str, Any]:
-    """The answer to a search, its progress counted in ``meter``. Runs in a process of its own."""
+def searched(request: Question, meter: Path) -> dict[str, Any]:
+    """The answer to a search or a sweep, its progress counted in ``meter``. Runs in a process of its own."""
+    from ...simulator.search.spread import Crew
     from ...simulator.workbench import workbench
     from ..resolve import this_machine
 
@@ -86,6 +87,8 @@ def searched(request: SearchRequest | ServedSearchRequest, meter: Path) -> dict[
 
         yield advance
 
+    if isinstance(request, QuestionSweep):
+        return request.answered(Crew(), bar).to_dict()
     if isinstance(request, ServedSearchRequest):
         return workbench(request.step.sources, this_machine).search_serving(request, progress=bar).to_dict()
     return workbench(request.base.sources, this_machine).search(request, progress=bar).to_dict()

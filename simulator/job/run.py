@@ -402,7 +402,7 @@ def notes_of(request: PlanRequest, timed: TimedPhases, rates: JobRates, lives: J
         )
     if lives.given_up.any():
         notes.append(
-            f"{lives.given_up.mean():.1%} of the lives would not end: checkpoints are too rare, "
+            f"{lives.given_up.sum():,} of {len(lives.given_up):,} lives would not end: checkpoints are too rare, "
             "or interruptions too many"
         )
     if report is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..report.view import ViewColumn, ViewTable
+from ..report.view import ViewColumn, ViewTable, counted
 from .answer import LifeSpread, PlanReport
 
 ROWS = {  # of the first table: what a figure is called -> the figure, whether an empty row is left out
@@ -23,7 +23,7 @@ ROWS = {  # of the first table: what a figure is called -> the figure, whether a
 def headline(report: PlanReport) -> str:
     """One line of what is asked."""
     layout = f" ({', '.join(report.layout)})" if report.layout else ""
-    steps = f"{report.steps:,} steps of {duration(report.step_time_s)}"
+    steps = f"{counted(report.steps, 'step')} of {duration(report.step_time_s)}"
     return f"{report.model} on {report.devices:,} x {report.device}{layout}: {report.tokens:.4g} tokens, {steps}"
 
 
@@ -72,7 +72,7 @@ def checkpoints(report: PlanReport) -> ViewTable:
     saved = report.checkpoint
     rows: list[Sequence[str]] = [
         ("size", f"{saved.size_gb:,.4g} GB"),
-        ("written", f"{saved.count:,} times, every {duration(60.0 * saved.interval_minutes)} of training"),
+        ("written", f"{counted(saved.count, 'time')}, every {duration(60.0 * saved.interval_minutes)} of training"),
         ("training waits for each", duration(saved.blocking_s)),
         ("until it can be read", duration(saved.blocking_s + saved.durable_s)),
         ("a restart reads it in", duration(saved.load_s)),

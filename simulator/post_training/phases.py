@@ -121,7 +121,8 @@ def phases_of(
     rollout = [Phase(ROLL, ALL if groups.colocated else ROLLOUT, rollout_s, gpu_w=rollout_w)]
     sync_phase = [Phase(SYNC, ALL, sync.seconds, gpu_w=idle_w)]
     if groups.colocated and offloads(request, groups):
-        seconds = state_gib(parts) * GIB / 1e9 / host_gbps(device, groups.training)
+        rate = request.offload_gbps or host_gbps(device, groups.training)
+        seconds = state_gib(parts) * GIB / 1e9 / rate
         to_gpus, to_host = (Phase(name, ALL, seconds, gpu_w=idle_w) for name in (TO_GPUS, TO_HOST))
         return (*rollout, to_gpus, *training, *sync_phase, to_host)
     return (*rollout, *training, *sync_phase)

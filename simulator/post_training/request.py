@@ -26,7 +26,17 @@ MOST_BATCHES = 64
 MOST_LIVES = 100_000
 MOST_PARTIAL = 4.0
 OF_ROLLOUT = (  # settings that only methods with a rollout (ppo, grpo) read
-    *("rollout", "reward", "placement", "partial", "asynchronous", "offload_training", "kl", "old_log_probs"),
+    *(
+        "rollout",
+        "reward",
+        "placement",
+        "partial",
+        "asynchronous",
+        "offload_training",
+        "offload_gbps",
+        "kl",
+        "old_log_probs",
+    ),
 )
 PACKINGS = ("balanced", "bins", "none")
 
@@ -147,6 +157,11 @@ class PostTrainRequest(Request):
     offload_training: bool | None = setting(
         None, "training's state is in host memory while the GPUs roll out; null: where they are colocated"
     )
+    offload_gbps: float | None = setting(
+        None,
+        "of a GPU that copies training's state to the host or back while all of its node do; null: as PCIe lets "
+        "pinned memory (NeMo-RL copies pageable memory: 4.3)",
+    )
     packing: str = setting(
         "balanced",
         "sequences in micro-batches: balanced: as many tokens in each (veRL) | bins: whole ones, the longest first, in "
@@ -177,6 +192,8 @@ class PostTrainRequest(Request):
         for name in ("old_log_probs", "asynchronous"):
             flag(RequestError, name, getattr(self, name))
         choice(RequestError, "packing", self.packing, PACKINGS)
+        if self.offload_gbps is not None and number(RequestError, "offload_gbps", self.offload_gbps) <= 0:
+            raise RequestError(f"offload_gbps={self.offload_gbps} must be above 0")
         if self.log_prob_micro_batch is not None:
             whole(RequestError, "log_prob_micro_batch", self.log_prob_micro_batch, 1)
         for name, most in (("batches", MOST_BATCHES), ("lives", MOST_LIVES), ("partial", MOST_PARTIAL)):
@@ -209,6 +226,8 @@ class PostTrainRequest(Request):
                 refuse_unread({"responses": self.responses}, f"with method={self.method}")
         if self.method != "ppo":
             refuse_unread(changed(self, ("critic",)), f"with method={self.method}")
+        if self.placement == "apart":
+            refuse_unread(changed(self, ("offload_gbps",)), "with placement=apart")
         if self.placement == "colocated":
             if self.asynchronous:
                 raise RequestError("asynchronous=true needs GPUs of its own for rollout: placement=apart")

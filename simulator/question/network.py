@@ -103,7 +103,7 @@ def needs_cluster(setting_text: str) -> RequestError:
 
 def shown(value: Any) -> str:
     """A part of a request in a few words, as a message quotes it."""
-    text = json.dumps(plain(value), ensure_ascii=False)
+    text = json.dumps(plain(value), ensure_ascii=False).encode(errors="backslashreplace").decode()  # half a character
     return text if len(text) <= 60 else f"{text[:60]}…"
 
 

@@ -331,7 +331,9 @@ class ServingRequest(Request):
         default_factory=ExpertBalance,
         metadata={"help": "experts whose load drifts, and how they are shared out anew"},
     )
-    decode_pool: DecodePool = field(default_factory=DecodePool)
+    decode_pool: DecodePool = field(
+        default_factory=DecodePool, metadata={"help": "replicas that only decode, beside those that then only prefill"}
+    )
     second_kind: SecondKind = field(
         default_factory=SecondKind, metadata={"help": "replicas of another kind that serve beside the others"}
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .display import NotebookTable, display_html, time_text
+from .view import counted
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class ServingReport:
             ("output tokens/s a GPU", f"{self.output_tokens_per_s_per_gpu:,.0f}"),
             ("KV memory", f"{self.kv_tokens:,} tokens a replica, {self.kv_peak:.0%} in use at most"),
         ]
-        title = f"Traffic on {self.replicas} replicas, {self.devices} GPUs"
+        title = f"Traffic on {counted(self.replicas, 'replica')}, {counted(self.devices, 'GPU')}"
         note = " ".join(text for text in (self.overload, *self.notes) if text)
         return display_html(title, facts, NotebookTable(("", "p50", "p90", "p99", "mean"), rows), note)
 

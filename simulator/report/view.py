@@ -27,6 +27,11 @@ WRITTEN = {
 }
 
 
+def counted(number: float, noun: str) -> str:
+    """A number of things: "1 GPU", "2,000 GPUs"."""
+    return f"{number:,.0f} {noun}" if number == 1 else f"{number:,.0f} {noun}s"
+
+
 @dataclass(frozen=True)
 class ViewColumn:
     """A heading, what its values are, what it means, whether a page has bars behind them; ``only`` on a page, say."""

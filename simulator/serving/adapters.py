@@ -11,8 +11,6 @@ Compiled with the loop (:mod:`.compiled`).
 
 from __future__ import annotations
 
-from typing import Any
-
 from .iteration import at_points
 from .rules import IterationTiming, SchedulerRules
 from .state import NONE, LoopState
@@ -28,25 +26,38 @@ def has_adapters(state: LoopState) -> bool:
 def count_running(state: LoopState, rank: int) -> None:
     """A batch is about to be formed: note the adapters of all that run."""
     scheduler = state.ranks[rank]
+    before, passed = scheduler.adapters, scheduler.passed
     scheduler.formed += 1
-    scheduler.adapters = 0
+    scheduler.adapters, more = 0, 0
     for position in range(scheduler.count):
-        hold(state, rank, state.slots[state.running[rank, position]].adapter)
+        more += hold(state, rank, state.slots[state.running[rank, position]].adapter, scheduler.formed - 1)
+    same = more == 0 and scheduler.adapters == before
+    scheduler.passed = passed if same else NONE  # who waited for a place still does
 
 
-def hold(state: LoopState, rank: int, adapter: int) -> None:
-    """An adapter is one of those that run."""
+def hold(state: LoopState, rank: int, adapter: int, before: int) -> int:
+    """An adapter is one of those that run; 1 where it was not when batch ``before`` was formed."""
     scheduler = state.ranks[rank]
-    if adapter != NONE and state.adapters[rank, adapter, RUNS] != scheduler.formed:
-        state.adapters[rank, adapter, RUNS] = scheduler.formed
-        scheduler.adapters += 1
+    if adapter == NONE or state.adapters[rank, adapter, RUNS] == scheduler.formed:
+        return 0
+    new = 1 if state.adapters[rank, adapter, RUNS] != before else 0
+    state.adapters[rank, adapter, RUNS] = scheduler.formed
+    scheduler.adapters += 1
+    scheduler.passed = NONE
+    return new
 
 
 def first_with_place(state: LoopState, rank: int, slot: int) -> int:
-    """The first from ``slot`` on that waits, was seen, and has no adapter beyond those that may run; NONE if none."""
+    """The first from ``slot`` on that waits, was seen, and has no adapter beyond those that may run; NONE if none.
+
+    Those from the head of the queue on that have such adapters are passed once, as long as the same ones run.
+    """
     scheduler = state.ranks[rank]
     if scheduler.adapters < state.totals[0].most_adapters:
         return slot
+    passes = slot == scheduler.head
+    if passes and scheduler.passed != NONE:
+        slot = state.slots[scheduler.passed].next
     while slot != NONE:
         request = state.slots[slot]
         runs = request.adapter == NONE or state.adapters[rank, request.adapter, RUNS] == scheduler.formed
@@ -55,24 +66,33 @@ def first_with_place(state: LoopState, rank: int, slot: int) -> int:
         if not runs and request.refused == 0:
             request.refused = 1
             state.totals[0].adapter_waits += 1
+        passes = passes and not runs
+        if passes:
+            scheduler.passed = slot
         slot = request.next
     return NONE
 
 
 def use_adapters(state: LoopState, rules: SchedulerRules, timing: IterationTiming, rank: int, batch: int) -> None:
-    """Count the adapters of a batch, and load those that the GPU lacks: the batch takes as much longer."""
+    """Count the adapters of a batch, what they add to its time, and load those that the GPU lacks: the batch takes as
+    much longer."""
     scheduler, sums = state.ranks[rank], state.batches[batch]
-    sums.adapters, sums.adapter_tokens = 0.0, 0.0
+    sums.adapters, sums.adapter_us, tokens, missing = 0.0, 0.0, 0.0, 0
     for entry in range(sums.size):
         slot = state.entries[batch, entry]
         request = state.slots[slot if slot >= 0 else -1 - slot]
         if request.adapter == NONE:
             continue
-        sums.adapter_tokens += request.scheduled * (1 + (rules.drafts if request.scheduled == 1 else 0))
+        tokens += request.scheduled * (1 + (rules.drafts if request.scheduled == 1 else 0))
         if state.adapters[rank, request.adapter, USED] != scheduler.formed:
             state.adapters[rank, request.adapter, USED] = scheduler.formed
             sums.adapters += 1
-    for entry in range(sums.size):
+            missing += 1 if state.adapters[rank, request.adapter, ON_GPU] == 0 else 0
+    if sums.adapters > 0:
+        sums.adapter_us = at_points(
+            timing.adapter_counts, timing.adapter_tokens, timing.adapter_us, sums.adapters, tokens
+        )
+    for entry in range(sums.size if missing > 0 else 0):
         slot = state.entries[batch, entry]
         adapter = state.slots[slot if slot >= 0 else -1 - slot].adapter
         if adapter != NONE and state.adapters[rank, adapter, ON_GPU] == 0:
@@ -87,13 +107,6 @@ def use_adapters(state: LoopState, rules: SchedulerRules, timing: IterationTimin
             scheduler.extra_us += load_us
             state.totals[0].adapter_loads += 1
             state.totals[0].adapter_load_us += load_us
-
-
-def adapters_us(timing: IterationTiming, sums: Any) -> float:
-    """Microseconds that the adapters of a batch add to it."""
-    return at_points(
-        timing.adapter_counts, timing.adapter_tokens, timing.adapter_us, sums.adapters, sums.adapter_tokens
-    )
 
 
 def put_in_place(state: LoopState, rank: int, adapter: int, where: int, first: int, end: int) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from .adapters import adapters_us
 from .iteration import drafting_us, iteration_us
 from .rules import IterationTiming
 
@@ -28,7 +27,7 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     )
     if timing.drafts > 0:
         gpu_us += timing.drafts * drafting_us(timing.tables, decodes, sums.decode_context, timing.draft_share)
-    if len(timing.adapter_counts) > 0 and sums.adapters > 0:
-        gpu_us += adapters_us(timing, sums)
+    if len(timing.adapter_counts) > 0:
+        gpu_us += sums.adapter_us
     host_us = timing.host_us + timing.host_seq_us * sums.size
     return gpu_us + host_us

@@ -10,6 +10,8 @@ from __future__ import annotations
 from .rules import SchedulerRules
 from .state import NONE, LoopState
 
+INDICES = 1 << 20  # of contents that differ in their index alone
+
 
 def blocks_for(tokens: int, size: int) -> int:
     """Blocks that hold so many tokens."""
@@ -105,9 +107,21 @@ def content(state: LoopState, rules: SchedulerRules, slot: int, index: int) -> i
     if (index + 1) * rules.block_tokens <= request.shared:
         if request.keys != NONE:
             span = ((index + 1) * rules.block_tokens - 1) // state.totals[0].key_tokens
-            return (state.keys[request.keys + span] * 2 + 1) * 1048576 + index
-        return (request.prefix * 2 + 1) * 1048576 + index
-    return request.request * 2 * 1048576 + index
+            return (state.keys[request.keys + span] * 2 + 1) * INDICES + index
+        return (request.prefix * 2 + 1) * INDICES + index
+    return request.request * 2 * INDICES + index
+
+
+def alike(state: LoopState, rules: SchedulerRules, slot: int, index: int, end: int) -> int:
+    """How many blocks of a request from ``index`` on, up to ``end``, have contents that follow each other."""
+    request, size = state.slots[slot], rules.block_tokens
+    shared = request.shared // size
+    if index >= shared:
+        return end - index
+    if request.keys != NONE:
+        span = ((index + 1) * size - 1) // state.totals[0].key_tokens
+        shared = min(shared, (span + 1) * state.totals[0].key_tokens // size)
+    return min(end, shared) - index
 
 
 def hit_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> int:

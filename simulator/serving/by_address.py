@@ -44,8 +44,8 @@ def by_address(_context: Any, named: Any) -> Any:
     """A named tuple, by its address. It lives as long as the function that asks for it."""
 
     def write(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = cgutils.alloca_once_value(builder, values[0])
-        address = builder.bitcast(place, ir.IntType(8).as_pointer())
+        pointer = cgutils.alloca_once_value(builder, values[0])
+        address = builder.bitcast(pointer, ir.IntType(8).as_pointer())
         # LLVM is told below that what is read never changes: it must not see here that it was written before.
         hide = ir.FunctionType(address.type, [address.type])
         return builder.asm(hide, "", "=r,0,~{memory}", [address], side_effect=True)
@@ -70,21 +70,21 @@ class FieldTypes(AttributeTemplate):
 @lower_getattr_generic(ByAddress)
 def read_field(context: Any, builder: Any, kind: ByAddress, address: Any, name: str) -> Any:
     """The value of a field, or the address of a tuple inside."""
-    place = builder.bitcast(address, context.get_value_type(kind.named).as_pointer())
-    field = cgutils.gep_inbounds(builder, place, 0, kind.named.fields.index(name))
+    pointer = builder.bitcast(address, context.get_value_type(kind.named).as_pointer())
+    field = cgutils.gep_inbounds(builder, pointer, 0, kind.named.fields.index(name))
     if isinstance(kind.named.types[kind.named.fields.index(name)], types.NamedTuple):
         return builder.bitcast(field, address.type)
     return load(builder, field)
 
 
-def load(builder: Any, place: Any) -> Any:
-    """What stands at a place, word by word, so that words that nobody uses are not read."""
-    kind = place.type.pointee
+def load(builder: Any, pointer: Any) -> Any:
+    """What stands at a pointer, word by word, so that words that nobody uses are not read."""
+    kind = pointer.type.pointee
     if not isinstance(kind, ir.LiteralStructType | ir.ArrayType):
-        word = builder.load(place)
+        word = builder.load(pointer)
         word.set_metadata("invariant.load", builder.module.add_metadata([]))
         return word
-    whole = ir.Constant(kind, ir.Undefined)
+    value = ir.Constant(kind, ir.Undefined)
     for index in range(len(kind.elements) if isinstance(kind, ir.LiteralStructType) else kind.count):
-        whole = builder.insert_value(whole, load(builder, cgutils.gep_inbounds(builder, place, 0, index)), index)
-    return whole
+        value = builder.insert_value(value, load(builder, cgutils.gep_inbounds(builder, pointer, 0, index)), index)
+    return value

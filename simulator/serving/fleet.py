@@ -18,8 +18,8 @@ from .lanes import set_end
 from .limits import FAILED, WITHIN, limit_of
 from .repeating import catch_up
 from .rules import ServingSetup, first_rank, ranks_of, rules_of
-from .state import NONE, OWN_TIERS, PLACE, LoopState
-from .tiers import has_tiers
+from .state import NONE, OWN_TIERS, LoopState
+from .tiers import clear, has_tiers
 
 OFF, STARTING, READY, DRAINING, DOWN = 0, 1, 2, 3, 4
 AGAIN, GO_ON, FAIL = 0, 1, 2  # what becomes of the requests of a replica that fails: places in LOST
@@ -242,6 +242,7 @@ def give_up(state: LoopState, setup: ServingSetup, rank: int) -> None:
         slot = after
     state.totals[0].waiting -= scheduler.waiting
     scheduler.head, scheduler.tail, scheduler.waiting, scheduler.count = NONE, NONE, 0, 0
+    scheduler.passed = NONE
     scheduler.outstanding, scheduler.work, scheduler.prompt_tokens = 0, 0, 0
     scheduler.clock, scheduler.rows, scheduler.landed, scheduler.back = 0, 0, 0, 0
     scheduler.swapped_out, scheduler.swapped_in, scheduler.held = 0, 0, 0
@@ -283,12 +284,7 @@ def lose_caches(state: LoopState, rank: int) -> None:
                 forget(state, rank, block)
     if has_tiers(state):
         for shelf in range(rank * OWN_TIERS, (rank + 1) * OWN_TIERS):
-            row = state.shelves[shelf]
-            row.used = 0
-            end = row.first + PLACE * row.blocks
-            state.places[end + 1], state.places[end + 2] = end, end
-            for bucket in range(row.buckets):
-                state.places[row.bucket + bucket] = 0
+            clear(state, shelf)
 
 
 # --- requests that no replica takes -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ def goes_before(state: LoopState, slot: int, other: int) -> bool:
 def put_in_order(state: LoopState, rank: int, slot: int) -> None:
     """A request waits before the first that it goes before."""
     scheduler = state.ranks[rank]
+    scheduler.passed = NONE
     before, after = NONE, scheduler.head
     if scheduler.tail != NONE and goes_before(state, scheduler.tail, slot):
         before, after = scheduler.tail, NONE
@@ -49,5 +50,7 @@ def take_out(state: LoopState, rank: int, slot: int) -> None:
         state.slots[before].next = after
     if after == NONE:
         scheduler.tail = before
+    if scheduler.passed == slot:
+        scheduler.passed = before
     scheduler.waiting -= 1
     state.totals[0].waiting -= 1

@@ -9,7 +9,7 @@ from .blocks import blocks_for, caches_prefixes, give_back, grow, hit_tokens, id
 from .order import put_in_order, take_out
 from .rules import SchedulerRules
 from .state import NONE, LoopState
-from .tiers import has_tiers, keep, load, split, tier_tokens
+from .tiers import has_tiers, keep, load, tier_tokens
 
 
 def tokens_to_compute(state: LoopState, slot: int) -> int:
@@ -55,7 +55,7 @@ def push_front(state: LoopState, rank: int, slot: int) -> None:
         put_in_order(state, rank, slot)
         return
     state.slots[slot].next = ranks[rank].head
-    ranks[rank].head = slot
+    ranks[rank].head, ranks[rank].passed = slot, NONE
     if ranks[rank].tail == NONE:
         ranks[rank].tail = slot
 
@@ -137,7 +137,7 @@ def admit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: in
     if rules.answers and slots[slot].made == 1 and slots[slot].preempted == 0:
         slots[slot].first_us, slots[slot].last_us = now_us, now_us
     if has_adapters(state):
-        hold(state, rank, slots[slot].adapter)
+        hold(state, rank, slots[slot].adapter, ranks[rank].formed)
     state.running[rank, ranks[rank].count] = slot
     ranks[rank].count += 1
 
@@ -182,7 +182,6 @@ def preempt(state: LoopState, rules: SchedulerRules, rank: int, position: int, l
     remove(state, rank, position)
     if has_tiers(state):
         keep(state, rules, rank, slot)
-        split(state, rules, rank, slot)
     give_back(state, rules, rank, slot)
     if rules.swap_us_per_token >= 0:
         slots[slot].stalled = 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from math import ceil
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from ..question.serving import (
 )
 from . import adapter_costs, expert_drift, routing
 from .adapter_costs import most_in_host, most_loras
+from .iteration import IterationTables
 from .policies import policy_of
 from .queues import nobody_new
 from .replica import ServedReplica
@@ -150,7 +152,7 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
     weights = request.scorers
     loads = LOADS.index(request.tiers.load or policy_of(scheduler.policy).loads)
     again = replica.stages == other.stages == 1 and guessing.tokens == 0 and not looked_at(request)
-    return ServingSetup(
+    numbers = ServingSetup(
         rules=rules(
             scheduler,
             replica,
@@ -197,6 +199,27 @@ def setup(request: ServingRequest, replica: ServedReplica, decoder: ServedReplic
         repair_us=1e6 * float(request.failures.repair_s),
         lost=LOST.index(request.failures.requests),
     )
+    return of_one_kind(numbers)
+
+
+@cache
+def field_kinds(named: Any) -> dict[str, Any]:
+    """What the fields of a named tuple are."""
+    return get_type_hints(named)
+
+
+def of_one_kind(values: Any) -> Any:
+    """A named tuple whose numbers are whole or real as its fields say, and whose tables are all real: the same machine
+    code is for all of them."""
+    kinds, changed = field_kinds(values.__class__), {}
+    for name, value in values._asdict().items():
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            changed[name] = of_one_kind(value)
+        elif kinds[name] in (int, float):
+            changed[name] = kinds[name](value)
+        elif isinstance(values, IterationTables) and isinstance(value, np.ndarray):
+            changed[name] = np.array(value, np.float64, order="C")
+    return values._replace(**changed)
 
 
 def other_scheduler(scheduler: Scheduler, kind: SecondKind) -> Scheduler:

@@ -64,8 +64,9 @@ RANK = _kind(
     # prompt_tokens: of requests routed here that have no first token yet.
     # shut: it takes no requests (:mod:`.fleet`).
     "prompt_tokens shut "
-    # formed: batches so far. adapters: of all that run (:mod:`.adapters`).
-    "formed adapters "
+    # formed: batches so far. adapters: of all that run (:mod:`.adapters`). passed: from the head of the queue to it all
+    # wait for a place for their adapters.
+    "formed adapters passed "
     # steps: iterations so far, of a replica's first rank where experts are uneven (:mod:`.uneven`).
     "steps",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
@@ -80,17 +81,16 @@ RANK = _kind(
 # turned on and failed; on_us, down_us: how long it was so before. ready_us: when it takes requests, if nothing happens.
 FLEET = _kind("status seed failures starts", "rate since_us on_us down_since_us down_us ready_us")
 LANE = _kind("busy", "start_us stage_us")  # stage_us: when the stage of this number is free
-# given_us: when clients have its tokens
+# given_us: when clients have its tokens. adapter_us: what its adapters add to its time.
 BATCH = _kind(
     "size",
-    "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us adapters adapter_tokens",
+    "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us adapters adapter_us",
 )
 BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
 DUE_LATER = _kind("code", "time_us")
-# first: of its places, the end of its ring behind them. bucket: the first of its table. used, evicted: blocks. taken:
-# places that were ever in use, spare: a stack of those that are free again. loads, tokens: read from it. link_us: when
-# its link is free; a load takes first_us, and token_us for each token.
-SHELF = _kind("first blocks bucket buckets used taken spare evicted loads tokens", "link_us first_us token_us")
+# used, evicted: blocks. loads, tokens: read from it. link_us: when its link is free; a load takes first_us, and
+# token_us for each token.
+SHELF = _kind("blocks used evicted loads tokens", "link_us first_us token_us")
 SPAN = _kind("iterations", "busy_us decodes prefill_tokens blocks waiting")  # sums, weighted by time but for tokens
 SIZED = _kind("iterations", "busy_us tokens_us")  # iterations of like size: their time, and tokens times it
 ITERATION = _kind(
@@ -109,7 +109,9 @@ TOTALS = _kind(
     # looks, and the loop goes on at a row of the chunk. fleet_due: of what is due that of the fleet. failed: requests.
     "ordered held held_first held_last begun paused desired row fleet_due failed lost_requests lost_tokens "
     # most_adapters: on a GPU. adapter_waits: requests that one of them kept waiting.
-    "most_adapters adapter_waits adapter_loads adapter_reads rebalances",
+    "most_adapters adapter_waits adapter_loads adapter_reads rebalances "
+    # places: of shelves that were ever in use, spare: a stack of those that are free again. buckets: of their table.
+    "places spare buckets",
     "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us "
     "adapter_load_us adapters_used uneven uneven_us rebalance_us",
 )
@@ -140,7 +142,8 @@ class LoopState(NamedTuple):
     left: Any  # ENDED [slots] requests that ended, until they are fetched
     due: Any  # DUE_LATER [2 * slots] a heap of what comes in later
     shelves: Any  # SHELF [ranks * OWN_TIERS + 1]; empty without tiers
-    places: np.ndarray  # of blocks on shelves, then the tables of shelves (:mod:`.tiers`)
+    places: np.ndarray  # [places, 6] of blocks on shelves (:mod:`.tiers`)
+    shelved: np.ndarray  # [buckets] place + 1 by the hash of its contents; 0: none
     fleet: Any  # FLEET [replicas]; empty where none comes or goes
     classes: np.ndarray  # [classes, limits] requests that each limit rejected (:mod:`.limits`), first the priority
     adapters: np.ndarray  # [ranks, adapters, 4] (:mod:`.adapters`); empty without any
@@ -154,7 +157,8 @@ RECORDS = (
 SIZES = 24  # powers of two of tokens in a batch
 LIMITS = 9  # codes of :mod:`.limits`
 OWN_TIERS = 2  # of a rank, before the one that all share (:mod:`.tiers`)
-PLACE = 4  # numbers of a place on a shelf
+PLACE = 6  # numbers of a place on a shelf (:mod:`.tiers`)
+BUCKETS = 1024  # of the table of shelves at first
 
 
 @dataclass(frozen=True)
@@ -209,10 +213,11 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
 
     ranks = np.zeros(shape.ranks, RANK)
     ranks["free"], ranks["head"], ranks["tail"], ranks["ratio"] = shape.blocks, NONE, NONE, -1.0
-    ranks["visible_us"], ranks["moves"] = np.inf, NONE
+    ranks["visible_us"], ranks["moves"], ranks["passed"] = np.inf, NONE, NONE
     totals = np.zeros(1, TOTALS)
     totals["free_slots"], totals["width_us"], totals["least_gap_us"] = slots, 1000.0, np.inf
     totals["seed"] = 1 + seed % 2147483646
+    totals["places"], totals["spare"], totals["buckets"] = shape.ranks * OWN_TIERS + 1, NONE, BUCKETS
     batches = shape.batches
     ranks["seats"] = shape.rows
     records = np.zeros(slots, SLOT)
@@ -258,20 +263,16 @@ def _ring(shape: StateSizes) -> np.ndarray:
 
 
 def _shelves(shape: StateSizes) -> dict[str, np.ndarray]:
-    """Empty tiers: each ring holds its end alone, one place behind its blocks."""
-    if not any(shape.tiers):
-        return {"shelves": np.zeros(0, SHELF), "places": np.zeros(0, np.int64)}
-    shelves = np.zeros(shape.ranks * OWN_TIERS + 1, SHELF)
+    """Empty tiers: each ring holds its end alone. Memory of places that are never used is never touched."""
+    count = shape.ranks * OWN_TIERS + 1 if any(shape.tiers) else 0
+    if count == 0:
+        return {"shelves": np.zeros(0, SHELF), "places": np.zeros((0, PLACE), np.int64), "shelved": np.zeros(0, int)}
+    shelves = np.zeros(count, SHELF)
     shelves["blocks"] = [*shape.tiers[:OWN_TIERS] * shape.ranks, shape.tiers[OWN_TIERS]]
-    shelves["buckets"] = [1 << (2 * int(blocks)).bit_length() for blocks in shelves["blocks"]]
-    sizes = PLACE * (shelves["blocks"] + 1)
-    shelves["first"] = np.cumsum(sizes) - sizes
-    shelves["bucket"] = sizes.sum() + np.cumsum(shelves["buckets"]) - shelves["buckets"]
-    shelves["spare"] = NONE
-    places = np.zeros(int(sizes.sum() + shelves["buckets"].sum()), np.int64)
-    ends = shelves["first"] + sizes - PLACE
-    places[ends + 1], places[ends + 2] = ends, ends
-    return {"shelves": shelves, "places": places}
+    most = count + int(shelves["blocks"].sum())
+    places = np.zeros((most, PLACE), np.int64)
+    places[:count, 3] = places[:count, 4] = np.arange(count)
+    return {"shelves": shelves, "places": places, "shelved": np.zeros(max(BUCKETS, 2 << most.bit_length()), np.int64)}
 
 
 def with_room(state: LoopState, slots: int) -> LoopState:

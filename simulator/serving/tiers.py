@@ -5,24 +5,24 @@ SGLang's HiCache: blocks are known by their content; what was computed is writte
 used longest ago; what is found below comes through host memory, and is then kept there, too. Writes go beside the work
 of the GPU and are not timed.
 
-A *shelf* is one tier of one rank, or the shared store: a ring in order of use, and a table from content to place.
-Blocks that a request wrote together and shares with nobody have one place while nobody can look for them: until it is
-preempted (:func:`split`). They leave one by one, the first first, as if each had its own. Compiled with the loop
+A *shelf* is one tier of one rank, or the shared store: a ring in order of use. Blocks of consecutive contents that were
+last used one after the other have one *place* in it: they leave one by one, the first first, as if each had its own,
+and a place is cut where only a part of it is used again. One table says where contents are, on all shelves; it is as
+large as there is need for, since memory that is touched for the first time takes long. Compiled with the loop
 (:mod:`.compiled`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from .blocks import caches_prefixes, content, home, remember
+from .blocks import INDICES, alike, caches_prefixes, content, home, remember
 from .due import push_due
 from .rules import SchedulerRules
-from .state import NONE, OWN_TIERS, PLACE, LoopState
+from .state import NONE, OWN_TIERS, LoopState
 
 ASYNC, LAYERS, BLOCKING = 0, 1, 2  # how caches are loaded: places in LOADS
+# Of a place: its last content and how many blocks it has, its shelf, the places after and before it in order of use,
+# and the next of its bucket. Ends of rings are places, too: the first ones, shelf by shelf.
+LAST, COUNT, SHELF, AFTER, BEFORE, NEXT = 0, 1, 2, 3, 4, 5
 
 
 def has_tiers(state: LoopState) -> bool:
@@ -38,35 +38,32 @@ def shelf_of(state: LoopState, rank: int, tier: int) -> int:
 def tier_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int) -> int:
     """Tokens behind the ``hit`` ones of the GPU that are found below it: whole blocks without a gap. Those that are not
     in host memory are counted (``below``), and of them those in the shared store alone (``far``)."""
-    request, host = state.slots[slot], shelf_of(state, rank, 0)
-    most, index, near = (request.input + request.made - 1) // rules.block_tokens, hit // rules.block_tokens, NONE
+    request, size = state.slots[slot], rules.block_tokens
+    most, index = (request.input + request.made - 1) // size, hit // size
     request.below, request.far = 0, 0
+    if request.kept == 0:
+        most = min(most, request.shared // size)  # nothing of its own was ever written
     while index < most:
-        key = content(state, rules, slot, index)
-        near = place_of(state.shelves, state.places, host, key, near)
-        if near == NONE:
-            tier = tier_below(state, rank, key)
-            if tier == NONE:
+        key, count = content(state, rules, slot, index), alike(state, rules, slot, index, most)
+        spot, count = look(state, shelf_of(state, rank, 0), key, count)
+        if spot == NONE:
+            spot, count = look(state, shelf_of(state, rank, 1), key, count)
+            far = spot == NONE
+            if far:
+                spot, count = look(state, shelf_of(state, rank, OWN_TIERS), key, count)
+            if spot == NONE:
                 break
-            request.below += rules.block_tokens
-            request.far += rules.block_tokens if tier == OWN_TIERS else 0
-        index += 1
-    return index * rules.block_tokens - hit
-
-
-def tier_below(state: LoopState, rank: int, key: int) -> int:
-    """The highest tier below host memory that has a content; NONE where none has."""
-    for tier in range(1, OWN_TIERS + 1):
-        if place_of(state.shelves, state.places, shelf_of(state, rank, tier), key, NONE) != NONE:
-            return tier
-    return NONE
+            request.below += count * size
+            request.far += count * size if far else 0
+        index += count
+    return max(index * size - hit, 0)
 
 
 def load(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int, now_us: float) -> None:
     """Load the blocks that a request finds below the GPU, behind ``hit`` tokens that it found on it. Each link takes
     one load after the other; what comes from below host memory goes through both links at a time."""
     request, scheduler = state.slots[slot], state.ranks[rank]
-    size, end_us, near = rules.block_tokens, now_us, NONE
+    size, end_us = rules.block_tokens, now_us
     for tier in range(OWN_TIERS, -1, -1):
         own = request.far if tier == OWN_TIERS else request.below - request.far if tier > 0 else request.tiered
         if own == 0:
@@ -84,9 +81,7 @@ def load(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int
         end_us = max(end_us, done_us)
     state.totals[0].load_us += end_us - now_us
     state.totals[0].loads += 1
-    for index in range(hit // size, (hit + request.tiered) // size):
-        key = content(state, rules, slot, index)
-        near = put_on(state.shelves, state.places, shelf_of(state, rank, 0), key, near)
+    write(state, rules, rank, slot, hit // size, (hit + request.tiered) // size, 0)
     if rules.loads == ASYNC:
         request.loading, request.waits = hit + request.tiered, 1
         request.computed = request.input + request.made  # nothing to compute until they are there
@@ -113,166 +108,177 @@ def keep(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
     request = state.slots[slot]
     if not caches_prefixes(state) or request.loading > 0:
         return
-    first, end = request.kept, request.computed // rules.block_tokens
-    own = min(max(first, request.shared // rules.block_tokens), end)  # from here on nobody else has its blocks
-    for tier in range(OWN_TIERS + 1):
-        shelf, near = shelf_of(state, rank, tier), NONE
-        if state.shelves[shelf].blocks == 0:
-            continue
-        for index in range(first, own):
-            near = put_on(state.shelves, state.places, shelf, content(state, rules, slot, index), near)
-        if own < end:
-            put_together(state.shelves, state.places, shelf, content(state, rules, slot, end - 1), end - own)
-    request.kept = max(first, end)
+    end = max(request.kept, request.computed // rules.block_tokens)
+    write(state, rules, rank, slot, request.kept, end, OWN_TIERS)
+    request.kept = end
 
 
-def split(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
-    """Give each block that a request wrote a place of its own: it was preempted and will look for them."""
-    request = state.slots[slot]
-    if not caches_prefixes(state):
+def write(state: LoopState, rules: SchedulerRules, rank: int, slot: int, first: int, end: int, lowest: int) -> None:
+    """Put blocks ``first`` .. ``end`` - 1 of a request on the shelves of its rank, down to the ``lowest`` tier."""
+    index = first
+    while index < end:
+        key, count = content(state, rules, slot, index), alike(state, rules, slot, index, end)
+        for tier in range(lowest + 1):
+            put_on(state, shelf_of(state, rank, tier), key, count)
+        index += count
+
+
+# --- shelves and their places ---------------------------------------------------------------------------------------
+
+
+def bucket_of(state: LoopState, shelf: int, key: int) -> int:
+    """Where the table has all contents of a shelf that differ from ``key`` in their index alone."""
+    return home(key // INDICES * len(state.shelves) + shelf, state.totals[0].buckets)
+
+
+def look(state: LoopState, shelf: int, key: int, most: int) -> tuple[int, int]:
+    """The place of a content on a shelf, and how many contents from it on are there; NONE where it is not, and how many
+    from it on are not. They are looked for up to ``most`` of them, which differ in their index alone."""
+    if state.shelves[shelf].used == 0:
+        return NONE, most
+    places = state.places
+    spot = state.shelved[bucket_of(state, shelf, key)] - 1
+    while spot != NONE:
+        if places[spot, SHELF] == shelf:
+            last = places[spot, LAST]
+            first = last - places[spot, COUNT] + 1
+            if first <= key <= last:
+                return spot, min(most, last - key + 1)
+            if key < first < key + most:
+                most = first - key
+        spot = places[spot, NEXT]
+    return NONE, most
+
+
+def put_on(state: LoopState, shelf: int, key: int, count: int) -> None:
+    """So many contents from ``key`` on are on a shelf, as the last that were used, one after the other; where it is
+    full, those used longest ago go."""
+    places = state.places
+    if state.shelves[shelf].blocks == 0:
         return
-    for tier in range(OWN_TIERS + 1):
-        shelf, index = shelf_of(state, rank, tier), request.kept - 1
-        while (index + 1) * rules.block_tokens > request.shared:
-            count = split_on(state.shelves, state.places, shelf, content(state, rules, slot, index))
-            if count == 0:
-                break
-            index -= count
+    while count > 0:
+        spot, size = look(state, shelf, key, count)
+        if spot != NONE and places[spot, COUNT] == size:
+            if places[spot, AFTER] != shelf:
+                unchain(state, spot)
+                chain_between(state, places[shelf, BEFORE], spot, shelf)
+        elif spot != NONE:
+            cut(state, spot, key, size)
+            add(state, shelf, key, size)
+        else:
+            make_space(state, shelf, size)
+            more = min(size, state.shelves[shelf].blocks)
+            state.shelves[shelf].used += more
+            add(state, shelf, key + size - more, more)
+        key, count = key + size, count - size
 
 
-# --- a shelf, as compiled code calls it: with the two arrays that it needs, not with all of the state ----------------
-# A place is four numbers: its content (of several blocks that of the last), the places after and before it in order of
-# use, and how many blocks it has. Contents of blocks that share a place are consecutive.
-
-
-def place_of(shelves: Any, places: np.ndarray, shelf: int, key: int, near: int) -> int:
-    """Where a shelf has a content; NONE where it has not. It is looked for behind the place ``near`` first, where what
-    was written together mostly is."""
-    row = shelves[shelf]
-    if row.used == 0:
-        return NONE
-    if near != NONE and near + PLACE < row.first + PLACE * row.taken and places[near + PLACE] == key:
-        return near + PLACE
-    bucket = home(key, row.buckets)
-    while places[row.bucket + bucket] > 0:
-        place = row.first + PLACE * (places[row.bucket + bucket] - 1)
-        if places[place] == key:
-            return int(place)
-        bucket = (bucket + 1) & (row.buckets - 1)
-    return NONE
-
-
-def put_on(shelves: Any, places: np.ndarray, shelf: int, key: int, near: int) -> int:
-    """A content is on a shelf, as the last that was used; where it is full the one used longest ago goes. Its place."""
-    row = shelves[shelf]
-    if row.blocks == 0:
-        return NONE
-    place = place_of(shelves, places, shelf, key, near)
-    if place == NONE:
-        return put_together(shelves, places, shelf, key, 1)
-    unchain(places, place)
-    chain_last(places, row.first + PLACE * row.blocks, place)
-    return place
-
-
-def put_together(shelves: Any, places: np.ndarray, shelf: int, key: int, count: int) -> int:
-    """So many new contents are on a shelf, in one place, the last of them ``key``; where it is full, those used longest
-    ago go. The place."""
-    row = shelves[shelf]
-    end, over = row.first + PLACE * row.blocks, row.used + count - row.blocks
-    if over > 0:
-        row.evicted += over
+def make_space(state: LoopState, shelf: int, count: int) -> None:
+    """Those used longest ago go, so that so many blocks more fit on a shelf, or it is empty."""
+    row, places = state.shelves[shelf], state.places
+    over = row.used + count - row.blocks
+    row.evicted += max(over, 0)
     while over > 0 and row.used > 0:
-        over -= evict(shelves, places, shelf, over)
-    count = min(count, row.blocks)
-    place = new_place(shelves, places, shelf)
-    places[place], places[place + 3] = key, count
-    row.used += count
-    insert_on(shelves, places, shelf, place)
-    chain_last(places, end, place)
-    return place
+        spot = places[shelf, AFTER]
+        gone = min(places[spot, COUNT], over)
+        places[spot, COUNT] -= gone
+        row.used -= gone
+        over -= gone
+        if places[spot, COUNT] == 0:
+            drop(state, spot)
 
 
-def evict(shelves: Any, places: np.ndarray, shelf: int, most: int) -> int:
-    """Up to ``most`` blocks of the place that was used longest ago go; how many."""
-    row = shelves[shelf]
-    place = places[row.first + PLACE * row.blocks + 1]
-    count = min(places[place + 3], most)
-    places[place + 3] -= count
-    row.used -= count
-    if places[place + 3] == 0:
-        unchain(places, place)
-        forget_on(shelves, places, shelf, place)
-        places[place], places[place + 1] = NONE, row.spare
-        row.spare = place
-    return int(count)
+def cut(state: LoopState, spot: int, key: int, count: int) -> None:
+    """Contents ``key`` and after it, ``count`` of them, but not all, are no more in a place."""
+    places = state.places
+    first, behind = places[spot, LAST] - places[spot, COUNT] + 1, places[spot, LAST] - key - count + 1
+    if behind == 0:
+        places[spot, LAST] = key - 1
+    elif key > first:
+        front = new_place(state, places[spot, SHELF], key - 1, key - first)
+        chain_between(state, places[spot, BEFORE], front, spot)
+    places[spot, COUNT] = behind if behind > 0 else key - first
 
 
-def split_on(shelves: Any, places: np.ndarray, shelf: int, key: int) -> int:
-    """The blocks of the place whose last content is ``key`` have one each; how many they are, 0 where nothing is."""
-    place = place_of(shelves, places, shelf, key, NONE)
-    if place == NONE:
-        return 0
-    count, before = places[place + 3], places[place + 2]
-    places[place + 3] = 1
-    for back in range(count - 1, 0, -1):
-        other = new_place(shelves, places, shelf)
-        places[other], places[other + 3] = key - back, 1
-        insert_on(shelves, places, shelf, other)
-        chain_between(places, before, other, place)
-        before = other
-    return int(count)
+def add(state: LoopState, shelf: int, key: int, count: int) -> None:
+    """So many contents that a shelf lacks are its last: in the place of those before them, where they go on from it."""
+    places = state.places
+    last = places[shelf, BEFORE]
+    if last != shelf and places[last, LAST] == key - 1:
+        places[last, LAST] += count
+        places[last, COUNT] += count
+        return
+    spot = new_place(state, shelf, key + count - 1, count)
+    chain_between(state, places[shelf, BEFORE], spot, shelf)
 
 
-def new_place(shelves: Any, places: np.ndarray, shelf: int) -> int:
-    """A place that is free: one that was left, or the next."""
-    row = shelves[shelf]
-    place = row.spare
-    if place != NONE:
-        row.spare = places[place + 1]
-        return int(place)
-    row.taken += 1
-    return int(row.first + PLACE * (row.taken - 1))
+def new_place(state: LoopState, shelf: int, last: int, count: int) -> int:
+    """A place that is free, one that was left or the next, to be found by its contents."""
+    totals, places, spot = state.totals[0], state.places, state.totals[0].spare
+    if spot != NONE:
+        totals.spare = places[spot, NEXT]
+    else:
+        while totals.places >= totals.buckets:
+            widen(state)
+        spot = totals.places
+        totals.places += 1
+    places[spot, LAST], places[spot, COUNT], places[spot, SHELF] = last, count, shelf
+    enter(state, spot)
+    return spot
 
 
-def chain_last(places: np.ndarray, end: int, place: int) -> None:
-    """Put a place at the end of its ring."""
-    chain_between(places, places[end + 2], place, end)
+def drop(state: LoopState, spot: int) -> None:
+    """A place has no contents any more, and is free."""
+    places = state.places
+    unchain(state, spot)
+    bucket = bucket_of(state, places[spot, SHELF], places[spot, LAST])
+    other = state.shelved[bucket] - 1
+    if other == spot:
+        state.shelved[bucket] = places[spot, NEXT] + 1
+    else:
+        while places[other, NEXT] != spot:
+            other = places[other, NEXT]
+        places[other, NEXT] = places[spot, NEXT]
+    places[spot, NEXT] = state.totals[0].spare
+    state.totals[0].spare = spot
 
 
-def chain_between(places: np.ndarray, before: int, place: int, after: int) -> None:
+def clear(state: LoopState, shelf: int) -> None:
+    """A shelf loses all that it has."""
+    spot = state.places[shelf, AFTER]
+    while spot != shelf:
+        state.places[spot, COUNT] = 0
+        drop(state, spot)
+        spot = state.places[shelf, AFTER]
+    state.shelves[shelf].used = 0
+
+
+def enter(state: LoopState, spot: int) -> None:
+    """Make a place findable by its contents."""
+    bucket = bucket_of(state, state.places[spot, SHELF], state.places[spot, LAST])
+    state.places[spot, NEXT] = state.shelved[bucket] - 1
+    state.shelved[bucket] = spot + 1
+
+
+def widen(state: LoopState) -> None:
+    """Twice as many buckets; every place that has contents is entered anew."""
+    totals = state.totals[0]
+    state.shelved[: totals.buckets] = 0
+    totals.buckets *= 2
+    for spot in range(len(state.shelves), totals.places):
+        if state.places[spot, COUNT] > 0:
+            enter(state, spot)
+
+
+def chain_between(state: LoopState, before: int, spot: int, after: int) -> None:
     """Put a place between two others of its ring."""
-    places[before + 1], places[place + 2] = place, before
-    places[place + 1], places[after + 2] = after, place
+    places = state.places
+    places[before, AFTER], places[spot, BEFORE] = spot, before
+    places[spot, AFTER], places[after, BEFORE] = after, spot
 
 
-def unchain(places: np.ndarray, place: int) -> None:
+def unchain(state: LoopState, spot: int) -> None:
     """Take a place out of its ring."""
-    after, before = places[place + 1], places[place + 2]
-    places[before + 1], places[after + 2] = after, before
-
-
-def insert_on(shelves: Any, places: np.ndarray, shelf: int, place: int) -> None:
-    """Make a place findable by its content."""
-    row = shelves[shelf]
-    bucket = home(places[place], row.buckets)
-    while places[row.bucket + bucket] > 0:
-        bucket = (bucket + 1) & (row.buckets - 1)
-    places[row.bucket + bucket] = (place - row.first) // PLACE + 1
-
-
-def forget_on(shelves: Any, places: np.ndarray, shelf: int, place: int) -> None:
-    """The content of a place is no more to be found; what was pushed on by it in the table moves back."""
-    row = shelves[shelf]
-    mask, hole = row.buckets - 1, home(places[place], row.buckets)
-    while places[row.bucket + hole] != (place - row.first) // PLACE + 1:
-        hole = (hole + 1) & mask
-    bucket = (hole + 1) & mask
-    while places[row.bucket + bucket] > 0:
-        other = row.first + PLACE * (places[row.bucket + bucket] - 1)
-        ideal = home(places[other], row.buckets)
-        if ((bucket - ideal) & mask) >= ((bucket - hole) & mask):
-            places[row.bucket + hole] = places[row.bucket + bucket]
-            hole = bucket
-        bucket = (bucket + 1) & mask
-    places[row.bucket + hole] = 0
+    places = state.places
+    after, before = places[spot, AFTER], places[spot, BEFORE]
+    places[before, AFTER], places[after, BEFORE] = after, before

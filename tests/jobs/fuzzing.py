@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,7 @@ SPACE = "space.tp=[1,2] space.pp=1 space.cp=1 space.micro_batch=1 space.recomput
 LAW = "law={base_us:5000,decode_us:20,prefill_token_us:60} kv.blocks=1000 traffic.requests=20"
 SERVED = "model=tiny_llama_100m device=h100_sxm traffic.requests=20 traffic.output.mean=4"
 RL = "model=tiny_llama_100m cluster=dgx_h100 workload.seq_len=128 prompts=8 lives=20 batches=1"
+TABLE = "table={files}/out.parquet workers=1"
 STARTS: dict[str, tuple[str, ...]] = {  # what follows a verb; {files} is the folder of CONTENTS
     "predict": (
         *(GEMM, RING, f"{RING} network=flow", "op=gemm device=h100_sxm shapes={files}/shapes.csv"),
@@ -103,6 +105,10 @@ STARTS: dict[str, tuple[str, ...]] = {  # what follows a verb; {files} is the fo
         "model=tiny_llama_100m device=h100_sxm workload=decode workload.input_len=64 stack=vllm changes=[engine]",
     ),
     "posttrain": (f"method=sft {RL}", f"method=grpo responses=2 {RL}", f"method=dpo {RL}"),
+    "sweep": (
+        f"plan {BATCH} steps=100 step_time_s=0.1 checkpoint.size_gb=1 lives=20 cluster.nodes=1,2 {TABLE}",
+        f"simulate {STEP} workload=train workload.micro_batch=1,2 {TABLE}",
+    ),
     "api": ("port=0",),
     "mcp": ("",),
     "new": ("device mine like=h100_sxm to={files}/out.yaml", "cluster ours like=dgx_h100 to={files}/out.yaml"),
@@ -200,7 +206,7 @@ def body_of(random: Random, usual: Mapping[str, Any], names: Sequence[str]) -> d
     """A body of a call with up to three fields that may be anything, at its top or within."""
     body = {name: dict(value) if isinstance(value, Mapping) else value for name, value in usual.items()}
     for _ in range(random.choice((1, 1, 2, 3))):
-        value = random.choice(JSON_VALUES)
+        value = deepcopy(random.choice(JSON_VALUES))  # a case changes nothing of the next one
         parts = [part for part in body.values() if isinstance(part, dict) and part]
         if parts and random.random() < 0.4:
             part = random.choice(parts)

@@ -26,6 +26,7 @@ from opcast.jobs.completing import SCRIPTS, following
         ("opcast predict format=", ["format=text", "format=json"], []),
         ("opcast list ", ["devices", "models", "what="], ["model="]),
         ("opcast predict --mul", ["--multirun"], ["--help"]),
+        ("opcast serving --help=l", ["--help=lora"], ["--help=tiers"]),
         ("opcast search ser", ["serving"], []),
         ("opcast search serving slo", ["slo."], ["zero_stage="]),
         ("opcast simulate ", ["model=", "workload.", "report="], ["hydra.", "campaign="]),

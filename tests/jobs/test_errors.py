@@ -121,7 +121,7 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
             ["search", "serving", "model=bloom_560m", "cluster=dgx_h100", "precision.kv_dtype=fp4"],
             "kv_dtype='fp4' is not",
         ),
-        (["serving", "polcy=vllm"], "did you mean scheduler.policy?"),
+        (["serving", "polcy=vllm"], "did you mean scheduler.policy or autoscale.policy?"),
         (["serving", "rate=4"], "did you mean traffic.rate"),
         (["simulate", "tp=8"], "did you mean parallel.tp"),
         (["search", "servng"], "did you mean serving?"),

@@ -194,7 +194,7 @@ BAD = {
     "op.ranks=8 faults_study.everywhere=maybe": "everywhere='maybe' must be true or false",
     "op.ranks=8 op.size_bytes=1XB": "size_bytes='1XB' must be a whole number of bytes",
     "op.ranks=8 report=3": "report=3 must be a path",
-    "op.ranks=8 picture=/dev/null/x": "cannot write",
+    "op.ranks=8 picture=/dev/null/x": "cannot be written: there is no folder /dev/null",
     "op.ranks=8 network=packet cluster.nodes=16": "128 devices are too many",
     "op=gemm op.m=1 op.n=1 op.k=1 stride=2": "stride=2 is for collectives",
     "op=gemm op.m=1 op.n=1 op.k=1 cluster=null group=[0]": "group=[0] needs a cluster",

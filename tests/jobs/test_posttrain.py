@@ -38,6 +38,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["cluster=dgx_h100", "workload.global_batch=48"], "must divide the 1,024 sequences of a batch"),
         (["cluster=dgx_h100", "asynchronous=true"], "asynchronous=true needs GPUs of its own for rollout"),
         (["cluster=dgx_h100", "rollout.gpus=4"], "rollout.gpus=4 is of placement=apart"),
+        (["cluster=dgx_h100", "placement=apart", "offload_gbps=4"], "offload_gbps=4 is not read with placement=apart"),
         (["cluster=dgx_h100", "rollout.tp=3", "placement=apart", "rollout.gpus=4"], "no multiple of a replica's 3"),
         (["cluster=dgx_h100", "rollout.tp=3"], "do not divide the 8 GPUs"),
         (["cluster=dgx_h100", "method=sft", "partial=0.5"], "partial=0.5 is not read with method=sft"),
@@ -84,6 +85,16 @@ def test_grpo_has_its_phases(grpo: PostTrainReport) -> None:
     assert grpo.iteration_s.p10 <= grpo.iteration_s.p50 <= grpo.iteration_s.p90
     assert sum(phase.seconds for phase in grpo.phases) == pytest.approx(grpo.iteration_s.mean, rel=0.3)
     assert grpo.fits
+
+
+def test_copies_take_the_state_over_the_rate_that_is_told() -> None:
+    """Half the rate, twice the seconds, and nothing else changes."""
+    slow, fast = (
+        opcast.posttrain(TINY, method="grpo", responses=4, offload_gbps=rate, **FEW, **LENGTHS) for rate in (2.0, 4.0)
+    )
+    for name in ("training state to GPUs", "training state to host"):
+        assert slow.phase_s(name) == pytest.approx(2.0 * fast.phase_s(name))
+    assert slow.phase_s("rollout") == fast.phase_s("rollout")
 
 
 def test_prompts_that_are_cut_are_told(grpo: PostTrainReport) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from opcast.jobs import sweep
+from opcast.jobs import sweep, sweeping
 from opcast.jobs.cli import main
 
 JOB = (
@@ -52,7 +52,7 @@ def test_a_table_is_gone_on_with(swept: Any) -> None:
 
 def test_an_answer_of_another_release_is_asked_again(swept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     swept("cluster.nodes=1")
-    monkeypatch.setattr(sweep, "__version__", "0.0.0")
+    monkeypatch.setattr(sweeping, "__version__", "0.0.0")
     told, rows = swept("cluster.nodes=1")
     assert told["asked"] == 1
     assert len({row["opcast"] for row in rows}) == 2
@@ -95,8 +95,8 @@ def test_values_of_an_axis() -> None:
     assert sweep.values_of("power_caps_w=[500,400]") == ["power_caps_w=[500,400]"]
     assert sweep.values_of("a=[1,2],[3]") == ["a=[1,2]", "a=[3]"]
     assert sweep.values_of("chips") == ["chips"]
-    assert sweep.column([1, None, 2.5]) == [1.0, None, 2.5]
-    assert sweep.column([1, "x"]) == ["1", "x"]
+    assert sweeping.column([1, None, 2.5]) == [1.0, None, 2.5]
+    assert sweeping.column([1, "x"]) == ["1", "x"]
 
 
 def test_rows_of_an_answer_are_rows_of_the_table(swept: Any, tmp_path: Path) -> None:

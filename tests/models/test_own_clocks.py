@@ -97,7 +97,7 @@ def test_attention_is_slowed_as_its_own_long_rows_were(tmp_path: Path) -> None:
     burst = held_us(ATTENTION, 1.0)
     assert slower(H100, ATTENTION, burst) == slower(products, ATTENTION, burst) == 1.0
     long = row(LONG_ATTENTION, held_us(LONG_ATTENTION, CLOCK), CLOCK, backend="sdpa")
-    store = store_of(tmp_path / "held", long, row(SHORT, held_us(SHORT, 1.0), 1.0))
+    store = store_of(tmp_path / "held", long, row(ATTENTION, held_us(ATTENTION, 1.0), 1.0, backend="sdpa"))
     device = own(store)
     assert clocks.anchor(device, "bf16") == clocks.anchor(H100, "bf16")
     assert burst * slower(device, ATTENTION, burst) == pytest.approx(held_us(ATTENTION, CLOCK), rel=0.02)

@@ -48,6 +48,14 @@
       make("table", {}, make("thead", {}, make("tr", {}, ...heads.map((head, at) => make("th", { scope: "col", class: words[at] }, head)))), make("tbody", {}, ...rows.flatMap(lines)))));
   }
 
+  // A row for each point of a sweep: its axes, the figures that count most, and why there is no answer.
+  function sweepTable(found) {
+    const figures = { days: "days.p50", "GPU-hours": "gpu_hours.p50", price: "cost.p50", kWh: "kwh.p50", goodput: "goodput.p50" };
+    const kept = Object.entries(figures).filter(([, name]) => found.rows.some((row) => row[name] !== undefined && row[name] !== null));
+    const rows = found.rows.map((row) => ({ ...Object.fromEntries(found.axes.map((name) => [name, row[name]])), ...Object.fromEntries(kept.map(([title, name]) => [title, row[name]])), error: row.error }));
+    return table("All points", [...found.axes, ...kept.map(([title]) => title)], rows, "error");
+  }
+
   // Latency over one dim, from an eighth to eight times its value, both axes logarithmic.
   async function varied(body, dim, signal) {
     const centre = Number(body.op[dim]);
@@ -133,11 +141,12 @@
       const x = (ms) => left + ((width - left - 16) * (Math.log(ms) - low)) / (high - low || 1);
       const y = (share) => top + (height - top - bottom) * (1 - share);
       const marks = [0, 1, 2, 3].map((at) => Math.exp(low + ((high - low) * at) / 3));
+      const digits = [2, 3, 4].find((few) => new Set(marks.map((ms) => ms.toPrecision(few))).size === marks.length) || 4; // no two alike
       return make("section", {}, make("h2", {}, title), make("p", { class: "lead" }, !limit ? "Share of requests that had it within a time." : near ? "Share of requests that had it within a time. Dashed: what users expect."
           : `Share of requests that had it within a time. All took ${limit > most ? "less" : "more"} than the ${seconds(limit * 1e3)} that users expect, which lies beyond the ${limit > most ? "right" : "left"} edge.`),
         make("svg", { class: "curve", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}: half within ${seconds(found[name].p50 * 1e3)}, nine in ten within ${seconds(found[name].p90 * 1e3)}` },
           ...[0, 0.5, 0.9, 1].flatMap((share) => [make("line", { class: "grid", x1: left, x2: width - 16, y1: y(share), y2: y(share) }), make("text", { x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share} %`)]),
-          ...marks.map((ms, at) => make("text", { x: x(ms), y: height - 12, "text-anchor": ["start", "middle", "middle", "end"][at] }, seconds(Number((ms * 1e3).toPrecision(2))))),
+          ...marks.map((ms, at) => make("text", { x: x(ms), y: height - 12, "text-anchor": ["start", "middle", "middle", "end"][at] }, seconds(Number((ms * 1e3).toPrecision(digits))))),
           near ? make("line", { class: "roof", x1: x(limit), x2: x(limit), y1: top, y2: height - bottom }) : null,
           make("path", { class: "line", d: points.map(([ms, share], at) => `${at ? "L" : "M"}${x(ms).toFixed(1)},${y(share).toFixed(1)}`).join("") })));
     };

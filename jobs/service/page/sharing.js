@@ -14,6 +14,12 @@
   const VERBS = { search_serving: "search serving" }; // others are called as they are asked
   function asCommand(tab, body) {
     const specs = new Map(allFields(tab).map((spec) => [spec.name, spec]));
+    const path = (name) => specs.get(name)?.path || name;
+    if (body.axes) {
+      const { verb, axes, ...fixed } = body;
+      const lists = Object.entries(axes).map(([name, values]) => `${path(name)}=${values.map(hydra).join(",")}`);
+      return ["opcast sweep", verb, ...[...flat(fixed).map(([name, value]) => `${path(name)}=${hydra(value)}`), ...lists].map(shell)].join(" ");
+    }
     const words = flat(body).map(([name, value]) => `${name === "op.kind" ? "op" : specs.get(name)?.path || name}=${hydra(value)}`);
     return ["opcast", VERBS[FORMS[tab].verb] ?? FORMS[tab].verb, ...words.map(shell)].join(" ");
   }
@@ -25,6 +31,11 @@
     return JSON.stringify(value);
   }
   function asPython(tab, body) {
+    if (body.axes) {
+      const { verb, ...settings } = body;
+      const given = Object.entries(settings).map(([name, value]) => `${name}=${python(value)}`);
+      return `import opcast\n\nanswer = opcast.sweep(${[python(verb), ...given].join(", ")})\nprint(answer.to_dict())`;
+    }
     const { op, ...rest } = body;
     const named = Object.entries(op ? { ...Object.fromEntries(Object.entries(op).filter(([name]) => name !== "kind")), ...rest } : rest);
     const words = named.map(([name, value]) => `${name}=${python(value)}`);

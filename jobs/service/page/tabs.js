@@ -64,8 +64,38 @@
         return { path: "/v1/plan", body, found, shown: [reported(report)], figures };
       },
     },
+    sweep: {
+      ...plain("sweep"),
+      async form(form, asked) {
+        const names = FORMS.sweep.groups.flatMap((each) => each.fields).concat(FORMS.sweep.more).map((spec) => spec.name);
+        const axis = (at, name, values) => [
+          { name: `axis.${at}`, label: "setting", kind: "text", choices: names, strict: true, empty: "none", usual: name, of: [] },
+          { name: `values.${at}`, label: "its values, as 4, 8", kind: "text", choices: [], list: true, usual: values, of: [] },
+        ];
+        await filled(form, FORMS.sweep, asked, [await specFieldset("Axes", [...axis(1, "nodes", ["4", "8"]), ...axis(2, "", [])])]);
+      },
+      body(values) {
+        const body = { verb: "plan" };
+        const axes = {};
+        const number = (text) => (text !== "" && Number.isFinite(Number(text)) ? Number(text) : text);
+        for (const at of [1, 2]) if (values[`axis.${at}`]) axes[values[`axis.${at}`]] = (values[`values.${at}`] ?? []).map(number);
+        const fixed = Object.entries(values).filter(([name]) => !/^(axis|values)\./.test(name) && !(name in axes));
+        return { ...body, ...nested(Object.fromEntries(fixed)), axes };
+      },
+      async answer(values, signal) {
+        const body = this.body(values);
+        const found = await streamed("/v1/sweep", body, signal);
+        return { path: "/v1/sweep", body, found, shown: [sweepTable(found)], figures: null };
+      },
+    },
     posttrain: {
       ...plain("posttrain"),
+      body(values) { // the example's responses belong to methods that roll out
+        const usual = allFields("posttrain").find((spec) => spec.name === "responses").usual;
+        const { responses, ...others } = values;
+        const unread = !["ppo", "grpo"].includes(values.method) && String(responses) === String(usual);
+        return nested(unread ? others : values);
+      },
       async answer(values, signal) {
         const body = this.body(values);
         const found = await call("/v1/posttrain", body, signal);

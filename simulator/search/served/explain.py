@@ -44,8 +44,9 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     gains = {name: worse[key] - better[key] for key, name in PARTS.items()}
     named = {name: gain for name, gain in gains.items() if abs(gain) > LEAST_MS}
     words = told(named, lambda gain: f"{abs(gain):.1f} ms", 2)
-    if better["concurrency"] != worse["concurrency"]:
-        words.append(f"{better['concurrency']:,.0f} instead of {worse['concurrency']:,.0f} requests under way")
+    ours, others = f"{better['concurrency']:,.0f}", f"{worse['concurrency']:,.0f}"
+    if ours != others:
+        words.append(f"{ours} instead of {others} requests under way")
     return f"{text}: {', '.join(words)}" if words else text
 
 

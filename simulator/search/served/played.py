@@ -1,7 +1,7 @@
 """Ways to serve played through the event loop of ``opcast serving``: the load at which each keeps what users expect.
 
 Closed forms say which ways may be best, and near which load to look. The event loop says which one is: all ways get
-the same requests, sent faster or slower. Of many alike replicas a part is played, whose requests come as regularly as
+the same requests, sent faster or slower. Of many alike replicas a group is played, whose requests come as regularly as
 those that are left for it where all parts take turns.
 """
 
@@ -28,6 +28,7 @@ from .request import LAYOUT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
 LOAD = 0.95  # of the rate in steady state where nothing is expected: at all of it a queue by chance never ends
 TURNOVERS = 4  # times that all requests under way have changed
 FEWEST_REQUESTS, MOST_REQUESTS = 2400, 6000
+WHOLE_REQUESTS = 24_000  # of a way that cannot be cut: in a short run its pools are not full for most of the time
 LASTING = 20  # times as long as a request may wait: in a shorter run too much load is not seen
 WARM_UP = 0.1  # of the requests, as those of `opcast serving capacity`
 STEP, PRECISION = 1.1, 1.01  # up or down from where the closed form looks; between a rate that is kept and one not
@@ -74,15 +75,18 @@ def slower(tables: IterationTables, factor: float) -> IterationTables:
     return tables._replace(**{n: factor * getattr(tables, n) for n in tables._fields if n.endswith("_us")})
 
 
-def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0) -> PlayedPart:
-    """The part of a row's way to serve that is played."""
+def part_of(
+    request: ServedSearchRequest, row: Mapping[str, Any], replicas: Replicas, seed: int = 0, longer: int = 1
+) -> PlayedPart:
+    """The group of a row's way to serve that is played, ``longer`` times as long as a search plays it."""
     replica, apart = find(row, LAYOUT, replicas), row["pools"] == "apart"
     first = find(row, OF_PREFILL, replicas) if apart else replica
     alike = common(row["prefill_replicas"], row["replicas"])
     parts = min(n for n in range(1, alike + 1) if alike % n == 0 and (fits(row, n) or n == alike))
     clients = max(round(row["concurrency"] / parts), 1)
     waits = LASTING * row["requests_per_s"] / parts * (request.slo.ttft_ms or 0.0) / 1e3
-    requests = min(max(TURNOVERS * clients, FEWEST_REQUESTS, round(waits)), MOST_REQUESTS)
+    most = max(MOST_REQUESTS, min(TURNOVERS * clients, WHOLE_REQUESTS))
+    requests = longer * min(max(TURNOVERS * clients, FEWEST_REQUESTS, round(waits)), most)
     regular = {"arrival": "poisson"} if parts == 1 else {"arrival": "gamma", "cv": 1 / math.sqrt(parts)}
     served = ServingRequest(
         law=IterationLaw(base_us=1.0),
@@ -119,18 +123,18 @@ def part_of(request: ServedSearchRequest, row: Mapping[str, Any], replicas: Repl
 
 
 def fits(row: Mapping[str, Any], parts: int) -> bool:
-    """Whether a part of a way is small enough to be played whole."""
+    """Whether a group of a way is small enough to be played whole."""
     return bool(TURNOVERS * row["concurrency"] <= MOST_REQUESTS * parts)
 
 
-def highest_rate(part: PlayedPart, start: float, least: float = 0.0, step: float = STEP) -> float:
+def highest_rate(group: PlayedPart, start: float, least: float = 0.0, step: float = STEP) -> float:
     """The highest requests a second of the whole way that keep what users expect, 0 where none near ``start`` do, or
     none above ``least``. It is looked for by ``step`` up or down, then by
     larger ones, then by halves."""
     low = high = start
     down = up = step
     for _ in range(FARTHEST):
-        if part.keeps(low):
+        if group.keeps(low):
             break
         low, high, down = low / down, low, down**GROWING
         if low < least:
@@ -140,27 +144,27 @@ def highest_rate(part: PlayedPart, start: float, least: float = 0.0, step: float
     if low == start:
         high = low * up
         for _ in range(FARTHEST):
-            if not part.keeps(high):
+            if not group.keeps(high):
                 break
             up **= GROWING
             low, high = high, high * up
     while high / low > PRECISION:
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if part.keeps(middle) else (low, middle)
+        low, high = (middle, high) if group.keeps(middle) else (low, middle)
     return low
 
 
-def figures_at(part: PlayedPart, rate: float) -> dict[str, Any]:
+def figures_at(group: PlayedPart, rate: float) -> dict[str, Any]:
     """What users have at a rate: times in ms (mean; None where nobody is served), whether queues stay short, requests a
     second that have all of ``slo``, and their share."""
-    report = part.at(rate)
+    report = group.at(rate)
     tpot_ms = report.tpot_ms.mean if report.tpot_ms.count else 0.0  # of answers of one token
     return {
         "rate": rate,
         "ttft_ms": report.ttft_ms.mean if report.completed else None,
         "tpot_ms": tpot_ms if report.completed else None,
         "keeps_up": not report.overload,
-        "goodput": report.goodput * part.parts,
+        "goodput": report.goodput * group.parts,
         "slo_attainment": report.slo_attainment,
     }
 

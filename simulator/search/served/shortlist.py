@@ -59,7 +59,10 @@ class Shortlist:
         by_key = {key_of(row): row for row in rows}
         while len(tried) < most and (row := self._next(by_key, tried)):
             best = self._best(tried)
-            tried[key_of(row)] = self._play(row, BETTER * best["requests_per_s"] if best else 0.0)
+            least = BETTER * best["requests_per_s"] if best else 0.0
+            tried[key_of(row)] = self._play(row, least)
+            if (roomier := self._roomier(row, tried)) and key_of(roomier) not in tried:
+                tried[key_of(roomier)] = self._play(roomier, least)
             if len(tried) == most or self._next(by_key, tried) is None:
                 by_key |= {key_of(near): near for near in self._near(self._best(tried)) if key_of(near) not in by_key}
         tried |= self._surer(tried)
@@ -101,12 +104,12 @@ class Shortlist:
 
     def _next(self, by_key: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
         """The row to play next: the best that may be better than all that were played, None where no one may. A way of
-        which no batch or chunk was played may be by more than its closed form says."""
-        kinds = {kind_of(row) for row in tried.values()}
+        which no batch was played with this chunk may be by more than its closed form says."""
+        kinds = {chunk_of(row) for row in tried.values()}
         waiting = [row for key, row in self._corrected(by_key, tried, others=False).items() if key not in tried]
         best = self._best(tried)
         for row in ranked(self.request.good(waiting), self.request.objectives):
-            if best is None or self._may_beat(row, best, 1.0 if kind_of(row) in kinds else OPTIMISM):
+            if best is None or self._may_beat(row, best, 1.0 if chunk_of(row) in kinds else OPTIMISM):
                 return by_key[key_of(row)]
         return None
 
@@ -127,6 +130,17 @@ class Shortlist:
             return []
         near = (self.again(best, {"batch": max(round(best["batch"] * factor), 1)}, None) for factor in NEAR)
         return [row for row in near if row]
+
+    def _roomier(self, row: Row, tried: Mapping[tuple[Any, ...], Row]) -> Row:
+        """A row that was played with twice its batch, where it would be the best if it served what its closed form
+        says, and serves less: more run in a crowd than the closed form allows for. Else empty."""
+        if self.request.space.batch or self.request.rate is not None or self.request.confirm is not None:
+            return {}
+        played, best = tried[key_of(row)], self._best(tried)
+        enough = played["requests_per_s"] * OPTIMISM >= row["requests_per_s"] and played["meets_slo"]
+        if enough or (best is not None and not self._may_beat(row, best, 1.0)):
+            return {}
+        return self.again(row, {"batch": 2 * row["batch"]}, None)
 
     def _surer(self, tried: Mapping[tuple[Any, ...], Row]) -> dict[tuple[Any, ...], Row]:
         """Those as good as the best but for chance, with the mean rate of several runs of other requests."""
@@ -154,15 +168,18 @@ class Shortlist:
         self, by_key: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
     ) -> dict[Any, Row]:
         """Rows that were not played, as much slower than their closed forms as those most like them were found to be:
-        of their way with another batch or chunk, else (``others``) of all."""
+        of their way with another batch, else (``others``) with another chunk, else of all."""
         kinds: dict[tuple[Any, ...], list[float]] = {}
         for row in tried.values():
             if row["meets_slo"]:
-                kinds.setdefault(kind_of(row), []).append(row["requests_per_s"] / row["closed_form_rate"])
-        usual = median([share for shares in kinds.values() for share in shares] or [1.0]) if others else 1.0
+                share = row["requests_per_s"] / row["closed_form_rate"]
+                for kind in (chunk_of(row), kind_of(row), ()):
+                    kinds.setdefault(kind, []).append(share)
+        usual = median(kinds.get((), [1.0]))
         changed = {}
         for key, row in by_key.items():
-            share = min(max(kinds.get(kind_of(row), [usual])), 1.0)
+            alike = kinds.get(kind_of(row), [usual]) if others else [1.0]
+            share = min(max(kinds.get(chunk_of(row), alike)), 1.0)
             times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
             changed[key] = with_load(self.request, row, times) if row["meets_slo"] else row
         return changed
@@ -201,6 +218,11 @@ class Shortlist:
 def kind_of(row: Row) -> tuple[Any, ...]:
     """What tells a way from others, whatever its batch and chunk."""
     return tuple(row[name] for name in OF_POINT if name not in ("batch", "max_tokens"))
+
+
+def chunk_of(row: Row) -> tuple[Any, ...]:
+    """What tells a way with its chunk from others, whatever its batch."""
+    return (*kind_of(row), row["max_tokens"])
 
 
 def asked(row: Row) -> list[Any]:

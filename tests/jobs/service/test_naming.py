@@ -302,3 +302,11 @@ f = sys.exit
 def die(device):
     os.kill(os.getpid(), 9)
 """
+
+
+@pytest.mark.parametrize("path", ["backend", "model", "recompute"])
+def test_half_a_character_is_refused_in_words_that_can_be_sent(path: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        admit({path: "\ud800"})
+    assert "\\ud800" in str(refused.value)
+    assert str(refused.value).encode()

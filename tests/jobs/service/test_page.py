@@ -159,6 +159,19 @@ def test_a_whole_job_shows_its_lives(page: Any, address: str) -> None:
     assert "days" in report
 
 
+def test_many_jobs_are_rows_by_their_axes(page: Any, address: str) -> None:
+    page.goto(
+        f"{address}/#sweep?model=tiny_llama_100m&seq_len=128&global_batch=64&tokens=1e9&axis.1=nodes&values.1=1,2"
+        "&axis.2=failures.fleet&values.2=llama3,rsc1&step_time_s=0.1&checkpoint.size_gb=1&lives=20"
+    )
+    page.wait_for_selector("#result table")
+    assert page.locator("#result tbody tr").count() == 4
+    shown = page.text_content("#result") or ""
+    assert "cluster.nodes" in shown
+    assert "rsc1" in shown
+    assert "opcast sweep plan" in (page.text_content("#answer") or "")
+
+
 def test_chips_stand_side_by_side(page: Any, address: str) -> None:
     page.goto(
         f"{address}/#chips?model=tiny_llama_100m&cluster=dgx_h100&nodes=1&others=dgx_h200&seq_len=128&global_batch=64"
@@ -182,6 +195,22 @@ def test_a_served_load(page: Any, address: str) -> None:
     page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&requests=30&rate=20")
     page.wait_for_selector(".curve")
     assert "requests/s" in (page.text_content("#result") or "")
+
+
+def test_marks_of_times_that_are_close_are_not_alike(page: Any, address: str) -> None:
+    page.goto(f"{address}/#serving?model=tiny_llama_100m&device=h100_sxm&requests=30&rate=5")
+    page.wait_for_selector(".curve")
+    marks = page.locator("svg.curve >> nth=1").locator("text").all_text_contents()
+    times = [text for text in marks if not text.endswith("%")]
+    assert len(times) == len(set(times)) == 4
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_method_without_rollout_is_asked_as_the_page_shows_it(page: Any, address: str, method: str) -> None:
+    page.goto(f"{address}/#posttrain?model=tiny_llama_100m&cluster=dgx_h100&method={method}&prompts=8&lives=10")
+    page.wait_for_selector(".report svg, .error:visible")
+    assert "is not read with" not in (page.text_content("main") or "")
+    assert page.locator(".report svg").count()
 
 
 def test_the_keyboard_is_enough(page: Any, address: str) -> None:

@@ -43,6 +43,15 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "/v1/search": {**SEARCHED, "global_batch": 8, "space": {"tp": [1], "pp": [1], "micro_batch": [1]}},
     "/v1/search/serving": {**SEARCHED, "space": {"tp": [1], "batch": [8]}},
+    "/v1/sweep": {
+        "verb": "plan",
+        **SEARCHED,
+        "global_batch": 8,
+        "steps": 100,
+        "step_time_s": 0.1,
+        "checkpoint": {"size_gb": 1.0},
+        "axes": {"nodes": [1, 2]},
+    },
 }
 
 

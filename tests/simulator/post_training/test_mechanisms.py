@@ -69,6 +69,7 @@ def test_bins_of_log_probs_fill_better_than_those_of_training() -> None:
     [
         ({"packing": "true"}, "packing=.true"),
         ({"log_prob_micro_batch": 0}, "log_prob_micro_batch=0"),
+        ({"offload_gbps": 0}, "offload_gbps=0"),
     ],
 )
 def test_bad_settings_are_named(settings_: dict[str, object], why: str) -> None:

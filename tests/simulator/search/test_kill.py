@@ -41,7 +41,7 @@ from opcast.simulator.search import workers
 from opcast.simulator.search.served import played, shortlist
 from opcast.simulator.serving import serve
 workers.KEPT_EVERY_S = 0.1
-played.FEWEST_REQUESTS = played.MOST_REQUESTS = 40
+played.FEWEST_REQUESTS = played.MOST_REQUESTS = played.WHOLE_REQUESTS = 40
 serve.worth_compiling = lambda outputs: False
 look = shortlist.highest_rate
 def highest_rate(*asked):

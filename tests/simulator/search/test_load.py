@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,10 @@ from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.request_classes import ServingTargets
 from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.search.rank import Row
 from opcast.simulator.search.result import SearchReport
+from opcast.simulator.search.served import shortlist
+from opcast.simulator.search.served.kept import PlayedWays
 from opcast.simulator.search.served.load import Expected, curve, highest, together_load
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
 from opcast.simulator.search.served.shown import WAYS
@@ -179,3 +182,28 @@ def test_the_chance_of_a_rate_falls_with_it(serving: Asking, bench: Workbench) -
     assert chances[1] < 0.1
     with pytest.raises(ValueError, match="stands first"):
         serving({}, slo=SLO, objectives=("chance",))
+
+
+def test_room_that_a_crowd_needs_is_tried(serving: Asking, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The closed form says that no more run at a time; the event loop serves less until the batch is twice as large."""
+    request = serving({"pools": "together", "tp": 1, "max_tokens": 512, "batch": 8}, slo=SLO)
+    first = bench.search_serving(replace(request, confirm=0)).best[0]
+    request = replace(request, space=replace(request.space, batch=()), confirm=None)
+    enough, asked = 2 * first["batch"], []
+
+    def highest_rate(row: dict[str, Any], start: float, *_: float) -> float:
+        asked.append(row["batch"])
+        return start if row["batch"] >= enough else start / 2
+
+    monkeypatch.setattr(shortlist, "part_of", lambda request, row, replicas, *_: row)
+    monkeypatch.setattr(shortlist, "highest_rate", highest_rate)
+    monkeypatch.setattr(shortlist, "figures_at", lambda row, rate: {"rate": rate, "ttft_ms": 1.0, "tpot_ms": 1.0})
+
+    def again(row: Row, changes: Mapping[str, Any], rate: float | None) -> Row:
+        return {**row, **changes}
+
+    ways = shortlist.Shortlist(request, {}, again, lambda row: (1.0, 1.0), PlayedWays())
+    best = max(ways.played([first]), key=lambda row: row["requests_per_s"])
+    assert asked[:2] == [first["batch"], enough]
+    assert best["batch"] == enough
+    assert best["requests_per_s"] == pytest.approx(first["requests_per_s"])

@@ -16,7 +16,7 @@ from opcast.simulator.question.request_classes import ServingTargets
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.rank import losses
 from opcast.simulator.search.result import SearchReport
-from opcast.simulator.search.served.explain import settings
+from opcast.simulator.search.served.explain import PARTS, reason, settings
 from opcast.simulator.search.served.kept import write_points
 from opcast.simulator.search.served.request import OF_POINT, ServedSearchRequest, ServedSpace
 from opcast.simulator.workbench import Workbench
@@ -218,3 +218,10 @@ def test_what_cannot_be_compared(text: str, says: str, serving: Asking, bench: W
 def test_points_of_ways_are_a_file(serving: Asking, bench: Workbench, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a folder: name a file, as .*ways\.parquet"):
         bench.search_serving(serving({}), points=tmp_path)
+
+
+def test_a_reason_names_no_difference_that_cannot_be_seen() -> None:
+    row = {"tokens_per_s_per_gpu": 100.0, "concurrency": 63.0, **dict.fromkeys(PARTS, 1.0)}
+    near, far = row | {"concurrency": 63.2}, row | {"concurrency": 20.0}
+    assert "under way" not in reason(row, near, "tokens_per_s_per_gpu")
+    assert "63 instead of 20 requests under way" in reason(row, far, "tokens_per_s_per_gpu")

@@ -19,7 +19,14 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
-from opcast.simulator.question.serving import POLICIES, IterationLaw, KvMemory, Scheduler, ServingRequest
+from opcast.simulator.question.serving import (
+    POLICIES,
+    DecodePool,
+    IterationLaw,
+    KvMemory,
+    Scheduler,
+    ServingRequest,
+)
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving.host import HostTime
@@ -101,6 +108,30 @@ def rows(tables: Any) -> np.ndarray:
     request = ServingRequest(law=LAW, kv=KvMemory(200, 16, 1e5), traffic=AT_ONCE, scheduler=Scheduler(max_tokens=256))
     found: np.ndarray = serve(request, replica, None, Keeping(requests=True)).requests
     return found
+
+
+def test_a_pool_that_decodes_on_chips_of_its_own(small_model: Any, tmp_path: Any) -> None:
+    """Chips that are called otherwise but are the same say the same to the last bit; more bandwidth decodes faster."""
+    bench = Workbench(Sources.at(str(tmp_path), order=("network", "analytical"), calibration="none"))
+    h100 = load_device("h100_sxm")
+    step = SimulateRequest(
+        model=small_model("llama", hidden_size=2048, intermediate_size=8192, max_position_embeddings=2048),
+        cluster=load_cluster("dgx_h100"),
+        device=h100,
+        stack=load_stack("vllm"),
+        sources=bench.sources,
+    )
+    traffic = RequestTraffic(rate=20.0, requests=30, input=Lengths(mean=300), output=Lengths(mean=20))
+    request = ServingRequest(step=step, traffic=traffic, decode_pool=DecodePool(1), intervals=False)
+    wider = replace(h100, id="h100_wider", memory_gbps=1.4 * h100.memory_gbps, l2_gbps=1.4 * h100.l2_gbps)
+    alike, same, faster = (
+        bench.serving(replace(request, decode_pool=replace(request.decode_pool, step=decode))).report
+        for decode in (None, step, replace(step, device=wider))
+    )
+    assert replace(same, wall_time_s=0.0) == replace(alike, wall_time_s=0.0)
+    assert faster.tpot_ms.mean < same.tpot_ms.mean
+    prefills = [{k: v for k, v in each.pools["prefill"].items() if k != "utilisation"} for each in (faster, same)]
+    assert prefills[0] == prefills[1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from opcast.simulator.question.serving import (
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.serving.replica import by_hand
 from opcast.simulator.serving.requests_table import columns
-from opcast.simulator.serving.serve import Keeping, serve
+from opcast.simulator.serving.serve import serve
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.0, decode_context_us=0.02, prefill_token_us=60.0)
 SHORT = RequestTraffic(
@@ -357,23 +357,6 @@ def test_what_functions_of_ones_own_do_wrong_is_one_line(
     monkeypatch.chdir(Path(__file__).parent)
     with pytest.raises(RequestError, match=said):
         played(replace(USUAL, **given_))
-
-
-@pytest.mark.slow
-def test_machine_code_says_what_python_says(played: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One test for all policies, so that no two processes compile."""
-    pytest.importorskip("numba")
-    for policy, caching in product(POLICIES, (False, True)):
-        traffic = replace(SHORT, prefixes=2 * caching, prefix_tokens=64 * caching)
-        scheduler = Scheduler(policy, chunk=200, prefix_caching=caching, ignore_eos=not caching)
-        request = replace(USUAL, kv=KvMemory(60, 16), scheduler=scheduler, traffic=traffic, replicas=2)
-        slow = played(request)
-        with monkeypatch.context() as patch:
-            patch.setattr("opcast.simulator.serving.serve.worth_compiling", lambda outputs: True)
-            replica = by_hand(LAW, 60, 16, 0.0)
-            fast = serve(request, replica, None, Keeping(iterations=2000, requests=True))
-        assert fast.requests.tobytes() == slow.requests.tobytes(), (policy, caching)
-        assert fast.iterations.tobytes() == slow.iterations.tobytes(), (policy, caching)
 
 
 @pytest.mark.parametrize("policy", ["vllm", "vllm_v0", "sarathi", "orca", "sglang", "trtllm"])

@@ -14,7 +14,8 @@ from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.kv_tiers import LOADS, KvTiers
 from opcast.simulator.question.serving import DecodePool, IterationLaw, KvMemory, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
-from opcast.simulator.serving.state import PLACE
+from opcast.simulator.serving.state import NONE
+from opcast.simulator.serving.tiers import AFTER, COUNT, LAST, NEXT, SHELF
 
 LAW = IterationLaw(base_us=1000.0, prefill_token_us=100.0)
 TOKEN = 1e6  # bytes of a token: a GB/s is 1,000 of them a second
@@ -161,16 +162,24 @@ def test_everybody_is_served_and_tokens_are_conserved(
     shelves = result.state.shelves
     assert (shelves["used"] <= shelves["blocks"]).all()
     assert (result.state.ranks["free"] == blocks).all()
-    for shelf in shelves:  # each place stands once in the table and once in the ring
-        places = result.state.places
-        table = places[shelf["bucket"] : shelf["bucket"] + shelf["buckets"]]
-        end = shelf["first"] + PLACE * shelf["blocks"]
-        ring = [place := places[end + 1]] if shelf["used"] else []
-        while ring and (place := places[place + 1]) != end:
+    found, count = [], 0
+    for shelf, row in enumerate(shelves):  # each place stands once in a bucket and once in a ring
+        ring = []
+        place = int(result.state.places[shelf, AFTER])
+        while place != shelf:
             ring.append(place)
-        assert sorted(table[table > 0].tolist()) == sorted(int(each - shelf["first"]) // PLACE + 1 for each in ring)
-        assert sum(int(places[each + 3]) for each in ring) == shelf["used"]
-        assert len({int(places[each]) for each in ring}) == len(ring)
+            place = int(result.state.places[place, AFTER])
+        spans = [(int(place[LAST] - place[COUNT]) + 1, int(place[LAST])) for place in result.state.places[ring]]
+        assert sum(last - first + 1 for first, last in spans) == row["used"]
+        assert len({key for first, last in spans for key in range(first, last + 1)}) == row["used"]
+        assert (result.state.places[ring, SHELF] == shelf).all()
+        count += len(ring)
+    for bucket in result.state.shelved:
+        place = int(bucket) - 1
+        while place != NONE:
+            found.append(place)
+            place = int(result.state.places[place, NEXT])
+    assert len(found) == len(set(found)) == count
 
 
 @pytest.mark.parametrize(
