@@ -13,6 +13,7 @@ from ...datasets.ops import KINDS
 from ...models import analytical, power
 from ..engines.answers import Columns, Engine
 from ..engines.coverage import COVERAGE
+from ..timing.cold_products import bound_asked_products
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def predict_columns(
     """
     check_format(kind, dtype, device)
     answer = engine.answer(kind, columns, dtype, out_dtype, cache)
+    if cache == "cold":
+        answer = bound_asked_products(engine, kind, columns, dtype, out_dtype, answer, device)
     latency, low, high, inside = answer.latency_us, answer.low_us, answer.high_us, answer.in_envelope
     watts, energy, power_known = (
         np.full(len(latency), np.nan),

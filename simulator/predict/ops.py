@@ -14,6 +14,7 @@ from ...models import analytical, power
 from ..engines import Engine, ask
 from ..engines.coverage import COVERAGE
 from ..report.answer import OpPrediction
+from ..timing.cold_products import bound_asked_products
 
 MEMO = 100_000  # predictions that an engine keeps
 
@@ -45,6 +46,9 @@ def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) ->
     answers = ask(engine, ops, cache)
     roofline, bound = np.empty(len(ops)), np.empty(len(ops), dtype=object)
     for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+        if cache == "cold":
+            group = kind, columns, dtype, out_dtype
+            answers.put(positions, bound_asked_products(engine, *group, answers.take(positions), device))
         roofline[positions] = analytical.roofline_us(kind, columns, dtype, out_dtype, device)
         bound[positions] = analytical.bound(kind, columns, dtype, out_dtype, device)
     return [

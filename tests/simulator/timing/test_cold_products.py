@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from opcast.datasets.devices import load_device
-from opcast.datasets.ops import Op, make_op
-from opcast.simulator.engines import Answers
+from opcast.datasets.ops import KINDS, Op, make_op
+from opcast.simulator.engines import Answers, build_engine
+from opcast.simulator.predict.columns import predict_columns
+from opcast.simulator.predict.ops import predict_ops
 from opcast.simulator.timing.cold_products import bound_cold_products, weight_bytes
 
 L40S = load_device("l40s")
@@ -67,3 +70,17 @@ def test_what_was_measured_or_is_no_product_of_a_gpu_stays(change: str) -> None:
     op = make_op("elementwise", numel=2**24) if change == "other kind" else OP
     device = replace(L40S, vendor="cpu") if change == "host" else L40S
     assert bounded(op, 8.0, cold_us, change == "inside", device).latency_us[0] == cold_us
+
+
+@pytest.mark.parametrize("device", ["rtx_4090", "l40s"])
+def test_a_product_that_is_asked_alone_is_bound_as_in_a_step(device: str) -> None:
+    """Only warm rows of it are known: a weight of 34 MB is not read three times as slowly as memory gives it."""
+    card = load_device(device)
+    engine = build_engine(card, [], [Path(__file__).parents[3] / "models" / "shipped"])
+    ops = [make_op("gemm", m=m, n=4096, k=4096) for m in (1, 16)]
+    cold = np.array([answer.latency_us for answer in predict_ops(ops, card, engine, "cold")])
+    warm = np.array([answer.latency_us for answer in predict_ops(ops, card, engine)])
+    assert (cold >= 1e-3 * weight_bytes(OP) / card.memory_gbps).all()
+    assert (cold <= 1.2 * warm).all()
+    columns = dict(zip(KINDS["gemm"].names, np.array([op.dims for op in ops]).T, strict=True))
+    assert predict_columns("gemm", columns, "bf16", "bf16", card, engine, "cold").latency_us.tolist() == cold.tolist()
