@@ -38,6 +38,7 @@ IN_EVERY_RUN = {
     "search serving": 6,
     "serving": 6,
     "fleet": 3,
+    "posttrain": 6,
 }  # of verbs whose answers take long; of others as below
 USUALLY = 20  # each is answered three times; all of them: --every-model
 TIMES = ("wall_time_s",)  # what an answer says of itself
