@@ -111,7 +111,7 @@ def test_an_up_to_date_environment_is_used_at_once(checkout: Path) -> None:
         (["tests/models", "-x"], 64, ["-n", "4", *SHARED, "tests/models", "-x"]),
         (["fast"], 1, ["-m", "not slow"]),
         (["fast", "--pdb"], 8, ["-m", "not slow", "--pdb"]),
-        (["--times", "tests/slow.txt"], 8, ["--times", "tests/slow.txt"]),
+        (["--times", "tests/slow.txt"], 3, ["-n", "4", *SHARED, "--times", "tests/slow.txt"]),
     ],
 )
 def test_the_fast_lane_and_the_processors(
