@@ -211,7 +211,7 @@ def batches(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def filled_curve(rows: Sequence[Mapping[str, float]], name: str, factor: float, what: str, hue: str) -> dict[str, Any]:
     """One figure over time, as an area."""
-    area = {"fill": "tozeroy", "fillcolor": colours.css("bar")}
+    area: dict[str, Any] = {"fill": "tozeroy", "fillcolor": colours.css("bar")}
     hint = f"%{{y:.3g}} {what} at %{{x:.3g}} s<extra></extra>"
     values = [row[name] * factor for row in rows]
     line = curve([row["start_s"] for row in rows], values, hue, **area, hovertemplate=hint)
