@@ -41,8 +41,7 @@ def predicted(request: PredictRequest) -> list[OpPrediction]:
 
 def answer(request: Any) -> dict[str, Any]:
     """The answer to a request of :data:`METHODS`, as plain values."""
-    values: dict[str, Any] = METHODS[type(request)](bench_of(request), request).to_dict()
-    return values
+    return METHODS[type(request)](bench_of(request), request).to_dict()
 
 
 def answer_page(request: PlanRequest | PostTrainRequest, part: Part = "page") -> str:
