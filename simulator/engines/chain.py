@@ -107,7 +107,7 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
         return kernel_engines
     few_rows = FewRowsEngine(chain, eight_bits, kernels)
     unpackings = stack.unpackings if stack is not None else ()
-    table_engines = [StreamEngine(device, [few_rows, *chain]), few_rows]
+    table_engines: list[Engine] = [StreamEngine(device, [few_rows, *chain]), few_rows]
     return [*kernel_engines, UnpackedEngine(device, [*table_engines, *chain], unpackings), *table_engines]
 
 

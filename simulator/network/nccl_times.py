@@ -217,7 +217,8 @@ def _send_recv(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int)
 def _ll_start_us(g: GroupShapes, t: Tuning) -> Array:
     """Start of an exchange by LL: one hop."""
     far = np.where(g.nodes > 1, 1.0, 0.0)
-    return _start_us("ring", LL, t) + sum(_hops_us("ring", LL, 1.0 - far, far, g, t))
+    near_us, far_us = _hops_us("ring", LL, 1.0 - far, far, g, t)
+    return _start_us("ring", LL, t) + near_us + far_us
 
 
 def _simple_start_us(g: GroupShapes, t: Tuning) -> Array:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...datasets.clusters import Cluster
-from ...datasets.ops import make_op
+from ...datasets.ops import KINDS, make_op
 from ..question.calibration import EXPERTS
 from ..question.predictions import PredictRequest
 from ..report.answer import OpPrediction, StepReport
@@ -69,7 +69,8 @@ def checkpoint_tensors(report: StepReport) -> int:
     tensors = float(sum(tensor.count for tensor in graph.tensors if tensor.role == "weight"))
     for node, repeat in graph.weighted():
         if node.op is not None and node.op.kind in EXPERTS and node.phase == "forward":
-            tensors += (node.op.to_dict()["experts"] * OF_EXPERTS - 1) * repeat
+            experts = dict(zip(KINDS[node.op.kind].names, node.op.dims, strict=True))["experts"]
+            tensors += (experts * OF_EXPERTS - 1) * repeat
     return round(tensors)
 
 
