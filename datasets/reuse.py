@@ -58,5 +58,4 @@ class ReuseCurves:
 
     def _read(self, curve: tuple[float, ...], distance: np.ndarray) -> np.ndarray:
         log_distance = np.log2(np.clip(distance, LEAST_BYTES, 2.0**60))
-        share: np.ndarray = np.interp(log_distance, self._places, curve)
-        return share
+        return np.interp(log_distance, self._places, curve)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ COMMON_NODE = 8  # ranks that reach each other over NVLink
 
 
 Key = tuple[Any, ...]
+Sent = tuple[torch.Tensor, Callable[[], Any], Callable[[], Any], torch.Tensor]  # tokens, there, back, what came
+Exchange = Callable[[CallSetting], Sent]
 
 
 def buffer_key(op: Op, members: tuple[int, ...], backend: str = "deep_ep") -> Key:
@@ -130,7 +133,7 @@ def _back(arrived: Any) -> torch.Tensor:
     return rows if rows.dtype == torch.bfloat16 else torch.ones(rows.shape, dtype=torch.bfloat16, device=rows.device)
 
 
-def _exchange(s: CallSetting) -> tuple[torch.Tensor, Callable[[], Any], Callable[[], Any], torch.Tensor]:
+def _exchange(s: CallSetting) -> Sent:
     """What is sent, a call that dispatches it, a call that combines what came, and what came."""
     op = s.op
     tokens, experts, weights = _routed(s)
@@ -164,7 +167,7 @@ def _exchange(s: CallSetting) -> tuple[torch.Tensor, Callable[[], Any], Callable
     return tokens, lambda: buffer.dispatch(sent, handle=handle), lambda: buffer.combine(rows, handle), rows
 
 
-def _elastic(s: CallSetting) -> tuple[torch.Tensor, Callable[[], Any], Callable[[], Any], torch.Tensor]:
+def _elastic(s: CallSetting) -> Sent:
     """The same through the buffer of release 2."""
     op = s.op
     tokens, experts, weights = _routed(s)
@@ -187,29 +190,19 @@ def _elastic(s: CallSetting) -> tuple[torch.Tensor, Callable[[], Any], Callable[
     return tokens, there, lambda: buffer.combine(x=rows, handle=handle, topk_weights=None), rows
 
 
-def dispatch(s: CallSetting) -> ReadyCollective:
+def dispatch(exchange: Exchange, s: CallSetting) -> ReadyCollective:
     """Tokens to the ranks of their experts."""
-    tokens, there, _, arrived = _exchange(s)
+    tokens, there, _, arrived = exchange(s)
     return ReadyCollective(there, tokens, arrived)
 
 
-def combine(s: CallSetting) -> ReadyCollective:
+def combine(exchange: Exchange, s: CallSetting) -> ReadyCollective:
     """Rows of experts back to their tokens' ranks, and their sums there."""
-    tokens, _, back, arrived = _exchange(s)
+    tokens, _, back, arrived = exchange(s)
     return ReadyCollective(back, arrived, tokens)
 
 
-def elastic_dispatch(s: CallSetting) -> ReadyCollective:
-    """Tokens to the ranks of their experts, by release 2."""
-    tokens, there, _, arrived = _elastic(s)
-    return ReadyCollective(there, tokens, arrived)
-
-
-def elastic_combine(s: CallSetting) -> ReadyCollective:
-    """The way back, by release 2."""
-    tokens, _, back, arrived = _elastic(s)
-    return ReadyCollective(back, arrived, tokens)
-
-
-ELASTIC_CALLS = {"ep_dispatch": elastic_dispatch, "ep_combine": elastic_combine}
-DEEP_EP: dict[str, Callable[[CallSetting], ReadyCollective]] = {"ep_dispatch": dispatch, "ep_combine": combine}
+ELASTIC_CALLS, DEEP_EP = (
+    {"ep_dispatch": partial(dispatch, exchange), "ep_combine": partial(combine, exchange)}
+    for exchange in (_elastic, _exchange)
+)

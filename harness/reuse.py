@@ -99,8 +99,7 @@ class Seen:
     @property
     def shares(self) -> np.ndarray:
         """How far on that way each distance is [distances]."""
-        clipped: np.ndarray = np.clip((np.array(self.late_us) - self.warm_us) / self.whole, 0.0, 1.0)
-        return clipped
+        return np.clip((np.array(self.late_us) - self.warm_us) / self.whole, 0.0, 1.0)
 
 
 def without_disturbed(samples: Sequence[Seen]) -> list[Seen]:

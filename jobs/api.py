@@ -353,8 +353,7 @@ def simulate_file(
         sources=_sources(home, engines, backend),
     )
     report: Any = bench_of(request.sources).simulate(request)
-    made: FileReport = report
-    return made
+    return report
 
 
 def validate(

@@ -7,7 +7,7 @@ from typing import Any
 from ..datasets.loading import choice
 from ..simulator.chips.answer import ChipsReport, table
 from . import resolve
-from .show import BadInputError, print_json, say, show, wants_json
+from .show import BadInputError, print_json, show_answer, wants_json
 
 SUBJECT = "what"
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
@@ -25,7 +25,5 @@ def run(config: dict[str, Any]) -> int:
     if as_json:
         print_json(report.to_dict())
         return 0
-    show(table(report))
-    for note in report.notes:
-        say(note)
+    show_answer("", [table(report)], report.notes)
     return 0

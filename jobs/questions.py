@@ -48,8 +48,7 @@ class VerbQuestion:
     def kind_of_request(self) -> type:
         """The class of the request."""
         module, name = self.request.rsplit(".", 1)
-        request_class: type = getattr(importlib.import_module(f"..simulator.{module}", __package__), name)
-        return request_class
+        return getattr(importlib.import_module(f"..simulator.{module}", __package__), name)
 
 
 QUESTIONS = {

@@ -112,7 +112,6 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
         say("4/5  timing every operator of the real steps")
         operators = {name: runner.operators(name, config["operator_repeats"]) for name in WORKLOADS}
         environment = runner.environment_facts()
-    compared = [op for name in WORKLOADS for op in compare_operators(name, reports[name], operators[name])]
     comparison = Comparison(
         device=target.to_dict(),
         model=graphs["train"].name,
@@ -122,7 +121,7 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
         campaign=campaign_facts(summary),
         training=training,
         steps=[StepComparison.of(name, reports[name], seconds[name]) for name in WORKLOADS],
-        ops=compared,
+        ops=[op for name in WORKLOADS for op in compare_operators(name, reports[name], operators[name])],
     )
     say("5/5  writing the report")
     from ..simulator.html import write_quickstart_report

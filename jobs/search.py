@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..datasets.loading import load, whole
@@ -18,7 +17,7 @@ from . import resolve
 from .composing import quoted
 from .show import BadInputError, microseconds, print_json, say, show, wants_json
 from .validate import progress_bar
-from .writing import check_place, write_text
+from .writing import places, write_text
 
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
@@ -58,9 +57,7 @@ def run_search(
 ) -> int:
     """Search and print the best points; returns the exit code, 1 where no point can run."""
     serving, points = isinstance(request, ServedSearchRequest), config["points"]
-    for name in ("report", "launch", *(("points",) if serving else ())):
-        if config[name]:
-            check_place(name, Path(str(config[name])))
+    files = places(config, "report", "launch", *(("points",) if serving else ()))
     bench = resolve.bench(config)
     if isinstance(request, ServedSearchRequest):
         report = bench.search_serving(request, crew, progress_bar, str(points) if points else None)
@@ -68,13 +65,13 @@ def run_search(
             say(f"points: {points}")
     else:
         report = bench.search(request, crew, points, progress_bar)
-    if report.best and config["report"]:
+    if report.best and "report" in files:
         from ..simulator.search.view import write_page
 
-        say(f"report: {write_page(report, view_of(serving), Path(str(config['report'])))}")
-    if report.best and config["launch"]:
+        say(f"report: {write_page(report, view_of(serving), files['report'])}")
+    if report.best and "launch" in files:
         text = launch_text(config, request, report.best[0])
-        say(f"launch file: {write_text('launch', Path(str(config['launch'])), text)}")
+        say(f"launch file: {write_text('launch', files['launch'], text)}")
     if as_json:
         print_json(report.to_dict() | ({} if report.best else {"error": report.notes[0]}))
     else:

@@ -20,7 +20,7 @@ from .serving_unread import check_read, check_words
 from .show import BadInputError, print_json, say, wants_json
 from .simulate import apart, spelled
 from .validate import progress_bar
-from .writing import check_place, write, write_text
+from .writing import places, write, write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
@@ -81,9 +81,7 @@ def run(config: dict[str, Any]) -> int:
     """Serve and print; returns the exit code."""
     choice(BadInputError, "what", config["what"], KINDS)
     as_json = wants_json(config)
-    for name in FILES:
-        if config[name]:
-            check_place(name, Path(str(config[name])))
+    places(config, *FILES)
     if config["observed"]:
         config = with_observed_traffic(config)
     if config["what"] == "calibrate":

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from ..simulator.serving.capacity import Capacity
     from ..simulator.serving.comparison import WayOfServing
 
+TIMES = {  # as they are called -> the report's name; those that moved caches have a row where any did
+    "TTFT": "ttft_ms",
+    "TPOT": "tpot_ms",
+    "ITL": "itl_ms",
+    "end to end": "e2e_ms",
+    "queue": "queue_ms",
+    "per output token": "normalised_ms",
+    "prefill": "prefill_e2e_ms",
+    "KV transfer": "kv_transfer_ms",
+    "decode": "decode_e2e_ms",
+}
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 
 
@@ -57,43 +68,36 @@ def show_ways(request: ServingRequest, ways: list[WayOfServing]) -> None:
 
 def show(report: ServingReport) -> None:
     """Times, throughput, memory, and what a reader should know."""
-    from ..simulator.serving.report import number_text
-
-    spreads = {
-        "TTFT": report.ttft_ms,
-        "TPOT": report.tpot_ms,
-        "ITL": report.itl_ms,
-        "end to end": report.e2e_ms,
-        "queue": report.queue_ms,
-        "per output token": report.normalised_ms,
-    }
-    for name, field_name in (
-        ("prefill", "prefill_e2e_ms"),
-        ("KV transfer", "kv_transfer_ms"),
-        ("decode", "decode_e2e_ms"),
-    ):
-        if getattr(report, field_name) is not None:
-            spreads[name] = getattr(report, field_name)
+    spreads = {name: getattr(report, field_name) for name, field_name in TIMES.items()}
     if report.completed:
-        heads = ("", "mean", "p50", "p90", "p99")
-        table("milliseconds", heads, [(name, *figures(spread)) for name, spread in spreads.items()])
+        rows = [(name, *figures(spread)) for name, spread in spreads.items() if spread is not None]
+        table("milliseconds", ("", "mean", "p50", "p90", "p99"), rows)
     else:
         print("milliseconds: none served")
+    fewer = report.fleet and report.fleet["mean_replicas"] < report.replicas  # an autoscaler may start fewer
+    most = "at most " if fewer else ""
+    table(f"{most}{counted(report.replicas, 'replica')}", ("", ""), [*summary(report), *sureness(report)])
+    show_classes(report)
+    show_kinds(report)
+    for note in (report.overload, *report.notes):
+        if note:
+            say(note)
+
+
+def summary(report: ServingReport) -> list[tuple[str, str]]:
+    """What was served by what, and what it took."""
+    from ..simulator.serving.report import number_text
+
     why = ", ".join(f"{limit['requests']:,} by {name.replace('_', ' ')}" for name, limit in report.rejections.items())
     rejected = f"{report.rejected:,} rejected" + (f" ({why})" if why else "")
     rejected += f", {report.failed:,} failed" if report.failed else ""
-    rows: list[tuple[str, str]] = [
+    tokens = f"{number_text(report.output_tokens_per_s)} output tokens/s"
+    attained = f"{report.slo_attainment:.1%} of requests had all of slo"
+    rows = [
         ("requests", f"{report.completed:,} served, {rejected}, in {report.duration_s:,.1f} s"),
-        (
-            "throughput",
-            f"{number_text(report.requests_per_s)} requests/s, "
-            f"{number_text(report.output_tokens_per_s)} output tokens/s",
-        ),
+        ("throughput", f"{number_text(report.requests_per_s)} requests/s, {tokens}"),
         ("per GPU", f"{report.output_tokens_per_s_per_gpu:,.1f} output tokens/s ({counted(report.devices, 'GPU')})"),
-        (
-            "goodput",
-            f"{number_text(report.goodput)} requests/s, {report.slo_attainment:.1%} of requests had all of slo",
-        ),
+        ("goodput", f"{number_text(report.goodput)} requests/s, {attained}"),
         ("KV memory", f"{kv_text(vars(report))}; {counted(report.preemptions, 'preemption')}"),
         ("iterations", f"{report.iterations:,}, {report.mean_batch:,.1f} tokens each; {report.utilisation:.0%} busy"),
     ]
@@ -111,11 +115,15 @@ def show(report: ServingReport) -> None:
         (f"{name} pool", f"{pool['utilisation']:.0%} busy; KV memory: {kv_text(pool)}")
         for name, pool in report.pools.items()
     ]
-    rows += fleet_rows(report)
-    rows += price(report)
+    return [*rows, *fleet_rows(report), *price(report)]
+
+
+def sureness(report: ServingReport) -> list[tuple[str, str]]:
+    """How sure the figures are, and who measured what they stand on."""
+    rows = []
     if report.intervals:
         figures_known = [name for name in INTERVALS if name in report.intervals]
-        rows += [(f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in figures_known))]
+        rows.append((f"{report.coverage:.0%} interval", ", ".join(interval(report, name) for name in figures_known)))
     if report.p_slo_met is not None:
         rows.append(("chance of slo", f"{report.p_slo_met:.0%} that {report.slo['share']:.0%} of requests have it"))
     if report.p_p99_ttft_met is not None:
@@ -123,14 +131,7 @@ def show(report: ServingReport) -> None:
         rows.append(("chance of p99", f"{report.p_p99_ttft_met:.0%} that the 99th percentile of TTFT is within {most}"))
     if report.sources:
         rows.append(("measured by", listed(report.sources)))
-    fewer = report.fleet and report.fleet["mean_replicas"] < report.replicas  # an autoscaler may start fewer
-    most = "at most " if fewer else ""
-    table(f"{most}{counted(report.replicas, 'replica')}", ("", ""), rows)
-    show_classes(report)
-    show_kinds(report)
-    for note in (report.overload, *report.notes):
-        if note:
-            say(note)
+    return rows
 
 
 def tiers_text(report: ServingReport) -> str:

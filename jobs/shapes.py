@@ -381,8 +381,7 @@ def texts(values: np.ndarray, encoded: bool) -> pa.Array:
 
 
 def _field(name: str, _: AlikeRows, answer: Predicted) -> np.ndarray:
-    column: np.ndarray = getattr(answer, name)
-    return column
+    return getattr(answer, name)
 
 
 def _dim_column(chunk: RowsChunk, name: str, encoded: bool) -> pa.Array:

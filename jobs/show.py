@@ -108,6 +108,16 @@ def show(view: ViewTable, empty: bool = False) -> None:
         table(view.caption, [column.title for column in columns], texts)
 
 
+def show_answer(head: str, tables: Iterable[ViewTable], notes: Iterable[str]) -> None:
+    """An answer as one line of what it is about, its tables, and what a reader should know."""
+    if head:
+        say(head)
+    for view in tables:
+        show(view)
+    for note in notes:
+        say(note)
+
+
 def side(column: int, texts: Sequence[str]) -> Literal["left", "right"]:
     """Where the cells of a column are aligned: short ones that all begin as numbers do on the right."""
     numbers = column > 0 and all((text[0].isdigit() or text[0] in "-+±.") and len(text) <= NUMBER for text in texts)

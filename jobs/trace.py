@@ -42,8 +42,7 @@ def run(config: dict[str, Any]) -> int:
     if what not in SUBCOMMANDS:
         raise BadInputError(f"`opcast trace` cannot {config['what']!r}; {nearest(what, SUBCOMMANDS, 'it can')}")
     module, function = SUBCOMMANDS[what].split(".")
-    code: int = getattr(import_module(f".{module}", __package__), function)(config)
-    return code
+    return getattr(import_module(f".{module}", __package__), function)(config)
 
 
 def check(config: dict[str, Any]) -> int:

@@ -13,8 +13,8 @@ from ..simulator.engines.chain import caller_of
 from ..simulator.question.unread import refuse_unread
 from ..simulator.upgrade.answer import UpgradeReport, headline, table
 from . import resolve
-from .show import print_json, say, show, wants_json
-from .writing import check_place, write_text
+from .show import print_json, say, show_answer, wants_json
+from .writing import places, write_text
 
 if TYPE_CHECKING:
     from ..datasets.launches import Caller
@@ -31,9 +31,7 @@ SIZES = ("m", "tokens", "rows", "numel", "size_bytes", "outer", "batch")  # dims
 def run(config: dict[str, Any]) -> int:
     """Answer, and write the campaign where one is asked for; returns the exit code."""
     as_json = wants_json(config)
-    for name in ("plan_out", "picture"):
-        if config[name]:
-            check_place(name, Path(str(config[name])))
+    files = places(config, "plan_out", "picture")
     if not config["plan_out"]:
         of_campaign = {f"settings.{name}": value for name, value in (config["settings"] or {}).items()}
         refuse_unread(of_campaign, "without plan_out=FILE")
@@ -41,17 +39,14 @@ def run(config: dict[str, Any]) -> int:
     report: UpgradeReport = bench.upgrade(request)
     if config["plan_out"]:
         write_campaign(config, report, request, bench.device(request.step.device, request.step.cluster))
-    if config["picture"]:
+    if "picture" in files:
         from ..simulator.upgrade.picture import draw_upgrade
 
-        say(f"picture: {write_text('picture', Path(str(config['picture'])), draw_upgrade(report))}")
+        say(f"picture: {write_text('picture', files['picture'], draw_upgrade(report))}")
     if as_json:
         print_json(report.to_dict())
         return 0
-    say(headline(report))
-    show(table(report))
-    for note in report.notes:
-        say(note)
+    show_answer(headline(report), [table(report)], report.notes)
     return 0
 
 

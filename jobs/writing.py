@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..datasets.files import StoreError, write_atomically
 from .show import BadInputError
@@ -19,6 +20,14 @@ def write(setting: str, path: Path, fill: Callable[[Path], object]) -> Path:
         return write_atomically(path, fill)
     except StoreError as error:
         raise BadInputError(f"{setting}={path}: {error}") from None
+
+
+def places(config: Mapping[str, Any], *names: str) -> dict[str, Path]:
+    """Files that are asked for, by setting. BadInputError, naming the setting, where no file can be."""
+    paths = {name: Path(str(config[name])) for name in names if config[name]}
+    for name, path in paths.items():
+        check_place(name, path)
+    return paths
 
 
 def check_place(setting: str, path: Path) -> None:

@@ -261,8 +261,7 @@ class Options:
         return f"{self.named} takes {limits} rows, not {rows:,} (predictor.{self.named}.min_rows, max_rows)"
 
     def candidate(self, name: str) -> Candidate:
-        chosen: Candidate = getattr(self, name)
-        return chosen
+        return getattr(self, name)
 
 
 CANDIDATES = ("calibrated", "interpolation", "lines", "random_forest", "lightgbm")

@@ -93,8 +93,7 @@ def at_boost(
     """
     if (clock >= 1.0).all() or anchor(device, rate_name(kind, dtype)) is None:
         return latency_us
-    boosted_us: np.ndarray = latency_us / parts(kind, columns, dtype, out_dtype, device, cache).slower(clock)
-    return boosted_us
+    return latency_us / parts(kind, columns, dtype, out_dtype, device, cache).slower(clock)
 
 
 def rate_name(kind: str, dtype: str) -> str:

@@ -330,8 +330,7 @@ def recast_share(kind_name: str, donor: Donor, path: Path = ERRORS) -> float:
 @lru_cache
 def _recast(path: Path) -> dict[str, dict[str, Any]]:
     """What is told of donors: by kind, then by donor."""
-    content: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8")).get("donors", {})
-    return content
+    return json.loads(path.read_text("utf-8")).get("donors", {})
 
 
 def constant(half_width: float) -> Intervals:

@@ -83,23 +83,20 @@ def class_codes(trace: ExecutionTrace) -> np.ndarray:
     codes = np.where(is_unknown_collective, CLASSES.index("collective"), codes)  # which one the trace does not say
     codes = np.where(np.isin(trace.kind, (NodeKind.COMM_SEND, NodeKind.COMM_RECV)), CLASSES.index("send_recv"), codes)
     codes = np.where((ops >= 0) & (by_op == CLASSES.index("gap")), CLASSES.index("gap"), codes)
-    result: np.ndarray = np.where(trace.kind <= NodeKind.METADATA, CLASSES.index("metadata"), codes)
-    return result
+    return np.where(trace.kind <= NodeKind.METADATA, CLASSES.index("metadata"), codes)
 
 
 def _codes_of_words(words: np.ndarray, classes: Mapping[int, str], count: int) -> np.ndarray:
     table = np.zeros(count, np.int64)
     for number, name in classes.items():
         table[number] = CLASSES.index(name)
-    codes: np.ndarray = table[words]
-    return codes
+    return table[words]
 
 
 def is_network(codes: np.ndarray) -> np.ndarray:
     """Whether nodes of these classes communicate."""
     first, last = CLASSES.index(COLLECTIVES[0]), CLASSES.index("send_recv")
-    communicates: np.ndarray = (codes >= first) & (codes <= last)
-    return communicates
+    return (codes >= first) & (codes <= last)
 
 
 def on_processor(trace: ExecutionTrace) -> bool:
@@ -134,5 +131,4 @@ def is_work(trace: ExecutionTrace, codes: np.ndarray) -> np.ndarray:
 def is_device_work(codes: np.ndarray) -> np.ndarray:
     """Whether a device computes or copies in nodes of these classes."""
     device_codes = [CLASSES.index(name) for name in (*COMPUTE, "memory")]
-    is_device: np.ndarray = np.isin(codes, device_codes)
-    return is_device
+    return np.isin(codes, device_codes)

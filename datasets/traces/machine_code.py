@@ -20,5 +20,4 @@ def compile_loop(loop: Callable[..., Any], callees: tuple[Callable[..., Any], ..
         return loop
     for callee in callees:
         numba.extending.register_jitable(callee)
-    machine_code: Callable[..., Any] = numba.njit(cache=True)(loop)
-    return machine_code
+    return numba.njit(cache=True)(loop)

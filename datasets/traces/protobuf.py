@@ -164,8 +164,7 @@ def _blank(length: int) -> np.ndarray:
 
 def _is_list(arm: np.ndarray) -> np.ndarray:
     """Whether the values of these arms are lists."""
-    is_list: np.ndarray = (arm > 0) & (arm % 2 == 0)
-    return is_list
+    return (arm > 0) & (arm % 2 == 0)
 
 
 def _as_trace(window: _Window, words: Words, head: tuple[str, Attributes] | None = None) -> ExecutionTrace:

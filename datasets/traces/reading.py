@@ -54,8 +54,3 @@ def rank_files(path: Path) -> dict[int, Path]:
 def _rank(path: Path) -> int | None:
     match = re.search(r"\.(\d{1,7})\.(et|json)(\.gz)?$", path.name)
     return int(match[1]) if match else None
-
-
-def read_ranks(path: Path) -> dict[int, ExecutionTrace]:
-    """All traces of a folder by rank (:func:`rank_files`)."""
-    return {rank: read_trace(file) for rank, file in rank_files(path).items()}

@@ -120,8 +120,7 @@ def _decode(bits: np.ndarray, arm: str, words: Words) -> list[Any]:
         return [words[number] for number in bits.tolist()]
     if arm == "bytes":
         return [words.raw(number) for number in bits.tolist()]
-    values: list[Any] = numbers_of(np.ascontiguousarray(bits), arm).tolist()
-    return values
+    return numbers_of(np.ascontiguousarray(bits), arm).tolist()
 
 
 def concatenate(columns: Sequence[np.ndarray]) -> np.ndarray:
@@ -156,8 +155,7 @@ class ExecutionTrace:
 
     def name_of(self, row: int) -> str:
         """The name of a node."""
-        name: str = self.words[self.name[row]]
-        return name
+        return self.words[self.name[row]]
 
     @cached_property
     def names(self) -> Mapping[str, int]:

@@ -21,8 +21,8 @@ from pebble import ProcessExpired, ProcessPool
 from ...simulator.question.predictions import PredictRequest
 from ...simulator.report.answer import OpPrediction
 from ...simulator.trace.models import HUB_ID
-from ...simulator.workbench import workbench
 from .settings import ServiceSettings
+from .work import bench_of
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -129,7 +129,7 @@ def _answered(alike: list[PredictRequest]) -> list[list[OpPrediction] | Exceptio
     """The answers to requests of one place: together, and each for itself when one of them cannot be answered."""
     try:
         ops = tuple(op for request in alike for op in request.ops) if len(alike) > 1 else alike[0].ops
-        predictions = workbench(alike[0].sources, _this_machine).predict(replace(alike[0], ops=ops))
+        predictions = bench_of(alike[0]).predict(replace(alike[0], ops=ops))
     except Exception as error:
         return [error] if len(alike) == 1 else [_answered([request])[0] for request in alike]
     if len(alike) == 1:
@@ -139,12 +139,6 @@ def _answered(alike: list[PredictRequest]) -> list[list[OpPrediction] | Exceptio
         parts.append(predictions[: len(request.ops)])
         predictions = predictions[len(request.ops) :]
     return parts
-
-
-def _this_machine() -> str:
-    from ..resolve import this_machine
-
-    return this_machine()
 
 
 def apart(offline: bool) -> None:

@@ -29,9 +29,8 @@ from .bodies import (
     ServedSearchBody,
     placed,
     predict_of,
+    question_of,
     questions_of,
-    search_of,
-    served_search_of,
     sources,
 )
 from .encoding import as_json
@@ -197,13 +196,13 @@ def _search_routes(app: FastAPI, settings: ServiceSettings, processes: Processes
     @app.post("/v1/search", tags=["search"], openapi_extra=EVENTS)
     async def search(body: SearchBody) -> Response:
         """The best layouts of a training step: server-sent events with progress, then the answer."""
-        question = search_of(body, settings)
+        question = question_of("search", body, settings)
         return await begun(events(question, processes, refusals), EVENT_STREAM)
 
     @app.post("/v1/search/serving", tags=["search"], openapi_extra=EVENTS)
     async def search_serving(body: ServedSearchBody) -> Response:
         """The best ways to serve a model: server-sent events with progress, then the answer."""
-        question = served_search_of(body, settings)
+        question = question_of("search_serving", body, settings)
         return await begun(events(question, processes, refusals), EVENT_STREAM)
 
     @app.post("/v1/sweep", tags=["search"], openapi_extra=EVENTS)

@@ -6,30 +6,22 @@ A body names what ships with opcast or lies in the server's store (:mod:`.naming
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from ...datasets.ops import KINDS, kind
-from ...simulator.chips.request import CompareRequest
-from ...simulator.job.request import PlanRequest
 from ...simulator.network.faults import ALIASES, Fault
-from ...simulator.post_training.request import PostTrainRequest
 from ...simulator.question.canonical import RequestError
 from ...simulator.question.declaration import RequestSetting, dataclass_in, plain_default
 from ...simulator.question.keywords import given_dims, predict_request
 from ...simulator.question.options import CHECKS
 from ...simulator.question.place import THIS_MACHINE
 from ...simulator.question.predictions import PredictRequest
-from ...simulator.question.requests import SimulateRequest
-from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
-from ...simulator.search.request import SearchRequest
-from ...simulator.search.served.request import ServedSearchRequest
 from ...simulator.serving.trace_formats.drawn import drawn_names
-from ...simulator.upgrade.request import UpgradeRequest
 from ..questions import request_of, settings, sources_of, usual
 from ..sweeping import ANSWERS, QuestionSweep, sweep_of
 from .misshapen import complaint
@@ -42,6 +34,21 @@ MOST_RATES = 100
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
 NOT_HERE = "is not taken over HTTP"
+PLACED = {  # verb -> what runs somewhere: its body names a device or a cluster
+    "simulate": "a step",
+    "upgrade": "a step",
+    "plan": "a job",
+    "posttrain": "post-training",
+    "serving": "a replica",
+}
+COUNTS: dict[str, dict[str, Callable[[Any], int]]] = {  # verb -> what a request has no more of than a batch has ops
+    "plan": {"lives": lambda request: request.lives},
+    "posttrain": {
+        "prompts x responses x batches": lambda request: request.sequences * request.batches,
+        "lives": lambda request: request.lives,
+    },
+    "serving": {"traffic.requests": lambda request: request.traffic.requests},
+}
 OF_AN_OP = ("group", "stride", "all_groups", "algorithm")  # settings of a prediction of one op, not of many
 
 
@@ -244,85 +251,21 @@ def placed(what: str, values: Mapping[str, Any]) -> None:
         raise RequestError(f"{what} needs a device or a cluster: name one of GET /v1/devices or GET /v1/clusters")
 
 
-def _asked(verb: str, values: Mapping[str, Any], server: ServiceSettings) -> Any:
-    return request_of(verb, values, sources(verb, values, server), _not_simulated)
-
-
 def _not_simulated(text: str) -> None:
     raise RequestError(f"{text}: leave them out")
 
 
-def simulate_of(body: Any, server: ServiceSettings) -> SimulateRequest:
-    """The request of a body. RequestError for a step that needs a file, or has no place to run on."""
-    values = given_of("simulate", body)
-    if values.get("workload") == "simai":
+def question_of(verb: str, body: Any, server: ServiceSettings) -> Any:
+    """The request of a body. RequestError for what needs a file or a place, and for more than is taken here."""
+    values = given_of(verb, body)
+    if verb == "simulate" and values.get("workload") == "simai":
         raise RequestError("workload=simai needs a file, which is not taken over HTTP: use `opcast simulate`")
-    placed("a step", values)
-    request: SimulateRequest = _asked("simulate", values, server)
-    return request
-
-
-def search_of(body: Any, server: ServiceSettings) -> SearchRequest:
-    """The request of a body. RequestError for what cannot be searched."""
-    request: SearchRequest = _asked("search", given_of("search", body), server)
-    return request
-
-
-def compare_of(body: Any, server: ServiceSettings) -> CompareRequest:
-    """The request of a body. RequestError for chips that cannot be compared."""
-    request: CompareRequest = _asked("compare", given_of("compare", body), server)
-    return request
-
-
-def upgrade_of(body: Any, server: ServiceSettings) -> UpgradeRequest:
-    """The request of a body. RequestError for a step on no place, and for unknown changes."""
-    values = given_of("upgrade", body)
-    placed("a step", values)
-    request: UpgradeRequest = _asked("upgrade", values, server)
-    return request
-
-
-def plan_of(body: Any, server: ServiceSettings) -> PlanRequest:
-    """The request of a body. RequestError for a job on no place, or lived through more often than is taken."""
-    values = given_of("plan", body)
-    placed("a job", values)
-    request: PlanRequest = _asked("plan", values, server)
-    if request.lives > server.batch:
-        raise RequestError(f"lives={request.lives:,} is more than the {server.batch:,} taken here")
-    return request
-
-
-def posttrain_of(body: Any, server: ServiceSettings) -> PostTrainRequest:
-    """The request of a body. RequestError for post-training on no place, or more responses than are taken."""
-    values = given_of("posttrain", body)
-    placed("post-training", values)
-    request: PostTrainRequest = _asked("posttrain", values, server)
-    if request.sequences * request.batches > server.batch:
-        raise RequestError(
-            f"prompts x responses x batches={request.sequences * request.batches:,} is more than the "
-            f"{server.batch:,} taken here"
-        )
-    if request.lives > server.batch:
-        raise RequestError(f"lives={request.lives:,} is more than the {server.batch:,} taken here")
-    return request
-
-
-def served_search_of(body: Any, server: ServiceSettings) -> ServedSearchRequest:
-    """The request of a body. RequestError for what cannot be searched."""
-    request: ServedSearchRequest = _asked("search_serving", given_of("search_serving", body), server)
-    return request
-
-
-def serving_of(body: Any, server: ServiceSettings) -> ServingRequest:
-    """The request of a body. RequestError for a question within a question, or more requests than are taken."""
-    values = given_of("serving", body)
-    if "law" not in values:
-        placed("a replica", values)
-    request: ServingRequest = _asked("serving", values, server)
-    if request.traffic.requests > server.batch:
-        raise RequestError(
-            f"traffic.requests={request.traffic.requests:,} is more than the {server.batch:,} taken here"
-        )
+    if verb in PLACED and "law" not in values:
+        placed(PLACED[verb], values)
+    request = request_of(verb, values, sources(verb, values, server), _not_simulated)
+    for name, count_of in COUNTS.get(verb, {}).items():
+        if (count := count_of(request)) > server.batch:
+            raise RequestError(f"{name}={count:,} is more than the {server.batch:,} taken here")
     return request
 
 
@@ -331,9 +274,9 @@ def questions_of(body: Any, server: ServiceSettings) -> QuestionSweep:
 
     def request_of_point(values: dict[str, Any]) -> Any:
         admit(values, server.allow)
-        point_body, of_body = SWEPT[body.verb]
+        point_body = SWEPT[body.verb]
         try:
-            return of_body(point_body(**values), server)
+            return question_of(body.verb, point_body(**values), server)
         except ValidationError as error:
             raise RequestError(complaint(error.errors(), values, point_body)) from None
 
@@ -341,10 +284,10 @@ def questions_of(body: Any, server: ServiceSettings) -> QuestionSweep:
     return sweep_of(body.verb, given, body.axes, request_of_point, server.batch)
 
 
-SWEPT: dict[str, tuple[Any, Any]] = {  # verb of a sweep -> the body of a point, and its request
-    "plan": (PlanBody, plan_of),
-    "posttrain": (PostTrainBody, posttrain_of),
-    "compare": (CompareBody, compare_of),
-    "upgrade": (UpgradeBody, upgrade_of),
-    "simulate": (SimulateBody, simulate_of),
+SWEPT: dict[str, Any] = {  # verb of a sweep -> the body of a point
+    "plan": PlanBody,
+    "posttrain": PostTrainBody,
+    "compare": CompareBody,
+    "upgrade": UpgradeBody,
+    "simulate": SimulateBody,
 }

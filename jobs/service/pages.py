@@ -163,8 +163,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 def _resolved(described: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema itself, where it is named."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
-    target: Mapping[str, Any] = described["components"]["schemas"][name] if name else schema
-    return target
+    return described["components"]["schemas"][name] if name else schema
 
 
 def _field(described: Mapping[str, Any], name: str, schema: Mapping[str, Any]) -> dict[str, Any]:

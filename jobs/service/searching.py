@@ -23,6 +23,7 @@ from ..sweeping import QuestionSweep
 from .answering import DiedError, Processes, SlowError
 from .encoding import encoded
 from .refusals import Refusals
+from .work import bench_of
 
 LOOK_S = 0.5  # between two looks at the progress
 Question = SearchRequest | ServedSearchRequest | QuestionSweep
@@ -73,8 +74,6 @@ def event(kind: str, value: Any) -> bytes:
 def searched(request: Question, meter: Path) -> dict[str, Any]:
     """The answer to a search or a sweep, its progress counted in ``meter``. Runs in a process of its own."""
     from ...simulator.search.spread import Crew
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
 
     counts = np.memmap(meter, np.int64, "r+", shape=2)
 
@@ -90,5 +89,5 @@ def searched(request: Question, meter: Path) -> dict[str, Any]:
     if isinstance(request, QuestionSweep):
         return request.answered(Crew(), bar).to_dict()
     if isinstance(request, ServedSearchRequest):
-        return workbench(request.step.sources, this_machine).search_serving(request, progress=bar).to_dict()
-    return workbench(request.base.sources, this_machine).search(request, progress=bar).to_dict()
+        return bench_of(request).search_serving(request, progress=bar).to_dict()
+    return bench_of(request).search(request, progress=bar).to_dict()

@@ -19,30 +19,20 @@ from .bodies import (
     SimulateBody,
     SweepBody,
     UpgradeBody,
-    compare_of,
     fabric_of,
-    plan_of,
-    posttrain_of,
-    serving_of,
-    simulate_of,
-    upgrade_of,
+    question_of,
 )
 from .encoding import as_json
 from .settings import ServiceSettings
 from .work import (
     Part,
-    compared,
+    answer,
+    answer_page,
     pictured,
-    planned,
-    planned_page,
-    post_trained,
-    post_trained_page,
     reported,
     served,
     served_capped,
     served_often,
-    simulated,
-    upgraded,
 )
 
 Arguments = Callable[[Any, ServiceSettings], tuple[Any, ...]]
@@ -67,22 +57,22 @@ class StepRoute:
         return self.path.split("/")[2]
 
 
-def alone(question_of: Callable[[Any, ServiceSettings], Any]) -> Arguments:
+def alone(verb: str) -> Arguments:
     """The question that a body asks, as the only argument."""
-    return lambda body, settings: (question_of(body, settings),)
+    return lambda body, settings: (question_of(verb, body, settings),)
 
 
 def study(name: str) -> Arguments:
     """A study of served traffic and what it is about."""
-    return lambda body, settings: (name, serving_of(body, settings))
+    return lambda body, settings: (name, question_of("serving", body, settings))
 
 
 STEP_ROUTES = (
     StepRoute(
         "/v1/simulate",
         SimulateBody,
-        alone(simulate_of),
-        simulated,
+        alone("simulate"),
+        answer,
         "One training or inference step of a model on a device or a cluster, in a process of its own.",
         reported,
         "timeout_s",
@@ -90,38 +80,38 @@ STEP_ROUTES = (
     StepRoute(
         "/v1/compare/chips",
         CompareBody,
-        alone(compare_of),
-        compared,
+        alone("compare"),
+        answer,
         "One workload on several chips and power caps: speed, price, energy, break-even price.",
     ),
     StepRoute(
         "/v1/upgrade",
         UpgradeBody,
-        alone(upgrade_of),
-        upgraded,
+        alone("upgrade"),
+        answer,
         "What another engine, driver or library may move in a step, and what to measure of it.",
         limit="timeout_s",
     ),
     StepRoute(
         "/v1/plan",
         PlanBody,
-        alone(plan_of),
-        planned,
+        alone("plan"),
+        answer,
         "A whole training job: days, GPU-hours, price, kWh and CO2 as P10, P50 and P90 of its lives.",
-        planned_page,
+        answer_page,
     ),
     StepRoute(
         "/v1/posttrain",
         PostTrainBody,
-        alone(posttrain_of),
-        post_trained,
+        alone("posttrain"),
+        answer,
         "Post-training phase by phase: rollout, log-probs, training, weight sync, as P10, P50 and P90.",
-        post_trained_page,
+        answer_page,
     ),
     StepRoute(
         "/v1/serving",
         ServingBody,
-        alone(serving_of),
+        alone("serving"),
         served,
         "Traffic on the replicas of a served model: TTFT, TPOT, throughput, KV memory, goodput.",
     ),
@@ -135,7 +125,7 @@ STEP_ROUTES = (
     StepRoute(
         "/v1/serving/sweep",
         SweepBody,
-        lambda body, settings: ("sweep", serving_of(body, settings), tuple(body.rates)),
+        lambda body, settings: (*study("sweep")(body, settings), tuple(body.rates)),
         served_often,
         "The same traffic at each of the ``rates``; none: a tenth of its rate to twice it.",
     ),
@@ -149,14 +139,19 @@ STEP_ROUTES = (
     StepRoute(
         "/v1/serving/caps",
         CapsBody,
-        lambda body, settings: (serving_of(body, settings), tuple(body.power_caps_w), body.node_w, body.pue),
+        lambda body, settings: (
+            question_of("serving", body, settings),
+            tuple(body.power_caps_w),
+            body.node_w,
+            body.pue,
+        ),
         served_capped,
         "The same traffic under power caps: joules of an output token against latency, which caps no other beats.",
     ),
     StepRoute(
         "/v1/predict",
         PredictBody,
-        alone(fabric_of),
+        lambda body, settings: (fabric_of(body, settings),),
         None,
         "A collective on the links of a cluster: how full which links are, and when.",
         pictured,
@@ -180,11 +175,11 @@ def add_step_routes(app: FastAPI, settings: ServiceSettings, processes: Processe
 def answer_of(route: StepRoute, settings: ServiceSettings, processes: Processes) -> Callable[..., Any]:
     """What answers ``route`` as JSON."""
 
-    async def answer(request: Request, body: Any) -> Response:
+    async def answered(request: Request, body: Any) -> Response:
         arguments = route.arguments(body, settings)
         return as_json(await processes.run(route.work, arguments, request.is_disconnected, route.limit))  # type: ignore[arg-type]
 
-    return described(answer, route, route.summary)
+    return described(answered, route, route.summary)
 
 
 def page_of(route: StepRoute, settings: ServiceSettings, processes: Processes) -> Callable[..., Any]:

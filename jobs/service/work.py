@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from ...simulator.chips.request import CompareRequest
@@ -13,98 +14,60 @@ from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.report.answer import OpPrediction
 from ...simulator.upgrade.request import UpgradeRequest
+from ...simulator.workbench import Workbench, workbench
 
 Part = Literal["page", "body"]
+METHODS: dict[type, Callable[[Workbench, Any], Any]] = {  # what answers a request
+    SimulateRequest: Workbench.simulate,
+    CompareRequest: Workbench.compare_chips,
+    UpgradeRequest: Workbench.upgrade,
+    PlanRequest: Workbench.plan,
+    PostTrainRequest: Workbench.posttrain,
+}
+
+
+def bench_of(request: Any) -> Workbench:
+    """The workbench of the sources of a request, or of the step that it is about."""
+    from ..resolve import this_machine
+
+    step = getattr(request, "step", getattr(request, "base", request))
+    return workbench(Sources() if step is None else step.sources, this_machine)
 
 
 def predicted(request: PredictRequest) -> list[OpPrediction]:
     """The answer to a request about ops."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.sources, this_machine).predict(request)
+    return bench_of(request).predict(request)
 
 
-def simulated(request: SimulateRequest) -> dict[str, Any]:
-    """The answer to a request about a step, as plain values."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.sources, this_machine).simulate(request).to_dict()
+def answer(request: Any) -> dict[str, Any]:
+    """The answer to a request of :data:`METHODS`, as plain values."""
+    return METHODS[type(request)](bench_of(request), request).to_dict()
 
 
-def compared(request: CompareRequest) -> dict[str, Any]:
-    """The answer about several chips."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).compare_chips(request).to_dict()
-
-
-def upgraded(request: UpgradeRequest) -> dict[str, Any]:
-    """The answer about an upgrade."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).upgrade(request).to_dict()
-
-
-def planned(request: PlanRequest) -> dict[str, Any]:
-    """The answer about a job."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).plan(request).to_dict()
-
-
-def planned_page(request: PlanRequest, part: Part = "page") -> str:
-    """The HTML page of a job, or its body alone."""
+def answer_page(request: PlanRequest | PostTrainRequest, part: Part = "page") -> str:
+    """The HTML page of a job or of post-training, or its body alone."""
     from ...simulator.html.page import render, render_body
-    from ...simulator.job.page import page
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
+    from ...simulator.job.page import page as page_of_job
+    from ...simulator.post_training.page import page as page_of_phases
 
-    write = render if part == "page" else render_body
-    return write(page(workbench(request.step.sources, this_machine).plan(request)))
-
-
-def post_trained(request: PostTrainRequest) -> dict[str, Any]:
-    """The answer about post-training."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    return workbench(request.step.sources, this_machine).posttrain(request).to_dict()
-
-
-def post_trained_page(request: PostTrainRequest, part: Part = "page") -> str:
-    """The HTML page of post-training, or its body alone."""
-    from ...simulator.html.page import render, render_body
-    from ...simulator.post_training.page import page
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    write = render if part == "page" else render_body
-    return write(page(workbench(request.step.sources, this_machine).posttrain(request)))
+    write, bench = render if part == "page" else render_body, bench_of(request)
+    if isinstance(request, PlanRequest):
+        return write(page_of_job(bench.plan(request)))
+    return write(page_of_phases(bench.posttrain(request)))
 
 
 def served(request: ServingRequest) -> dict[str, Any]:
     """The answer about a served model."""
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
-
-    sources = Sources() if request.step is None else request.step.sources
-    return workbench(sources, this_machine).serving(request).report.to_dict()
+    return bench_of(request).serving(request).report.to_dict()
 
 
 def served_often(what: str, request: ServingRequest, rates: tuple[float, ...] = ()) -> dict[str, Any]:
     """The answer to ``opcast serving capacity``, ``sweep`` or ``compare``."""
     from ...simulator.search.spread import Crew
     from ...simulator.serving import studies
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
     from ..serving import checked_rates
 
-    bench, apply = workbench(Sources() if request.step is None else request.step.sources, this_machine), Crew().apply
+    bench, apply = bench_of(request), Crew().apply
     if what == "capacity":
         return studies.serving_capacity(request, bench, apply).to_dict()
     if what == "sweep":
@@ -118,32 +81,26 @@ def served_capped(
     """The answer to ``opcast serving caps``."""
     from ...simulator.search.spread import Crew
     from ...simulator.serving.caps import caps_values, serving_caps
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
 
-    bench = workbench(Sources() if request.step is None else request.step.sources, this_machine)
-    return caps_values(serving_caps(request, power_caps_w, node_w, pue, bench, Crew().apply), node_w, pue)
+    caps = serving_caps(request, power_caps_w, node_w, pue, bench_of(request), Crew().apply)
+    return caps_values(caps, node_w, pue)
 
 
 def pictured(request: PredictRequest, part: Part = "page") -> str:
     """The HTML page of a collective on links, or its body alone."""
     from ...simulator.html import network_body, network_page
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
 
     write = network_page if part == "page" else network_body
-    return write(workbench(request.sources, this_machine).predict(request)[0])
+    return write(bench_of(request).predict(request)[0])
 
 
 def reported(request: SimulateRequest, part: Part = "page") -> str:
     """The HTML page of a step, or its body alone."""
     from ...simulator.html import step_body, step_page
     from ...simulator.report.workload_file import FileReport
-    from ...simulator.workbench import workbench
-    from ..resolve import this_machine
     from ..simulate import shown_step
 
-    answered = workbench(request.sources, this_machine).answered(request)
+    answered = bench_of(request).answered(request)
     assert not isinstance(answered.report, FileReport)
     write = step_page if part == "page" else step_body
     return write(*shown_step(answered.report, answered.device, answered.engine))

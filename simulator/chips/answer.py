@@ -60,8 +60,7 @@ class ChipsReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values: dict[str, Any] = plain(self)
-        return values
+        return plain(self)
 
     def _repr_html_(self) -> str:
         rows = [

@@ -152,8 +152,7 @@ def _sends(step: Step) -> Send:
 
 
 def _look_up(table: np.ndarray, stage: np.ndarray, chunk: np.ndarray, micro_batch: np.ndarray) -> np.ndarray:
-    cells: np.ndarray = table[stage, chunk] if table.ndim == 2 else table[stage, chunk, micro_batch]
-    return cells
+    return table[stage, chunk] if table.ndim == 2 else table[stage, chunk, micro_batch]
 
 
 def _result_ready_us(step: Step) -> np.ndarray:

@@ -75,8 +75,7 @@ class _StageNodes:
             pieces.append(piece)
             if above <= first:
                 break
-        values: np.ndarray = np.concatenate(pieces[::-1])[first - above :]
-        return values
+        return np.concatenate(pieces[::-1])[first - above :]
 
     def wait(self, nodes: np.ndarray, on: int) -> None:
         """Let nodes wait for another."""

@@ -61,8 +61,7 @@ class IntervalUnion:
         index = np.searchsorted(self.begin, times, "right")
         last = np.maximum(index - 1, 0)
         inside = np.clip(times - self.begin[last], 0.0, self.end[last] - self.begin[last])
-        covered: np.ndarray = np.where(index > 0, self.sums[last] + inside, 0.0)
-        return covered
+        return np.where(index > 0, self.sums[last] + inside, 0.0)
 
     def inside(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """Covered time inside each interval [n]."""

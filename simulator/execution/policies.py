@@ -54,8 +54,7 @@ def policy_of(name: str) -> Policy:
         numbers = called(lambda: np.asarray(function(run, joint), np.float64), f"policy {name!r}")
         if numbers.shape != (joint.edges.nodes,) or np.isnan(numbers).any():
             raise TraceFileError(f"policy {name!r} must return a number for each of the {joint.edges.nodes:,} nodes")
-        keys: np.ndarray = np.unique(numbers, return_inverse=True)[1].astype(np.int32)
-        return keys
+        return np.unique(numbers, return_inverse=True)[1].astype(np.int32)
 
     return checked_keys
 

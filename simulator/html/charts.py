@@ -24,6 +24,8 @@ LARGEST_MARKER_PX = 38.0
 ERROR_BINS_PERCENT = np.arange(-50.0, 50.1, 5.0)  # what lies beyond is counted in a bin at either end
 MIN_BOX_PERCENT = 0.6
 ERROR_AXIS_PERCENT = (-100.0, 200.0)
+LEGEND: dict[str, Any] = {"showlegend": True, "legend": {"orientation": "h", "y": 1.12}}  # above a picture
+RIGHT = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero"}  # of a second y axis
 
 
 def label(text: str) -> str:
@@ -68,6 +70,42 @@ def figure(data: list[dict[str, Any]], height: int, **layout: Any) -> dict[str, 
     return {"data": data, "layout": base}
 
 
+def titled(text: str, **more: Any) -> dict[str, Any]:
+    """An axis with its title."""
+    return {"title": {"text": text}} | more
+
+
+def from_top(names: Sequence[str], **more: Any) -> dict[str, Any]:
+    """A y axis of names, the first on top."""
+    return {"categoryorder": "array", "categoryarray": [*names][::-1], "showgrid": False} | more
+
+
+def curve(
+    xs: Iterable[float], ys: Iterable[float], hue: str, line: Mapping[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    """A line through points; ``line`` says how it differs from a plain one, ``more`` what else Plotly is told."""
+    style = {"color": colours.css(hue), "width": 1.5} | dict(line or {})
+    points = {"x": [round_number(x) for x in xs], "y": [round_number(y) for y in ys]}
+    return {"type": "scatter", "mode": "lines", **points, "line": style} | more
+
+
+def bars(
+    name: str, colour: str, x: Sequence[float], y: Sequence[Any], hints: Sequence[str], **more: Any
+) -> dict[str, Any]:
+    """Bars along x of one entry of the legend (none where it has no name), and what hovering says of each."""
+    entry = {"name": label(name), "legendgroup": name, "meta": {"name": name}} if name else {}
+    marker = {"color": colour, "line": {"width": 0}}
+    points = {"x": x, "y": y, "hovertext": hints, "hoverinfo": "text", "textposition": "none", "marker": marker}
+    return {"type": "bar", "orientation": "h", **entry, **points} | more
+
+
+def dashed(axis: str, at: float) -> dict[str, Any]:
+    """A dashed line across the picture, where the axis ``x`` or ``y`` is ``at``."""
+    across = "y" if axis == "x" else "x"
+    ends = {f"{axis}0": at, f"{axis}1": at, f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1}
+    return {"type": "line", **ends, "line": {"color": colours.css("red"), "width": 1.5, "dash": "dash"}}
+
+
 def agreement(sites: Sequence[Site]) -> dict[str, Any]:
     """Predicted over measured time per call site, both on log axes, marker areas by share of the measured time."""
     low, high = _range(sites)
@@ -76,8 +114,8 @@ def agreement(sites: Sequence[Site]) -> dict[str, Any]:
     return figure(
         data,
         height=460,
-        xaxis={"title": {"text": "measured"}} | log_axis(low, high),
-        yaxis={"title": {"text": "predicted"}} | log_axis(low, high),
+        xaxis=titled("measured", **log_axis(low, high)),
+        yaxis=titled("predicted", **log_axis(low, high)),
     )
 
 
@@ -89,14 +127,15 @@ def error_by_size(sites: Sequence[Site]) -> dict[str, Any]:
         _discs(sites, lambda site: min(max(site.error, ERROR_AXIS_PERCENT[0]), ERROR_AXIS_PERCENT[1])),
         height=460,
         shapes=error_bands("y"),
-        xaxis={"title": {"text": "measured"}} | log_axis(low, high),
-        yaxis={
-            "title": {"text": "signed error"},
-            "ticksuffix": PERCENT,
-            "range": [min(-28.0, errors.min() * 1.15), max(28.0, errors.max() * 1.15)],
-            "zeroline": True,
-        },
+        xaxis=titled("measured", **log_axis(low, high)),
+        yaxis=errors_axis(errors.min() * 1.15, errors.max() * 1.15),
     )
+
+
+def errors_axis(low: float, high: float, beyond: float = 0.0) -> dict[str, Any]:
+    """An axis of signed errors in percent, wide enough for the bands, and ``beyond`` at both ends."""
+    ends = [min(-28.0, low) - beyond, max(28.0, high) + beyond]
+    return titled("signed error", ticksuffix=PERCENT, range=ends, zeroline=True)
 
 
 def _range(sites: Sequence[Site]) -> tuple[float, float]:
@@ -191,23 +230,12 @@ def histogram(errors: Mapping[str, Errors]) -> dict[str, Any]:
     data = []
     for kind, kind_errors in errors.items():
         heights = np.histogram(kind_errors.percent, edges, weights=kind_errors.weights)[0] / total * 100.0
-        data.append(
-            {
-                "type": "bar",
-                "name": label(kind),
-                "legendgroup": kind,
-                "meta": {"name": kind},
-                "x": centres.tolist(),
-                "y": [round_number(value) for value in heights.tolist()],
-                "hovertext": [
-                    hover(kind, f"error {name}", f"{units.percent(value)} of the measured operator time")
-                    for name, value in zip(names, heights.tolist(), strict=True)
-                ],
-                "hoverinfo": "text",
-                "textposition": "none",
-                "marker": {"color": colours.of_kind(kind), "line": {"width": 0}},
-            }
-        )
+        rounded = [round_number(value) for value in heights.tolist()]
+        hints = [
+            hover(kind, f"error {name}", f"{units.percent(value)} of the measured operator time")
+            for name, value in zip(names, heights.tolist(), strict=True)
+        ]
+        data.append(bars(kind, colours.of_kind(kind), centres.tolist(), rounded, hints, orientation="v"))
     ticks = [ERROR_BINS_PERCENT[0] - 2.5, -25.0, 0.0, 25.0, ERROR_BINS_PERCENT[-1] + 2.5]
     words = [
         f"< {_signed_text(ERROR_BINS_PERCENT[0])}",
@@ -221,8 +249,8 @@ def histogram(errors: Mapping[str, Errors]) -> dict[str, Any]:
         barmode="stack",
         bargap=0.08,
         shapes=error_bands("x"),
-        xaxis={"title": {"text": "signed error"}, "tickvals": ticks, "ticktext": words} | ends,
-        yaxis={"title": {"text": "% of operator time"}},
+        xaxis=titled("signed error", tickvals=ticks, ticktext=words, **ends),
+        yaxis=titled("% of operator time"),
     )
 
 
@@ -258,6 +286,7 @@ def spreads(errors: Mapping[str, Errors]) -> dict[str, Any]:
     data = []
     for kind, kind_errors in errors.items():
         p10, p25, median, p75, p90 = quantiles[kind]
+        base = p25 if p75 - p25 > MIN_BOX_PERCENT else (p25 + p75 - MIN_BOX_PERCENT) / 2
         common = {"legendgroup": kind, "meta": {"name": kind}, "name": label(kind), "hoverinfo": "text"}
         colour, hint = colours.of_kind(kind), _spread_hint(kind, kind_errors)
         data += [
@@ -270,17 +299,7 @@ def spreads(errors: Mapping[str, Errors]) -> dict[str, Any]:
                 "hovertext": hint,
                 "line": {"width": 2, "color": colour},
             },
-            common
-            | {
-                "type": "bar",
-                "orientation": "h",
-                "base": [p25 if p75 - p25 > MIN_BOX_PERCENT else (p25 + p75 - MIN_BOX_PERCENT) / 2],
-                "x": [max(p75 - p25, MIN_BOX_PERCENT)],
-                "y": [label(kind)],
-                "hovertext": hint,
-                "textposition": "none",
-                "marker": {"color": colour, "line": {"width": 0}},
-            },
+            bars(kind, colour, [max(p75 - p25, MIN_BOX_PERCENT)], [label(kind)], hint, base=[base]),
             common
             | {
                 "type": "scatter",
@@ -303,13 +322,8 @@ def spreads(errors: Mapping[str, Errors]) -> dict[str, Any]:
         barmode="overlay",
         bargap=0.5,
         shapes=error_bands("x"),
-        xaxis={
-            "title": {"text": "signed error"},
-            "ticksuffix": PERCENT,
-            "range": [min(-28.0, *ends) - 4, max(28.0, *ends) + 4],
-            "zeroline": True,
-        },
-        yaxis={"categoryorder": "array", "categoryarray": [label(kind) for kind in kinds[::-1]], "showgrid": False},
+        xaxis=errors_axis(min(ends), max(ends), beyond=4),
+        yaxis=from_top([label(kind) for kind in kinds]),
     )
 
 
@@ -362,34 +376,37 @@ def side_by_side(rows: Sequence[tuple[str, Mapping[str, tuple[float, float]]]]) 
 def _pair(
     kind: str, pair: tuple[float, float], totals: Sequence[float], divisor: float, title: str, number: str
 ) -> dict[str, Any]:
-    sides = zip(("predicted", "measured"), pair, totals, strict=True)
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": label(kind),
-        "legendgroup": kind,
-        "meta": {"name": kind},
-        "x": [round_number(value / divisor) for value in pair],
-        "y": ["predicted", "measured"],
+    sides = ["predicted", "measured"]
+    hints = [
+        hover(
+            kind,
+            f"{title}, {side}",
+            f"{units.duration(value)}, {units.share(value / total)} of the step",
+            _error_text(pair),
+        )
+        for side, value, total in zip(sides, pair, totals, strict=True)
+    ]
+    colour = colours.of_kind(kind)
+    more = {
         "xaxis": f"x{number}",
         "yaxis": f"y{number}",
         "text": [label(kind)] * 2,
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "insidetextfont": {"color": "var(--on-fill)"},
-        "hovertext": [
-            hover(
-                kind,
-                f"{title}, {side}",
-                f"{units.duration(value)}, {units.share(value / total)} of the step",
-                _error_text(pair),
-            )
-            for side, value, total in sides
-        ],
-        "hoverinfo": "text",
-        "marker": {"color": colours.of_kind(kind), "line": {"width": 1, "color": "var(--surface)"}},
+        "marker": {"color": colour, "line": {"width": 1, "color": "var(--surface)"}},
+        **inside("var(--on-fill)"),
     }
+    return bars(kind, colour, [round_number(value / divisor) for value in pair], sides, hints, **more)
+
+
+def inside(ink: str) -> dict[str, Any]:
+    """Of bars: their text in the middle of them."""
+    font = {"color": ink}
+    return {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont": font}
+
+
+def where_room(ink: str) -> dict[str, Any]:
+    """Of bars: their text in them where there is room, else behind them."""
+    fonts = {"insidetextfont": {"color": ink}, "outsidetextfont": {"color": "var(--text)"}}
+    return {"textposition": "auto", **fonts}
 
 
 def _error_text(pair: tuple[float, float]) -> str:
@@ -418,22 +435,16 @@ def kinds_chart(shares: Sequence[OpShare], host_s: float, step_s: float) -> dict
     rows.sort(key=lambda row: -row[1])
     divisor, unit = units.duration_unit(rows[0][1] * 1e6 if rows else 1.0)
     data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "x": [round_number(seconds * 1e6 / divisor)],
-            "y": [label(kind)],
-            "text": [f"{units.duration(seconds * 1e6)}  {units.share(seconds / step_s)}"],
-            "textposition": "auto",
-            "insidetextfont": {"color": "var(--on-fill)"},
-            "outsidetextfont": {"color": "var(--text)"},
-            "cliponaxis": False,
-            "hovertext": [
-                hover(kind, f"{units.duration(seconds * 1e6)}, {units.share(seconds / step_s)} of the step", what)
-            ],
-            "hoverinfo": "text",
-            "marker": {"color": colours.of_kind(kind), "line": {"width": 0}},
-        }
+        bars(
+            "",
+            colours.of_kind(kind),
+            [round_number(seconds * 1e6 / divisor)],
+            [label(kind)],
+            [hover(kind, f"{units.duration(seconds * 1e6)}, {units.share(seconds / step_s)} of the step", what)],
+            text=[f"{units.duration(seconds * 1e6)}  {units.share(seconds / step_s)}"],
+            cliponaxis=False,
+            **where_room("var(--on-fill)"),
+        )
         for kind, seconds, what in rows
     ]
     return figure(
@@ -442,7 +453,7 @@ def kinds_chart(shares: Sequence[OpShare], host_s: float, step_s: float) -> dict
         barmode="overlay",
         bargap=0.25,
         xaxis={"ticksuffix": f"\u00a0{unit}", "rangemode": "tozero"},
-        yaxis={"categoryorder": "array", "categoryarray": [label(row[0]) for row in rows[::-1]], "showgrid": False},
+        yaxis=from_top([label(row[0]) for row in rows]),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..report.answer import StageShare
 from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units
-from .charts import figure, hover, label, round_number
+from .charts import bars, figure, from_top, hover, label, round_number, where_room
 from .gantt import pipeline_charts
 from .links import links_section, time_section
 from .page import Cell, Column, Figure, LayeredTimeline, Legend, Note, PageSection, Part, Table
@@ -165,37 +165,25 @@ def parallelism_chart(rows: Sequence[tuple[str, float, float]], step_s: float) -
     data = []
     pieces = (("exposed", "indigo", [row[1] for row in rows]), ("hidden", "line", [row[2] for row in rows]))
     for index, (piece, hue, seconds) in enumerate(pieces):
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": piece,
-                "legendgroup": piece,
-                "meta": {"name": piece, "place": index},
-                "x": [round_number(value * 1e6 / divisor) for value in seconds],
-                "y": names,
-                "text": [f"{units.share(value / step_s)}" if value / step_s >= 5e-3 else "" for value in seconds],
-                "textposition": "auto",
-                "insidetextfont": {"color": "var(--on-fill)" if piece == "exposed" else "var(--text)"},
-                "outsidetextfont": {"color": "var(--text)"},
-                "hovertext": [
-                    hover(
-                        GROUP_WORDS.get(name, name),
-                        f"{piece}: {units.duration(value * 1e6)}, {units.share(value / step_s)} of the step",
-                    )
-                    for (name, *_), value in zip(rows, seconds, strict=True)
-                ],
-                "hoverinfo": "text",
-                "marker": {"color": colours.css(hue), "line": {"width": 0}},
-            }
-        )
+        hints = [
+            hover(
+                GROUP_WORDS.get(name, name),
+                f"{piece}: {units.duration(value * 1e6)}, {units.share(value / step_s)} of the step",
+            )
+            for (name, *_), value in zip(rows, seconds, strict=True)
+        ]
+        more = where_room("var(--on-fill)" if piece == "exposed" else "var(--text)")
+        more |= {"text": [units.share(value / step_s) if value / step_s >= 5e-3 else "" for value in seconds]}
+        more |= {"meta": {"name": piece, "place": index}}
+        lengths = [round_number(value * 1e6 / divisor) for value in seconds]
+        data.append(bars(piece, colours.css(hue), lengths, names, hints, **more))
     return figure(
         data,
         height=90 + 34 * len(rows),
         barmode="stack",
         bargap=0.25,
         xaxis={"ticksuffix": f"\u00a0{unit}", "rangemode": "tozero"},
-        yaxis={"categoryorder": "array", "categoryarray": names[::-1], "showgrid": False},
+        yaxis=from_top(names),
     )
 
 
@@ -224,24 +212,12 @@ def memory_chart(memory_gib: Sequence[Mapping[str, float]], limit_gib: float | N
         sizes = [stage_gib.get(name, 0.0) for stage_gib in memory_gib]
         if not any(sizes):
             continue
-        data.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "name": label(name),
-                "legendgroup": name,
-                "meta": {"name": name, "place": index},
-                "x": [round_number(size) for size in sizes],
-                "y": names,
-                "hovertext": [
-                    hover(name, at, f"{units.gib(size)} of {units.gib(sum(stage_gib.values()))}")
-                    for at, size, stage_gib in zip(names, sizes, memory_gib, strict=True)
-                ],
-                "hoverinfo": "text",
-                "textposition": "none",
-                "marker": {"color": colours.css(CLASS_HUES.get(name) or next(spare)), "line": {"width": 0}},
-            }
-        )
+        hints = [
+            hover(name, at, f"{units.gib(size)} of {units.gib(sum(stage_gib.values()))}")
+            for at, size, stage_gib in zip(names, sizes, memory_gib, strict=True)
+        ]
+        colour, meta = colours.css(CLASS_HUES.get(name) or next(spare)), {"name": name, "place": index}
+        data.append(bars(name, colour, [round_number(size) for size in sizes], names, hints, meta=meta))
     line = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 2, "color": "var(--text)"}}
     return figure(
         data,
@@ -250,7 +226,7 @@ def memory_chart(memory_gib: Sequence[Mapping[str, float]], limit_gib: float | N
         bargap=0.2,
         shapes=[line | {"x0": limit_gib, "x1": limit_gib}] if limit_gib else [],
         xaxis={"ticksuffix": "\u00a0GiB", "rangemode": "tozero"},
-        yaxis={"categoryorder": "array", "categoryarray": names[::-1], "showgrid": False},
+        yaxis=from_top(names),
     )
 
 

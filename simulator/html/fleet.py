@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..report.served import ServingReport, TimeSpread
-from . import colours, units
-from .charts import figure, round_number
+from . import units
+from .charts import LEGEND, RIGHT, curve, figure, titled
 from .page import Cell, Column, Figure, PageSection, Part, Table
 
 KIND_TIMES = tuple((time, part) for time in ("ttft", "tpot") for part in ("p50", "p99"))
@@ -83,33 +83,15 @@ def fleet_curves(
 ) -> dict[str, Any]:
     """What an autoscaler saw over time: some of it stacked in steps, some as lines (on the right axis, if both)."""
     rows = report.fleet_over_time
-    times = [round_number(row["s"] / 3600) for row in rows]
+    times = [row["s"] / 3600 for row in rows]
     data = []
-    steps: dict[str, Any] = {"stackgroup": "replicas", "line": {"shape": "hv", "width": 0.5}}
-    for figures, more in ((stacked, steps), (beside, {})):
+    steps = {"shape": "hv", "width": 0.5}
+    for figures, line, more in ((stacked, steps, {"stackgroup": "replicas"}), (beside, {}, {})):
         for name, (what, hue) in figures.items():
             right = bool(stacked) and not more
-            line = {"color": colours.css(hue), **more.get("line", {"width": 1.5})}
-            data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": what,
-                    "x": times,
-                    "y": [round_number(row[name]) for row in rows],
-                    **more,
-                    "line": line,
-                    "yaxis": "y2" if right else "y",
-                    "hovertemplate": f"%{{y:.3g}} {what} at %{{x:.3g}} h<extra></extra>",
-                }
-            )
-    right_axis = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero"}
-    return figure(
-        data,
-        300,
-        showlegend=True,
-        legend={"orientation": "h", "y": 1.12},
-        xaxis={"title": {"text": "hours"}},
-        yaxis={"title": {"text": "replicas" if stacked else "requests"}, "rangemode": "tozero"},
-        **({"yaxis2": right_axis | {"title": {"text": "requests/s"}}} if stacked else {}),
-    )
+            hint = f"%{{y:.3g}} {what} at %{{x:.3g}} h<extra></extra>"
+            entry = {"name": what, "yaxis": "y2" if right else "y", "hovertemplate": hint}
+            data.append(curve(times, [row[name] for row in rows], hue, line, **more, **entry))
+    right_axis = {"yaxis2": titled("requests/s", **RIGHT)} if stacked else {}
+    left = titled("replicas" if stacked else "requests", rangemode="tozero")
+    return figure(data, 300, **LEGEND, xaxis=titled("hours"), yaxis=left, **right_axis)

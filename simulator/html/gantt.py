@@ -14,8 +14,8 @@ import numpy as np
 
 from ..question.orders import BACKWARD, FORWARD, INPUT, TASKS, WEIGHT
 from ..timing.schedule.pipeline import PipelineTimes
-from . import colours, units
-from .charts import figure, hover, label
+from . import charts, colours, units
+from .charts import figure, hover
 
 MAX_BARS = 4000
 BUBBLE, SEND, MIXED = "bubble", "blocking send", "forwards and backwards"
@@ -134,20 +134,15 @@ def chart(bars: Sequence[Bar], times: PipelineTimes, low_us: float, high_us: flo
     for bar in bars:
         groups.setdefault((bar.what, bar.colour), []).append(bar)
     data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": label(what),
-            "legendgroup": what,
-            "meta": {"name": what, "place": ORDER.index(what)},
-            "y": [names[bar.stage] for bar in group],
-            "base": [round((bar.start_us - low_us) / divisor, 6) for bar in group],
-            "x": [round(bar.duration_us / divisor, 6) for bar in group],
-            "hovertext": [bar.hint for bar in group],
-            "hoverinfo": "text",
-            "textposition": "none",
-            "marker": {"color": colours.css(colour), "line": {"width": 0}},
-        }
+        charts.bars(
+            what,
+            colours.css(colour),
+            [round(bar.duration_us / divisor, 6) for bar in group],
+            [names[bar.stage] for bar in group],
+            [bar.hint for bar in group],
+            base=[round((bar.start_us - low_us) / divisor, 6) for bar in group],
+            meta={"name": what, "place": ORDER.index(what)},
+        )
         for (what, colour), group in sorted(groups.items(), key=lambda item: (-ORDER.index(item[0][0]), item[0][1]))
     ]
     return figure(
@@ -155,10 +150,10 @@ def chart(bars: Sequence[Bar], times: PipelineTimes, low_us: float, high_us: flo
         height=90 + 26 * len(names),
         barmode="overlay",
         bargap=0.12,
-        xaxis={
-            "title": {"text": f"since {units.duration(low_us) if low_us else 'the start of the step'}, {unit}"},
-            "range": [0, (high_us - low_us) / divisor],
-        },
-        yaxis={"categoryarray": names[::-1], "categoryorder": "array", "showgrid": False, "fixedrange": True},
+        xaxis=charts.titled(
+            f"since {units.duration(low_us) if low_us else 'the start of the step'}, {unit}",
+            range=[0, (high_us - low_us) / divisor],
+        ),
+        yaxis=charts.from_top(names, fixedrange=True),
         dragmode="zoom",
     )

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..report.link_tables import fullest_table, slowdown_table, times
-from . import colours, units
-from .charts import figure, hover, round_number
+from . import units
+from .charts import curve, figure, hover
 from .page import Cell, Column, Figure, Legend, PageSection, Part, Picture, Table, drawn_table
 
 HUES = ("blue", "orange", "green", "red", "purple", "cyan", "brown", "pink", "lime", "indigo")
@@ -41,19 +41,12 @@ def _fault_study(study: Mapping[str, Any], subject: str) -> list[Part]:
     slowdowns = [sample for sample in study["samples"] if sample is not None]
     count = len(study["samples"])
     shares = [(index + 1) / count for index in range(len(slowdowns))]
-    curve = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "line": {"shape": "hv", "color": colours.css("red"), "width": 1.5},
-        "marker": {"size": 4},
-        "x": [round_number(slowdown) for slowdown in slowdowns],
-        "y": [round_number(100.0 * share) for share in shares],
-        "hovertext": [
-            hover(f"{share:.0%} of samples", f"take at most {slowdown:.3f} times as long")
-            for share, slowdown in zip(shares, slowdowns, strict=True)
-        ],
-        "hoverinfo": "text",
-    }
+    hints = [
+        hover(f"{share:.0%} of samples", f"take at most {slowdown:.3f} times as long")
+        for share, slowdown in zip(shares, slowdowns, strict=True)
+    ]
+    marks = {"mode": "lines+markers", "marker": {"size": 4}, "hovertext": hints, "hoverinfo": "text"}
+    steps = curve(slowdowns, [100.0 * share for share in shares], "red", {"shape": "hv"}, **marks)
     axes = {"xaxis": {"ticksuffix": "\u00a0x"}, "yaxis": {"ticksuffix": "\u00a0%", "range": [0, 102]}}
     title = f"{subject.capitalize()} with faults, {study['trials']} samples"
     worst_excess = max([item["slowdown"] - 1.0 for item in study["critical"] if item["slowdown"]], default=0.0)
@@ -67,7 +60,7 @@ def _fault_study(study: Mapping[str, Any], subject: str) -> list[Part]:
     ]
     critical = Column("link or node", words=True), Column("time", "mean of its samples")
     pictures = (
-        [Figure(f"{title}: how many take at most so long", {"": figure([curve], height=260, **axes)})]
+        [Figure(f"{title}: how many take at most so long", {"": figure([steps], height=260, **axes)})]
         if slowdowns
         else []
     )
@@ -87,17 +80,16 @@ def time_section(network: Mapping[str, Any]) -> PageSection | None:
         over_time["span_us"] * max(len(shares_of_link) for shares_of_link in over_time["links"].values())
     )
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "line": {"shape": "hv", "color": colours.css(hue), "width": 1.5},
-            "legendgroup": name,
-            "meta": {"name": name, "place": index},
-            "x": [round_number(at * over_time["span_us"] / divisor) for at in range(len(shares))],
-            "y": [round_number(100.0 * share) for share in shares],
-            "hovertext": [hover(name, f"{share:.0%} busy") for share in shares],
-            "hoverinfo": "text",
-        }
+        curve(
+            [at * over_time["span_us"] / divisor for at in range(len(shares))],
+            [100.0 * share for share in shares],
+            hue,
+            {"shape": "hv"},
+            legendgroup=name,
+            meta={"name": name, "place": index},
+            hovertext=[hover(name, f"{share:.0%} busy") for share in shares],
+            hoverinfo="text",
+        )
         for index, (hue, (name, shares)) in enumerate(zip(HUES, over_time["links"].items(), strict=False))
     ]
     axes = {"xaxis": {"ticksuffix": f"\u00a0{unit}"}, "yaxis": {"ticksuffix": "\u00a0%", "rangemode": "tozero"}}

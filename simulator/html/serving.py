@@ -8,7 +8,7 @@ from typing import Any
 
 from ..report.served import ServingReport, TimeSpread
 from . import colours, units
-from .charts import figure, hover, round_number
+from .charts import LEGEND, RIGHT, curve, dashed, figure, hover, titled
 from .fleet import fleet_section, kinds_section
 from .page import Card, Cell, Column, Figure, Note, Page, PageSection, Part, Table
 
@@ -153,41 +153,21 @@ def cdf(report: ServingReport, name: str) -> dict[str, Any]:
     """The CDF of a time, its target and what share meets it."""
     short, what, target = TIMES[name]
     points: tuple[tuple[float, float], ...] = getattr(report, name).cdf
-    colour = colours.css("blue")
     hints = [
         hover(f"{units.share(share)} of requests", f"{short} at most {units.duration(ms * 1e3)}")
         for ms, share in points
     ]
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [round_number(ms) for ms, _ in points],
-        "y": [round_number(100 * share) for _, share in points],
-        "hovertext": hints,
-        "hoverinfo": "text",
-        "line": {"color": colour, "width": 2},
-    }
+    times, shares = [ms for ms, _ in points], [100 * share for _, share in points]
+    line = curve(times, shares, "blue", {"width": 2}, hovertext=hints, hoverinfo="text")
     limit = report.slo.get(target)
-    shapes = [] if limit is None else [vertical_line(limit)]
+    shapes = [] if limit is None else [dashed("x", limit)]
     positive = [ms for ms, _ in points if ms > 0]
     wide = positive and positive[-1] > 20 * positive[0]
-    axis: dict[str, Any] = {"title": {"text": f"{short}, ms ({what})"}, "rangemode": "tozero"}
+    axis = titled(f"{short}, ms ({what})", rangemode="tozero")
     if wide:
         ends = [math.log10(value) for value in (positive[0], max(positive[-1], limit or 0.0))]
         axis = {"title": axis["title"], "type": "log", "range": [ends[0] - 0.1, ends[1] + 0.1]}
-    return figure(
-        [line],
-        300,
-        shapes=shapes,
-        xaxis=axis,
-        yaxis={"title": {"text": "% of requests"}, "range": [0, 101]},
-    )
-
-
-def vertical_line(x: float) -> dict[str, Any]:
-    """A dashed line from bottom to top."""
-    line = {"color": colours.css("red"), "width": 1.5, "dash": "dash"}
-    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    return figure([line], 300, shapes=shapes, xaxis=axis, yaxis=titled("% of requests", range=[0, 101]))
 
 
 def over_time_section(report: ServingReport) -> PageSection | None:
@@ -212,47 +192,30 @@ def over_time_section(report: ServingReport) -> PageSection | None:
 
 def batches(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """What batches are made of: sequences that decode on the left axis, prompt tokens on the right."""
-    times = [round_number(row["start_s"]) for row in rows]
+    times = [row["start_s"] for row in rows]
     lines = (("decodes", "sequences that decode", "blue", "y"), ("prefill_tokens", "prompt tokens", "pink", "y2"))
     data = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": what,
-            "x": times,
-            "y": [round_number(row[name]) for row in rows],
-            "yaxis": axis,
-            "line": {"color": colours.css(hue), "width": 1.5},
-            "hovertemplate": f"%{{y:.3g}} {what} at %{{x:.3g}} s<extra></extra>",
-        }
+        curve(
+            times,
+            [row[name] for row in rows],
+            hue,
+            name=what,
+            yaxis=axis,
+            hovertemplate=f"%{{y:.3g}} {what} at %{{x:.3g}} s<extra></extra>",
+        )
         for name, what, hue, axis in lines
     ]
-    right = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero"}
-    return figure(
-        data,
-        300,
-        showlegend=True,
-        legend={"orientation": "h", "y": 1.12},
-        xaxis={"title": {"text": "seconds"}},
-        yaxis={"title": {"text": "sequences"}, "rangemode": "tozero"},
-        yaxis2=right | {"title": {"text": "tokens"}},
-    )
+    axes = {"yaxis": titled("sequences", rangemode="tozero"), "yaxis2": titled("tokens", **RIGHT)}
+    return figure(data, 300, **LEGEND, xaxis=titled("seconds"), **axes)
 
 
 def filled_curve(rows: Sequence[Mapping[str, float]], name: str, factor: float, what: str, hue: str) -> dict[str, Any]:
     """One figure over time, as an area."""
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "fill": "tozeroy",
-        "fillcolor": colours.css("bar"),
-        "x": [round_number(row["start_s"]) for row in rows],
-        "y": [round_number(row[name] * factor) for row in rows],
-        "line": {"color": colours.css(hue), "width": 1.5},
-        "hovertemplate": f"%{{y:.3g}} {what} at %{{x:.3g}} s<extra></extra>",
-    }
-    axis = {"title": {"text": what}, "rangemode": "tozero"}
-    return figure([line], 300, xaxis={"title": {"text": "seconds"}}, yaxis=axis)
+    area: dict[str, Any] = {"fill": "tozeroy", "fillcolor": colours.css("bar")}
+    hint = f"%{{y:.3g}} {what} at %{{x:.3g}} s<extra></extra>"
+    values = [row[name] * factor for row in rows]
+    line = curve([row["start_s"] for row in rows], values, hue, **area, hovertemplate=hint)
+    return figure([line], 300, xaxis=titled("seconds"), yaxis=titled(what, rangemode="tozero"))
 
 
 def targets_section(report: ServingReport) -> PageSection | None:
@@ -261,27 +224,19 @@ def targets_section(report: ServingReport) -> PageSection | None:
         return None
     limits = {name: f"{value:,g} ms" for name, value in report.slo.items() if name != "share"}
     limits_text = ", ".join(f"{name.removesuffix('_ms').upper()} at most {value}" for name, value in limits.items())
-    scales = [round_number(scale) for scale, _ in report.slo_curve]
+    scales = [scale for scale, _ in report.slo_curve]
     rate = report.requests / report.duration_s
-    log = {"type": "log", "tickvals": [0.1, 0.2, 0.5, 1, 2, 5, 10]}
-    axis = log | {"title": {"text": "targets, times as long as asked"}}
+    axis = titled("targets, times as long as asked", type="log", tickvals=[0.1, 0.2, 0.5, 1, 2, 5, 10])
     pictures: dict[str, tuple[float, str, str, dict[str, Any]]] = {
         "Share of requests that meet all targets": (100.0, "% of requests", "blue", {"range": [0, 101]}),
         "Goodput: requests a second that meet all targets": (rate, "requests/s", "teal", {"rangemode": "tozero"}),
     }
     parts: list[Part] = []
     for label, (factor, what, hue, axis_options) in pictures.items():
-        line = {
-            "type": "scatter",
-            "mode": "lines",
-            "x": scales,
-            "y": [round_number(share * factor) for _, share in report.slo_curve],
-            "line": {"color": colours.css(hue), "width": 2},
-            "hovertemplate": f"%{{y:.3g}} {what} at %{{x:.2g}} times<extra></extra>",
-        }
-        picture = figure(
-            [line], 300, shapes=[vertical_line(1.0)], xaxis=axis, yaxis={"title": {"text": what}} | axis_options
-        )
+        shares = [share * factor for _, share in report.slo_curve]
+        hint = f"%{{y:.3g}} {what} at %{{x:.2g}} times<extra></extra>"
+        line = curve(scales, shares, hue, {"width": 2}, hovertemplate=hint)
+        picture = figure([line], 300, shapes=[dashed("x", 1.0)], xaxis=axis, yaxis=titled(what, **axis_options))
         parts.append(Figure(label, {"": picture}, half=True))
     text = (
         f"Asked: {limits_text}, for {units.share(report.slo['share'])} of the requests. What other targets would give:"
@@ -364,15 +319,10 @@ def experts_section(report: ServingReport) -> PageSection | None:
     figures = report.expert_balance
     if not figures:
         return None
-    line = {
-        "type": "scatter",
-        "mode": "lines",
-        "x": [start for start, _ in figures["over_time"]],
-        "y": [round_number(factor) for _, factor in figures["over_time"]],
-        "line": {"color": colours.css("blue"), "width": 1.5},
-        "hovertemplate": "%{y:.3g} times the mean at iteration %{x:,}<extra></extra>",
-    }
-    axes = {"xaxis": {"title": {"text": "iterations"}}, "yaxis": {"title": {"text": "busiest GPU over the mean"}}}
+    hint = "%{y:.3g} times the mean at iteration %{x:,}<extra></extra>"
+    line = curve((), [factor for _, factor in figures["over_time"]], "blue", hovertemplate=hint)
+    line["x"] = [start for start, _ in figures["over_time"]]
+    axes = {"xaxis": titled("iterations"), "yaxis": titled("busiest GPU over the mean")}
     text = (
         f"The busiest GPU had {figures['mean']:.2f} times the mean: {units.duration(figures['longer_ms'] * 1e3)} "
         f"an iteration. {units.count(figures['rebalances'])} rebalances took "
@@ -409,10 +359,7 @@ def rates_section(rates: RateSweep) -> PageSection:
             for quantile, hue in (("p50", "blue"), ("p90", "orange"), ("p99", "red"))
         ]
         limit = rates[0][2].slo.get(name)
-        line = {"color": colours.css("red"), "width": 1.5, "dash": "dash"}
-        shapes = [] if limit is None else [
-            {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": limit, "y1": limit, "line": line}
-        ]  # fmt: skip
+        shapes = [] if limit is None else [dashed("y", limit)]
         parts.append(Figure(f"{what} against rate", {"": _curves(data, what, shapes=shapes)}, half=True))
     rate = [_against(rates, [run.requests_per_s for _, _, run in rates], "served", "blue")]
     if rates[0][2].slo:
@@ -436,20 +383,11 @@ def rates_section(rates: RateSweep) -> PageSection:
 
 
 def _against(rates: RateSweep, values: Sequence[float], name: str, hue: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": [round_number(rate) for _, rate, _ in rates],
-        "y": [round_number(value) for value in values],
-        "line": {"color": colours.css(hue), "width": 2},
-        "hovertemplate": f"{name} %{{y:.4g}} at %{{x:.4g}} requests/s<extra></extra>",
-    }
+    hint = f"{name} %{{y:.4g}} at %{{x:.4g}} requests/s<extra></extra>"
+    more = {"mode": "lines+markers", "name": name, "hovertemplate": hint}
+    return curve([rate for _, rate, _ in rates], values, hue, {"width": 2}, **more)
 
 
 def _curves(data: list[dict[str, Any]], what: str, **layout: Any) -> dict[str, Any]:
-    legend = {"orientation": "h", "y": 1.12}
-    axis = {"title": {"text": what}, "rangemode": "tozero"}
-    return figure(
-        data, 300, xaxis={"title": {"text": "requests/s"}}, yaxis=axis, showlegend=True, legend=legend, **layout
-    )
+    axes = {"xaxis": titled("requests/s"), "yaxis": titled(what, rangemode="tozero")}
+    return figure(data, 300, **axes, **LEGEND, **layout)

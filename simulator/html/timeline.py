@@ -14,7 +14,7 @@ from typing import Any
 
 from ..report.answer import Span
 from . import colours, units
-from .charts import figure, hover, label
+from .charts import bars, figure, from_top, hover, inside, label, titled
 
 MERGED_RUNS_PER_STEP = 1500  # a run of short operators is at least 1/1500 of the step
 MAX_BARS = 3 * MERGED_RUNS_PER_STEP
@@ -128,45 +128,37 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
     lane_names = [*upper, "operator"]
     data = [
         _trace(tinted, lane, divisor, colours.css(MODULE_TINTS[parity]), "var(--text)")
-        for lane, bars in upper.items()
+        for lane, lane_bars in upper.items()
         for parity in (0, 1)
-        if (tinted := bars[parity::2])
+        if (tinted := lane_bars[parity::2])
     ]
     by_kind: dict[str, list[LaneBar]] = {}
     for bar in operators(spans, end_us):
         by_kind.setdefault(bar.kind, []).append(bar)
     longest_last = sorted(by_kind, key=lambda kind: sum(bar.duration_us for bar in by_kind[kind]))
     for rank, kind in enumerate(longest_last):
-        trace = _trace(by_kind[kind], "operator", divisor, colours.of_kind(kind), "var(--on-fill)")
         # Plotly draws nothing narrower than a pixel: what takes most time lies on top, so that many short operators
         # do not look like more than they are.
-        trace |= {"name": label(kind), "legendgroup": kind, "meta": {"name": kind, "place": -rank}}
-        data.append(trace)
+        meta = {"name": kind, "place": -rank}
+        about = (by_kind[kind], "operator", divisor, colours.of_kind(kind), "var(--on-fill)", kind)
+        data.append(_trace(*about, meta=meta))
     return figure(
         data,
         height=96 + 46 * len(lane_names),
         barmode="overlay",
         bargap=0.12,
         uniformtext={"minsize": 11, "mode": "hide"},
-        xaxis={"title": {"text": f"since the start of the step, {unit}"}, "range": [0, end_us / divisor]},
-        yaxis={"categoryarray": lane_names[::-1], "categoryorder": "array", "showgrid": False, "fixedrange": True},
+        xaxis=titled(f"since the start of the step, {unit}", range=[0, end_us / divisor]),
+        yaxis=from_top(lane_names, fixedrange=True),
         dragmode="zoom",
     )
 
 
-def _trace(bars: Sequence[LaneBar], lane: str, divisor: float, fill: str, ink: str) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "y": [lane] * len(bars),
-        "base": [round(bar.start_us / divisor, 6) for bar in bars],
-        "x": [round(bar.duration_us / divisor, 6) for bar in bars],
-        "text": [label(bar.name) for bar in bars],
-        "hovertext": [bar.hint for bar in bars],
-        "hoverinfo": "text",
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "insidetextfont": {"color": ink},
-        "marker": {"color": fill, "line": {"width": 0}},
-    }
+def _trace(
+    lane_bars: Sequence[LaneBar], lane: str, divisor: float, fill: str, ink: str, kind: str = "", **more: Any
+) -> dict[str, Any]:
+    lengths = [round(bar.duration_us / divisor, 6) for bar in lane_bars]
+    starts = [round(bar.start_us / divisor, 6) for bar in lane_bars]
+    texts, hints = [label(bar.name) for bar in lane_bars], [bar.hint for bar in lane_bars]
+    more = {"base": starts, "text": texts, **inside(ink), **more}
+    return bars(kind, fill, lengths, [lane] * len(lane_bars), hints, **more)

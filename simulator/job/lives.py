@@ -185,8 +185,7 @@ def _counted(happened: np.ndarray, cause: np.ndarray) -> np.ndarray:
 def _until(job: JobTimeline, factors: np.ndarray, start: np.ndarray, end: np.ndarray | int) -> np.ndarray:
     """Seconds from one checkpoint to another."""
     steps_s, other_s = job.steps_s, job.other_s
-    seconds: np.ndarray = factors * (steps_s[end] - steps_s[start]) + (other_s[end] - other_s[start])
-    return seconds
+    return factors * (steps_s[end] - steps_s[start]) + (other_s[end] - other_s[start])
 
 
 def _reached(job: JobTimeline, factors: np.ndarray, start: np.ndarray, seconds: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..html import colours
-from ..html.charts import figure, hover, round_number
+from ..html.charts import bars, curve, figure, hover, round_number, titled
 from ..html.page import Card, Figure, Note, Page, PageSection, drawn_table, write
 from .answer import LifeSpread, PlanReport
 from .failures import DAY_S
@@ -71,51 +71,31 @@ def progress(report: PlanReport) -> dict[str, Any]:
     """Tokens over days of a few lives, a mark where each is interrupted."""
     lines, marks = [], []
     for number, trace in enumerate(report.traces):
-        xs = [round_number(moment / DAY_S) for moment in trace.moments_s]
-        ys = [round_number(tokens / 1e9) for tokens in trace.tokens]
-        common = {"type": "scatter", "hoverinfo": "text"}
-        hint = hover(f"life {number + 1}", f"{len(trace.interruptions):,} interruptions", f"{xs[-1]:.4g} days")
-        lines.append(
-            common
-            | {"mode": "lines", "x": xs, "y": ys, "hovertext": hint, "line": {"color": colours.css("blue"), "width": 1}}
-        )
-        marks.append(
-            common
-            | {
-                "mode": "markers",
-                "x": [xs[at] for at in trace.interruptions],
-                "y": [ys[at] for at in trace.interruptions],
-                "hovertext": hint,
-                "marker": {"color": colours.css("red"), "size": 4},
-            }
-        )
-    return figure(
-        [*lines, *marks],
-        340,
-        xaxis={"title": {"text": "days"}, "rangemode": "tozero"},
-        yaxis={"title": {"text": "billion tokens"}, "rangemode": "tozero"},
-    )
+        xs, ys = [moment / DAY_S for moment in trace.moments_s], [tokens / 1e9 for tokens in trace.tokens]
+        line = curve(xs, ys, "blue", {"width": 1}, hoverinfo="text")
+        count = f"{len(trace.interruptions):,} interruptions"
+        line["hovertext"] = hover(f"life {number + 1}", count, f"{line['x'][-1]:.4g} days")
+        places = {axis: [line[axis][at] for at in trace.interruptions] for axis in "xy"}
+        lines.append(line)
+        marks.append({**line, **places, "mode": "markers", "marker": {"color": colours.css("red"), "size": 4}})
+    axes = {"xaxis": titled("days", rangemode="tozero"), "yaxis": titled("billion tokens", rangemode="tozero")}
+    return figure([*lines, *marks], 340, **axes)
 
 
 def days(report: PlanReport) -> dict[str, Any]:
     """How many lives take how many days."""
     lefts, counts = zip(*report.histogram, strict=True)
     width = lefts[1] - lefts[0]
-    bars = {
-        "type": "bar",
-        "x": [round_number(start + width / 2) for start in lefts],
-        "y": [count / report.lives * 100.0 for count in counts],
-        "hovertext": [
-            hover(f"{start:.4g} to {start + width:.4g} days", f"{count / report.lives:.1%} of the lives")
-            for start, count in zip(lefts, counts, strict=True)
-        ],
-        "hoverinfo": "text",
-        "marker": {"color": colours.css("blue"), "line": {"width": 0}},
-    }
+    hints = [
+        hover(f"{start:.4g} to {start + width:.4g} days", f"{count / report.lives:.1%} of the lives")
+        for start, count in zip(lefts, counts, strict=True)
+    ]
+    centres = [round_number(start + width / 2) for start in lefts]
+    shares = [count / report.lives * 100.0 for count in counts]
     return figure(
-        [bars],
+        [bars("", colours.css("blue"), centres, shares, hints, orientation="v")],
         340,
         bargap=0.05,
-        xaxis={"title": {"text": f"days (half of the lives take {duration(report.days.p50 * DAY_S)} or less)"}},
-        yaxis={"title": {"text": "% of the lives"}},
+        xaxis=titled(f"days (half of the lives take {duration(report.days.p50 * DAY_S)} or less)"),
+        yaxis=titled("% of the lives"),
     )

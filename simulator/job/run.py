@@ -387,8 +387,7 @@ def kilowatt_hours(
     spare_w = spares * cluster.devices_per_node * clocks.idle_w(device)
     nodes_w = (request.energy.node_w or 0.0) * (cluster.nodes + spares)
     joules = cluster.devices * (watts * busy_s + clocks.idle_w(device) * idle_s) + (spare_w + nodes_w) * lives.total_s
-    kwh: np.ndarray = joules * request.energy.pue / 3.6e6
-    return kwh
+    return joules * request.energy.pue / 3.6e6
 
 
 def notes_of(request: PlanRequest, timed: TimedPhases, rates: JobRates, lives: JobLives, price: float) -> list[str]:

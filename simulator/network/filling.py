@@ -206,5 +206,4 @@ def compile_loop(name: str) -> Callable[..., Any]:
         return functions[name]
     for callee in (fill, _refill, _release_followers, _lowest_level):
         numba.extending.register_jitable(callee)
-    machine_code: Callable[..., Any] = numba.njit(cache=True)(functions[name])
-    return machine_code
+    return numba.njit(cache=True)(functions[name])

@@ -115,10 +115,6 @@ class Router:
         """What these flows load when all send alike."""
         return self.by_owner(source, target, np.zeros(len(source), dtype=np.int64), 1)[0]
 
-    def crossings_by_flow(self, source: np.ndarray, target: np.ndarray) -> list[Crossings]:
-        """What every single flow loads."""
-        return self.by_owner(source, target, np.arange(len(source)), len(source))
-
     def by_owner(self, source: np.ndarray, target: np.ndarray, owner: np.ndarray, owners: int) -> list[Crossings]:
         """What the flows of each owner load when all of them send alike; ``owner`` [n] counts from 0 to ``owners``."""
         self._check(source, target)

@@ -190,8 +190,7 @@ def _find_disturbed(lanes: _Lanes, traffic: Traffic, start: np.ndarray, end: np.
     sets = [members[np.argsort(start[members], kind="stable")] for members in lanes.sets]
     for first_set, second_set in lanes.pairs:
         touched[lanes.stream[sets[first_set][_overlaps(start, end, sets[first_set], sets[second_set])]]] = True
-    disturbed: np.ndarray = touched[lanes.stream]
-    return disturbed
+    return touched[lanes.stream]
 
 
 def _overlaps(start: np.ndarray, end: np.ndarray, members: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -234,15 +233,13 @@ class SharedTimeline:
         """Share of the capacity of some links in use, over equal spans of the whole time [bins, len(links)]."""
         capacity = self.patterns.bandwidth_gbps[links] * 1e3 * max(self.total_us, 1e-12) / bins
         used = np.array([usage.load[links] for usage in self.patterns.usages]).reshape(-1, len(links))
-        shares: np.ndarray = self.moved(bins).T @ (used / capacity)
-        return shares
+        return self.moved(bins).T @ (used / capacity)
 
     def mean_over_time(self, links: np.ndarray, bins: int) -> np.ndarray:
         """The mean of :meth:`over_time` over some links [bins]."""
         share = 1.0 / (self.patterns.bandwidth_gbps[links] * 1e3 * max(self.total_us, 1e-12) / bins)
         used = np.array([usage.load[links] @ share for usage in self.patterns.usages])
-        mean: np.ndarray = self.moved(bins).T @ (used / max(len(links), 1))
-        return mean
+        return self.moved(bins).T @ (used / max(len(links), 1))
 
     def moved(self, bins: int) -> np.ndarray:
         """Bytes of each pattern's ops by span, evenly from the first moving byte to the last [patterns, bins]."""

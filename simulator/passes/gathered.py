@@ -6,14 +6,12 @@ Megatron-LM gathers a layer's inputs again for its backward pass and keeps a sha
 
 from __future__ import annotations
 
-import numpy as np
-
 from ..graph import Graph, Node
 from ..question.plan import Plan
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Item
 from .rewriting.layers import Layer, covers, layers_of, mapping
-from .rewriting.lifetimes import free_late, unfree
+from .rewriting.lifetimes import move_frees
 
 
 def keep_gathered(graph: Graph, plan: Plan) -> Graph:
@@ -24,7 +22,7 @@ def keep_gathered(graph: Graph, plan: Plan) -> Graph:
     backward = list(layers_of(draft, ("backward",), stack))
     moved: list[slice] = []
     late: list[slice] = []
-    frees: list[tuple[Item, int]] = []
+    frees: list[tuple[Item, tuple[int]]] = []
     for layer in list(layers_of(draft, ("forward",), stack)):
         gathers = {item.node.reads[0]: item for item in _items(layer) if _gathers(item.node)}
         partners = [b for b in backward if covers(layer, b)]
@@ -38,15 +36,8 @@ def keep_gathered(graph: Graph, plan: Plan) -> Graph:
             moved += [layer.section.span(gathered), layer.section.span(shard)]
             late += [partner.section.span(mapping(layer, partner)(gathered)) for partner in partners]
             readers = [i for i in layer.section.items if shard in (*i.node.reads, *i.node.writes)]
-            frees.append((readers[-1], shard))
-    masks = np.zeros((2, len(draft.sizes)), dtype=bool)
-    for mask, spans in zip(masks, (moved, late), strict=True):
-        for ids in spans:
-            mask[ids] = True
-    unfree(draft, masks[0])
-    for item, shard in frees:
-        item.free(shard)
-    free_late(draft, masks[1])
+            frees.append((readers[-1], (shard,)))
+    move_frees(draft, moved, frees, late)
     return draft.graph()
 
 

@@ -19,7 +19,7 @@ from .host_update import COPY, COPY_OUT, update_on_host
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.layers import Layer, covers, layers_of, mapping, read_ids
-from .rewriting.lifetimes import free_late, unfree
+from .rewriting.lifetimes import move_frees
 from .rewriting.nodes import copy_kernel
 from .sharding.attention import attention_of
 
@@ -156,14 +156,7 @@ def _activations(draft: Draft, stack: str) -> None:
         sent.append((item, activations))
         for partner in partners:
             late += _fetch(draft, layer, partner, activations, size, outside)
-    masks = np.zeros((2, len(draft.sizes)), dtype=bool)
-    for mask, spans in zip(masks, (moved, late), strict=True):
-        for ids in spans:
-            mask[ids] = True
-    unfree(draft, masks[0])
-    for item, activations in sent:
-        item.free(*activations)
-    free_late(draft, masks[1])
+    move_frees(draft, moved, sent, late)
 
 
 def _saved_activations(

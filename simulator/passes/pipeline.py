@@ -228,8 +228,7 @@ class _Cutter:
         from ...datasets.dtypes import itemsize
 
         sizes = [itemsize(tensor.dtype) for tensor in self.source.tensors]
-        elements: np.ndarray = self.whole / np.repeat(sizes, [tensor.count for tensor in self.source.tensors])
-        return elements
+        return self.whole / np.repeat(sizes, [tensor.count for tensor in self.source.tensors])
 
 
 @dataclass(frozen=True)

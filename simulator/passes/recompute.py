@@ -29,7 +29,7 @@ from ..question.plan import Plan, PlanError
 from .pipeline import boundaries, layer_stack, slice_block
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.layers import Layer, covers, layers_of, mapping, read_ids
-from .rewriting.lifetimes import free_late, unfree
+from .rewriting.lifetimes import move_frees
 
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
 DISCARDED = ("moe_act", "layernorm", "mla_up_proj")
@@ -241,7 +241,7 @@ class _Rewriter:
         self.draft, self.early_stop = draft, early_stop
         self.moved: list[slice] = []  # ids that are freed elsewhere from now on
         self.late: list[slice] = []  # ids that are freed after their last use in the backward pass
-        self.frees: list[tuple[Item, int]] = []
+        self.frees: list[tuple[Item, tuple[int]]] = []
         self.copies: list[tuple[Section, Item, list[Item]]] = []
         self.reads = {id(section): read_ids(draft, section) for section in draft.sections}
 
@@ -263,7 +263,7 @@ class _Rewriter:
             if tensor not in freed:
                 self.moved.append(section.span(tensor))
                 uses = [i for i in section.items if tensor in i.node.reads or tensor in i.node.writes]
-                self.frees.append((uses[-1], tensor))
+                self.frees.append((uses[-1], (tensor,)))
 
     def _copies_needed(
         self, layer: Layer, chosen: Sequence[RecomputedRegion], region_of: dict[int, int], partners: Sequence[Layer]
@@ -350,15 +350,7 @@ class _Rewriter:
         for section, before, copies in self.copies:
             position = section.place(before)
             section.items[position:position] = copies
-        moved, late = np.zeros((2, len(self.draft.sizes)), dtype=bool)
-        for ids in self.moved:
-            moved[ids] = True
-        for ids in self.late:
-            late[ids] = True
-        unfree(self.draft, moved)
-        for item, tensor in self.frees:
-            item.free(tensor)
-        free_late(self.draft, late)
+        move_frees(self.draft, self.moved, self.frees, self.late)
         return self.draft.graph()
 
 

@@ -102,8 +102,7 @@ class PostTrainReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what pictures are made of is left out."""
-        values: dict[str, Any] = plain(self, drop=("timeline", "running"))
-        return values
+        return plain(self, drop=("timeline", "running"))
 
     def _repr_html_(self) -> str:
         facts = [

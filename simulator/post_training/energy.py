@@ -63,5 +63,4 @@ def iteration_kwh(
             watts = sum((phase.gpu_w or 0.0) * phase.seconds for phase in mine) / length_s
             gpus = groups.gpus if groups.colocated else count[group]
             joules = joules + gpus * (watts - idle_w) * seconds[work]
-    kwh: np.ndarray = joules * energy.pue / J_PER_KWH
-    return kwh
+    return joules * energy.pue / J_PER_KWH

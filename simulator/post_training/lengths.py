@@ -30,14 +30,12 @@ class LengthBatch:
     @property
     def group(self) -> np.ndarray:
         """The prompt of each sequence."""
-        group: np.ndarray = np.arange(len(self.prompt)) // self.responses
-        return group
+        return np.arange(len(self.prompt)) // self.responses
 
     @property
     def total(self) -> np.ndarray:
         """Tokens of each sequence."""
-        total: np.ndarray = self.prompt + self.response
-        return total
+        return self.prompt + self.response
 
     @property
     def tokens(self) -> int:
@@ -96,8 +94,7 @@ def lengths_of_file(path: str) -> np.ndarray:
         raise RequestError(f"lengths={path} must be a CSV file with {' and '.join(COLUMNS)}: {reason}") from None
     if not len(values) or not np.isfinite(values).all() or values.min() < 1:
         raise RequestError(f"lengths={path} must have a token in each prompt and response, and a row at least")
-    rounded: np.ndarray = np.rint(values).astype(np.int64)
-    return rounded
+    return np.rint(values).astype(np.int64)
 
 
 def micro_batches(

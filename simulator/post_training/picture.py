@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
+from ..html.svg import GREY, axis, drawing, label
 from .answer import PostTrainReport
 from .groups import ALL, ROLLOUT, TRAINING
 from .phases import CRITIC, OLD, REFERENCE, REWARD_MODEL, REWARD_RULES, ROLL, SYNC, TO_GPUS, TO_HOST, TRAIN, VALUES
@@ -15,7 +16,7 @@ LEFT, RIGHT = 92, 836  # of the panels, px
 TOP, LANE, GAP = 56, 34, 8
 CURVE = 96  # px of the curve below
 TICKS = 5
-GREY, BLUE = "#8a8f98", "#3b6ea8"
+BLUE = "#3b6ea8"
 COLOURS = {
     ROLL: BLUE,
     TRAIN: "#d1782f",
@@ -41,21 +42,15 @@ def draw_phases(report: PostTrainReport) -> str:
     curve_top = bottom + 44 + 20 * legend_rows
     height = curve_top + (CURVE + 44 if report.running else 0)
     title = headline(report)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img" '
-            'font-family="system-ui, sans-serif" font-size="12" fill="#6b7280">',
-            f"<title>{html.escape(title)}</title>",
-            _text(12, 20, title, weight="600"),
-            _text(12, 40, f"seconds of {1 + max((s.batch for s in report.timeline), default=0)} iterations"),
-            *_lanes(report, lanes, end_s),
-            *_axis(bottom, end_s),
-            *_legend(names, bottom + 40),
-            *(_running(report, curve_top) if report.running else ()),
-            "</svg>",
-            "",
-        ]
-    )
+    elements = [
+        label(12, 20, title, weight="600"),
+        label(12, 40, f"seconds of {1 + max((s.batch for s in report.timeline), default=0)} iterations"),
+        *_lanes(report, lanes, end_s),
+        *axis(LEFT, RIGHT, bottom, 0.0, end_s, ticks=TICKS),
+        *_legend(names, bottom + 40),
+        *(_running(report, curve_top) if report.running else ()),
+    ]
+    return drawing(WIDTH, height, title, elements)
 
 
 def _lanes(report: PostTrainReport, lanes: list[str], end_s: float) -> Iterator[str]:
@@ -63,7 +58,7 @@ def _lanes(report: PostTrainReport, lanes: list[str], end_s: float) -> Iterator[
     scale = (RIGHT - LEFT) / end_s
     for index, lane in enumerate(lanes):
         top = TOP + index * (LANE + GAP)
-        yield _text(LEFT - 8, top + LANE / 2 + 4, lane, anchor="end")
+        yield label(LEFT - 8, top + LANE / 2 + 4, lane, anchor="end")
         yield f'<rect x="{LEFT}" y="{top}" width="{RIGHT - LEFT}" height="{LANE}" fill="{GREY}" fill-opacity="0.1"/>'
         for span in report.timeline:
             if span.group not in (lane, ALL):
@@ -77,31 +72,21 @@ def _lanes(report: PostTrainReport, lanes: list[str], end_s: float) -> Iterator[
             )
 
 
-def _axis(y: float, end: float) -> Iterator[str]:
-    yield f'<line x1="{LEFT}" x2="{RIGHT}" y1="{y}" y2="{y}" stroke="{GREY}"/>'
-    for tick in range(TICKS + 1):
-        yield _text(LEFT + (RIGHT - LEFT) * tick / TICKS, y + 16, f"{end * tick / TICKS:.3g}", anchor="middle")
-
-
 def _legend(names: list[str], y: float) -> Iterator[str]:
     for index, name in enumerate(names):
         x, row = LEFT + 150 * (index % 5), y + 20 * (index // 5)
         yield f'<rect x="{x}" y="{row - 10}" width="12" height="12" fill="{COLOURS[name]}"/>'
-        yield _text(x + 18, row, name)
+        yield label(x + 18, row, name)
 
 
 def _running(report: PostTrainReport, top: float) -> Iterator[str]:
     """Responses of a batch that still run: the long tail."""
     end_s, bottom = report.running[-1][0], top + 16 + CURVE
-    yield _text(12, top, "responses of a batch that still run, over seconds of its rollout")
+    yield label(12, top, "responses of a batch that still run, over seconds of its rollout")
     points = " ".join(
         f"{LEFT + (RIGHT - LEFT) * at_s / end_s:.1f},{bottom - CURVE * share:.1f}" for at_s, share in report.running
     )
     area = f"{LEFT},{bottom} {points} {RIGHT},{bottom}"
     yield f'<polyline points="{area}" fill="{BLUE}" fill-opacity="0.25" stroke="{BLUE}"/>'
-    yield _text(LEFT - 8, bottom - CURVE + 10, "100%", anchor="end")
-    yield from _axis(bottom, end_s)
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", weight: str = "400") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}">{html.escape(text)}</text>'
+    yield label(LEFT - 8, bottom - CURVE + 10, "100%", anchor="end")
+    yield from axis(LEFT, RIGHT, bottom, 0.0, end_s, ticks=TICKS)

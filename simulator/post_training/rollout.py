@@ -17,6 +17,7 @@ from ...datasets.precisions import precision_of
 from ..question.calibration import NONE
 from ..question.canonical import RequestError
 from ..question.plan import Parallel
+from ..question.requests import SimulateRequest
 from ..question.serving import KvMemory, Scheduler, ServingRequest
 from ..question.traffic import Lengths, RequestTraffic
 from ..question.work import Work
@@ -179,6 +180,32 @@ def _partly(rollout: RolloutReplicas, request: PostTrainRequest, batches: int) -
     return rows[WARM_UP:]
 
 
+def traffic_of(request: PostTrainRequest, served: SimulateRequest) -> ServingRequest:
+    """The responses of a batch as traffic on replicas that serve as a step says."""
+    engine = request.rollout
+    longest = request.step.work.seq_len
+    together = round(request.sequences * (1.0 + request.partial))
+    return ServingRequest(
+        step=served,
+        traffic=RequestTraffic(
+            arrival="closed",
+            concurrency=together,
+            requests=together,
+            input=Lengths(mean=1),
+            output=Lengths(mean=max(longest - 1, 1)),
+        ),
+        scheduler=Scheduler(
+            policy=engine.engine,
+            max_seqs=engine.max_seqs,
+            max_tokens=engine.max_tokens,
+            prefix_caching=request.responses_of_prompt > 1,
+            async_scheduling=engine.async_scheduling,
+        ),
+        kv=KvMemory(fraction=engine.kv_fraction),
+        intervals=False,
+    )
+
+
 def rollout_of(
     request: PostTrainRequest, groups: GpuGroups, bench: ServingBench, resident_share: float = 0.0
 ) -> RolloutReplicas:
@@ -206,27 +233,7 @@ def rollout_of(
         precision=dtype,
         quantization=quantization,
     )
-    longest = step.work.seq_len
-    together = round(request.sequences * (1.0 + request.partial))
-    question = ServingRequest(
-        step=served,
-        traffic=RequestTraffic(
-            arrival="closed",
-            concurrency=together,
-            requests=together,
-            input=Lengths(mean=1),
-            output=Lengths(mean=max(longest - 1, 1)),
-        ),
-        scheduler=Scheduler(
-            policy=engine.engine,
-            max_seqs=engine.max_seqs,
-            max_tokens=engine.max_tokens,
-            prefix_caching=request.responses_of_prompt > 1,
-            async_scheduling=engine.async_scheduling,
-        ),
-        kv=KvMemory(fraction=engine.kv_fraction),
-        intervals=False,
-    )
+    question = traffic_of(request, served)
     if resident_share and engine.kv_fraction is None:
         memory_gib = bench.device(step.device, groups.rollout).memory_gib
         usual = load_serving_engine(policy_of(engine.engine).framework).kv.fraction

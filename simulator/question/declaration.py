@@ -15,7 +15,7 @@ FILES = "it names a file: use the command line or Python"
 
 
 def setting(default: Any = MISSING, help_text: str = "", **more: Any) -> Any:
-    """A field of a request with what its users read of it.
+    """A field of a request with what its users read of it; a class as ``default`` stands for what it makes.
 
     ``more``: ``path`` is what the command line calls it where that is not its own name, ``name`` what Python and HTTP
     do; ``group`` spreads the fields of a dataclass as settings of their own, which the command line has in a group of
@@ -24,8 +24,9 @@ def setting(default: Any = MISSING, help_text: str = "", **more: Any) -> Any:
     names that stand in its place.
     """
     metadata = {"help": help_text, **more}
-    if isinstance(default, (dict, list)):
-        return dataclasses.field(default_factory=type(default), metadata=metadata)
+    factory = default if isinstance(default, type) else type(default)
+    if isinstance(default, (type, dict, list)):
+        return dataclasses.field(default_factory=factory, metadata=metadata)
     if default is MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

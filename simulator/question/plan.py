@@ -266,8 +266,7 @@ class Plan:
 
     def stage_devices(self, stage: int) -> np.ndarray:
         """The devices of a pipeline stage; equal places of two stages hold equal shards [devices]."""
-        devices: np.ndarray = stages(self.layout)[stage]
-        return devices
+        return stages(self.layout)[stage]
 
     def neighbours(self, stage: int, other: int) -> bool:
         """Whether every device of a stage shares its node with its like on another."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...datasets.clusters import Cluster
@@ -39,7 +39,7 @@ class PredictRequest(Request):
     device: Device | str = setting(THIS_MACHINE, "what runs it", chosen=True)
     cluster: Cluster | None = setting(None, "the devices and their links, for collectives", chosen=True)
     cache: str = setting("warm", "warm | cold: whether inputs lie in the last-level cache")
-    limits: Limits = field(default_factory=Limits, metadata={"hidden": True, "words": OF_LIMITS})
+    limits: Limits = setting(Limits, hidden=True, words=OF_LIMITS)
     group: tuple[int, ...] | None = setting(
         None, "the devices that run it, as a list: [0,8,16,24]; default: the first op.ranks"
     )
@@ -51,8 +51,8 @@ class PredictRequest(Request):
     loads: bool = setting(False, hidden=True)
     transfers: tuple[Transfer, ...] = setting((), hidden=True)
     names: tuple[str, ...] = setting((), hidden=True)
-    network: NetworkChoice = field(default_factory=NetworkChoice, metadata={"group": ""})
-    sources: Sources = field(default_factory=Sources, metadata={"group": ""})
+    network: NetworkChoice = setting(NetworkChoice, group="")
+    sources: Sources = setting(Sources, group="")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", shipped(self.device))

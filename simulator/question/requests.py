@@ -66,10 +66,10 @@ class SimulateRequest(Request):
     """
 
     model: Any = setting("", "what is simulated: a name of `opcast list models`, or a configuration", chosen=True)
-    work: Work = field(default_factory=Work, metadata={"group": "workload"})
+    work: Work = setting(Work, group="workload")
     device: Device | str = setting(THIS_MACHINE, "what runs it; that of the cluster where there is one", chosen=True)
     cluster: Cluster | None = setting(None, "the devices and their links", chosen=True)
-    parallel: Parallel = field(default_factory=Parallel, metadata={"group": "parallel"})
+    parallel: Parallel = setting(Parallel, group="parallel")
     stack: Stack | None = setting(None, "the framework", chosen=True)
     precision: str = setting("auto", "a name of conf/precision", path="precision.dtype", chosen=True)
     quantization: str = setting("", "the format of linear layers", path="precision.quantization", chosen=True)
@@ -96,8 +96,8 @@ class SimulateRequest(Request):
         None, "the watts a device may draw at most: ops that would draw more take longer"
     )
     file: WorkloadFile | None = setting(None, hidden=True)
-    network: NetworkChoice = field(default_factory=NetworkChoice, metadata={"group": ""})
-    sources: Sources = field(default_factory=Sources, metadata={"group": ""})
+    network: NetworkChoice = setting(NetworkChoice, group="")
+    sources: Sources = setting(Sources, group="")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", shipped(self.device))

@@ -298,9 +298,7 @@ class ServingRequest(Request):
     traffic: RequestTraffic = field(default_factory=RequestTraffic)
     scheduler: Scheduler = field(default_factory=Scheduler)
     kv: KvMemory = field(default_factory=KvMemory)
-    slo: ServingTargets = field(
-        default_factory=ServingTargets, metadata={"help": "what users expect, and how many of them must have it"}
-    )
+    slo: ServingTargets = setting(ServingTargets, "what users expect, and how many of them must have it")
     replicas: int = setting(1, "that serve")
     attention_dp: int = setting(1, "ranks of a replica with KV memory of their own, in lockstep")
     router: str = setting(
@@ -308,44 +306,18 @@ class ServingRequest(Request):
         "round_robin | random | least_outstanding | least_waiting | power_of_two | kv_aware | splitwise | scorers | "
         "module:function",
     )
-    scorers: ScorerWeights = field(
-        default_factory=ScorerWeights, metadata={"help": "of router=scorers (llm-d): weights of scores from 0 to 1"}
-    )
-    admission: Admission = field(
-        default_factory=Admission, metadata={"help": "who is rejected at once: limits of a gateway and of servers"}
-    )
-    tiers: KvTiers = field(
-        default_factory=KvTiers,
-        metadata={"help": "of the prefix cache below the GPU: host memory, drives, a shared store"},
-    )
-    lora: ServedAdapters = field(
-        default_factory=ServedAdapters, metadata={"help": "low-rank adapters that requests ask for beside the model"}
-    )
-    afd: FfnApart = field(
-        default_factory=FfnApart, metadata={"help": "feed-forward layers of the pool that decodes on GPUs of their own"}
-    )
-    images: ImageRequests = field(
-        default_factory=ImageRequests, metadata={"help": "of requests, and the GPUs that encode them"}
-    )
-    eplb: ExpertBalance = field(
-        default_factory=ExpertBalance,
-        metadata={"help": "experts whose load drifts, and how they are shared out anew"},
-    )
-    decode_pool: DecodePool = field(
-        default_factory=DecodePool, metadata={"help": "replicas that only decode, beside those that then only prefill"}
-    )
-    second_kind: SecondKind = field(
-        default_factory=SecondKind, metadata={"help": "replicas of another kind that serve beside the others"}
-    )
-    autoscale: Autoscale = field(
-        default_factory=Autoscale, metadata={"help": "how many replicas serve, as traffic comes and goes"}
-    )
-    cold_start: ColdStart = field(
-        default_factory=ColdStart, metadata={"help": "until a replica that starts serves: of autoscale and failures"}
-    )
-    failures: ReplicaFailures = field(
-        default_factory=ReplicaFailures, metadata={"help": "replicas that fail and come back"}
-    )
+    scorers: ScorerWeights = setting(ScorerWeights, "of router=scorers (llm-d): weights of scores from 0 to 1")
+    admission: Admission = setting(Admission, "who is rejected at once: limits of a gateway and of servers")
+    tiers: KvTiers = setting(KvTiers, "of the prefix cache below the GPU: host memory, drives, a shared store")
+    lora: ServedAdapters = setting(ServedAdapters, "low-rank adapters that requests ask for beside the model")
+    afd: FfnApart = setting(FfnApart, "feed-forward layers of the pool that decodes on GPUs of their own")
+    images: ImageRequests = setting(ImageRequests, "of requests, and the GPUs that encode them")
+    eplb: ExpertBalance = setting(ExpertBalance, "experts whose load drifts, and how they are shared out anew")
+    decode_pool: DecodePool = setting(DecodePool, "replicas that only decode, beside those that then only prefill")
+    second_kind: SecondKind = setting(SecondKind, "replicas of another kind that serve beside the others")
+    autoscale: Autoscale = setting(Autoscale, "how many replicas serve, as traffic comes and goes")
+    cold_start: ColdStart = setting(ColdStart, "until a replica that starts serves: of autoscale and failures")
+    failures: ReplicaFailures = setting(ReplicaFailures, "replicas that fail and come back")
     speculation: Speculation = field(default_factory=Speculation)
     price_per_gpu_hour: float | None = setting(None, "for the cost of a million tokens; null: the cluster's own")
     intervals: bool | None = setting(

@@ -248,8 +248,7 @@ def _read(stack_id: str) -> Mapping[str, Any]:
     path = STACK_DIRECTORY / f"{stack_id}.yaml"
     if not path.is_file() or path.parent != STACK_DIRECTORY:
         raise PlanError(f"unknown stack {stack_id!r}; {nearest(stack_id, known_stacks(), 'choose from')}")
-    values: Mapping[str, Any] = read_yaml(path, PlanError, f"stack={stack_id}")
-    return values
+    return read_yaml(path, PlanError, f"stack={stack_id}")
 
 
 @lru_cache

@@ -146,8 +146,7 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; the timeline is left out (it has its own export)."""
-        values: dict[str, Any] = plain(self, drop=("timeline", "state"))
-        return values
+        return plain(self, drop=("timeline", "state"))
 
     def to_pandas(self) -> Any:
         """The breakdown by op kind as a pandas DataFrame."""
@@ -227,8 +226,7 @@ class OpPrediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; what pictures are made of is left out."""
-        values: dict[str, Any] = plain(self, drop=("placed",))
-        return values
+        return plain(self, drop=("placed",))
 
     def _repr_html_(self) -> str:
         op_text = " ".join(f"{name}={value}" for name, value in self.op.items() if value not in ("same", ""))

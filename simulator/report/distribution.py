@@ -26,8 +26,7 @@ def factors(z: np.ndarray, value: float, low: float, high: float, coverage: floa
     if high <= low:
         return np.ones(len(z))
     above, below = (_sigma(value, low, high, coverage, side) for side in (1.0, -1.0))
-    times: np.ndarray = np.exp(np.where(z > 0, above * z, below * z))
-    return times
+    return np.exp(np.where(z > 0, above * z, below * z))
 
 
 def probability_within(limit: float, value: float, low: float, high: float, coverage: float) -> float:

@@ -267,8 +267,7 @@ def _context_gib(plan: Plan, columns: Mapping[str, np.ndarray]) -> np.ndarray:
     """GiB of the device's context and of communicators that there are at least [points]."""
     c = columns
     groups = np.sum([degree > 1 for degree in (c["tp"], c["cp"], c["pp"], c["dp"] * c["cp"])], axis=0)
-    gib: np.ndarray = (plan.stack.context_gib or CONTEXT_GIB) + groups * COMMUNICATOR_GIB
-    return gib
+    return (plan.stack.context_gib or CONTEXT_GIB) + groups * COMMUNICATOR_GIB
 
 
 def _whole(plan: Plan, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -296,8 +295,7 @@ def _memory_gib(
     fullest = sum(size / ranks for size, ranks in zip(parts, shared, strict=True)) + saved + moment
     shares = [np.where(at_end[:, None], 1.0, ranks) for at_end, ranks in zip(shards, shared, strict=False)]
     after_forward = sum(size / ranks for size, ranks in zip(parts, (*shares, shared[2]), strict=True)) + saved
-    gib: np.ndarray = np.maximum(fullest, after_forward).max(axis=1) / GIB
-    return gib
+    return np.maximum(fullest, after_forward).max(axis=1) / GIB
 
 
 def _time_s(shape: _Shape, three: np.ndarray, micro_batches: int, schedule: str) -> np.ndarray:
@@ -314,5 +312,4 @@ def _time_s(shape: _Shape, three: np.ndarray, micro_batches: int, schedule: str)
     totals_us = [np.where(settled, totals[SETTLED], totals[COLD]), totals[ISSUED]]
     if not shape.paired:  # a forward beside a backward hides exchanges
         totals_us.append(np.where(settled, totals[SETTLED_PHASES], totals[PHASES]))
-    seconds: np.ndarray = np.maximum.reduce(totals_us).max(axis=1) * 1e-6
-    return seconds
+    return np.maximum.reduce(totals_us).max(axis=1) * 1e-6

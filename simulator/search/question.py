@@ -101,8 +101,7 @@ class SearchQuestion(Request):
     @property
     def fixed(self) -> SimulateRequest:
         """The step with all that is not searched."""
-        step: SimulateRequest = getattr(self, self.STEP)
-        return step
+        return getattr(self, self.STEP)
 
     def check_place(self) -> None:
         """RequestError for a step on no cluster, or whose collectives a formula does not time."""

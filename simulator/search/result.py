@@ -54,8 +54,7 @@ class SearchReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; of all rows the best and those of the front are in it."""
-        values: dict[str, Any] = plain(self, drop=("rows",))
-        return values
+        return plain(self, drop=("rows",))
 
     def _repr_html_(self) -> str:
         facts = [

@@ -129,8 +129,7 @@ def may_fit(setup: SearchSetup, points: Points, evaluator: Evaluator, bounds: Bo
         return np.ones(len(points), dtype=bool)
     _, first, which = np.unique(points.columns["cluster"].astype(str), return_index=True, return_inverse=True)
     memory = np.array([evaluator.place(points.at(int(at)))[1].memory_gib for at in first])
-    fits: np.ndarray = bounds.memory_gib <= memory[which]
-    return fits
+    return bounds.memory_gib <= memory[which]
 
 
 def may_meet(

@@ -98,5 +98,4 @@ def misfits(setup: SearchSetup, points: Sequence[Mapping[str, Any]]) -> list[int
         *fitting(points_derived, setup.facts).values(),
         *(rule.holds(points_derived.columns) for rule in setup.request.before()),
     ]
-    lost: list[int] = np.sum([~requirement for requirement in holds], axis=0).tolist()
-    return lost
+    return np.sum([~requirement for requirement in holds], axis=0).tolist()

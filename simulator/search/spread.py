@@ -56,10 +56,7 @@ class Crew:
         installed or knows no such option; what the function raises."""
         if self.alone or (len(parts) < 2 and self.engine == "joblib"):
             return (function(*arguments) for arguments in parts)
-        answers: Iterable[Any] = {"joblib": in_processes, "ray": on_ray, "slurm": in_slurm}[self.engine](
-            self, function, parts
-        )
-        return answers
+        return {"joblib": in_processes, "ray": on_ray, "slurm": in_slurm}[self.engine](self, function, parts)
 
 
 def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
@@ -67,8 +64,7 @@ def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]
     from joblib import Parallel, delayed
 
     pool = Parallel(n_jobs=crew.count, return_as="generator", batch_size=1, pre_dispatch="all")
-    answers: Iterable[Any] = pool(delayed(function)(*arguments) for arguments in parts)
-    return answers
+    return pool(delayed(function)(*arguments) for arguments in parts)
 
 
 def on_ray(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:

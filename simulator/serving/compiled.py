@@ -116,8 +116,7 @@ def with_own(form_batch: Callable[..., Any] | None, route: Callable[..., Any] | 
     replaced = {} if form_batch is None else {"form_batch": form_batch}
     replaced |= {} if route is None else {"route": route}
     space = _with(loop, replaced | {name: _with(moving, replaced)[name] for name in ("move", "start_moves", "land")})
-    run: Callable[..., None] = space["run"]
-    return run
+    return space["run"]
 
 
 def _with(module: types.ModuleType, replaced: dict[str, Any]) -> dict[str, Any]:

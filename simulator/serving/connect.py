@@ -83,6 +83,17 @@ def second_of(request: ServingRequest, prefiller: ServedReplica, bench: ServingB
     return replica_of(request, step, law, pool.kv if pool.kv.blocks else request.kv, bench, request.second_dp)
 
 
+def replica_by_hand(request: ServingRequest, law: IterationLaw, kv: KvMemory) -> ServedReplica:
+    """One replica whose iteration times are given."""
+    return replace(
+        by_hand(law, kv.blocks, kv.block_tokens, kv.bytes_per_token),
+        price_per_hour=request.price_per_gpu_hour or 0.0,
+        adapters=adapter_costs.by_hand(request.lora) if request.lora.exist else None,
+        moving_experts=expert_drift.by_hand(request.eplb) if request.eplb.exist else None,
+        encoder=encoder_of(request, None),
+    )
+
+
 def replica_of(
     request: ServingRequest,
     step: SimulateRequest | None,
@@ -94,18 +105,8 @@ def replica_of(
 ) -> ServedReplica:
     """One replica of so many ``ranks``; its tables are kept on disk beside the traced graphs. ``learned``: as logs of
     its engine's steps say, where its calibration has learned from any."""
-    price = request.price_per_gpu_hour
     if law is not None or step is None:
-        served = by_hand(law or IterationLaw(base_us=1.0), kv.blocks, kv.block_tokens, kv.bytes_per_token)
-        costs = adapter_costs.by_hand(request.lora) if request.lora.exist else None
-        drifting = expert_drift.by_hand(request.eplb) if request.eplb.exist else None
-        return replace(
-            served,
-            price_per_hour=price or 0.0,
-            adapters=costs,
-            moving_experts=drifting,
-            encoder=encoder_of(request, None),
-        )
+        return replica_by_hand(request, law or IterationLaw(base_us=1.0), kv)
     scheduler, policy = request.scheduler, policy_of(request.scheduler.policy)
     engine = load_serving_engine(policy.framework)
     steps = steps_of(step, bench)
@@ -140,7 +141,7 @@ def replica_of(
         max_model_len=longest,
         shortened=shortened,
         limits=limits,
-        price_per_hour=served.price_per_hour if price is None else price,
+        price_per_hour=served.price_per_hour if request.price_per_gpu_hour is None else request.price_per_gpu_hour,
         graphs=graph_sizes(request, engine, kv, steps.plan.parallel.tp, probe.max_seqs),
         **extras,
     )

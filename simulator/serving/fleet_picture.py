@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 
+from ..html.svg import TICKS, axis, drawing, label
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 320, 50, 800, 56, 270
-SERVE, START, COME, GREY = "#3b6ea8", "#e8b04b", "#2f8f5b", "#8a8f98"
-TICKS, MOST_POINTS = 4, 400
+SERVE, START, COME = "#3b6ea8", "#e8b04b", "#2f8f5b"
+MOST_POINTS = 400
 Row = Mapping[str, float]
 
 
@@ -17,21 +18,15 @@ def draw_fleet(title: str, rows: Sequence[Row]) -> str:
     replicas = max(point["ready"] + point["starting"] for point in points) or 1.0
     rate = max(point["requests_per_s"] for point in points) or 1.0
     hours = points[-1]["s"] / 3600 or 1.0
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
-            'font-family="system-ui, sans-serif" font-size="12" fill="#6b7280">',
-            f"<title>{html.escape(title)}</title>",
-            _text(12, 20, title),
-            _text(12, 42, "blue: replicas that serve; yellow: those that start; green line: requests a second (right)"),
-            _area(points, hours, replicas, ("ready", "starting"), START),
-            _area(points, hours, replicas, ("ready",), SERVE),
-            _line(points, hours, rate),
-            *_axes(hours, replicas, rate),
-            "</svg>",
-            "",
-        ]
-    )
+    elements = [
+        label(12, 20, title),
+        label(12, 42, "blue: replicas that serve; yellow: those that start; green line: requests a second (right)"),
+        _area(points, hours, replicas, ("ready", "starting"), START),
+        _area(points, hours, replicas, ("ready",), SERVE),
+        _line(points, hours, rate),
+        *_axes(hours, replicas, rate),
+    ]
+    return drawing(WIDTH, HEIGHT, title, elements)
 
 
 def thinned(rows: Sequence[Row]) -> list[Row]:
@@ -57,12 +52,11 @@ def _line(points: Sequence[Row], hours: float, most: float) -> str:
 
 
 def _axes(hours: float, replicas: float, rate: float) -> Iterator[str]:
-    yield f'<line x1="{LEFT}" x2="{RIGHT}" y1="{BOTTOM}" y2="{BOTTOM}" stroke="{GREY}"/>'
+    yield from axis(LEFT, RIGHT, BOTTOM, 0.0, hours, " h")
     for tick in range(TICKS + 1):
         share = tick / TICKS
-        yield _text(_x(hours * share, hours) - 8, BOTTOM + 18, f"{hours * share:.3g} h")
-        yield _text(LEFT - 32, _y(replicas * share, replicas) + 4, f"{replicas * share:.3g}")
-        yield _text(RIGHT + 8, _y(rate * share, rate) + 4, f"{rate * share:.3g}")
+        yield label(LEFT - 32, _y(replicas * share, replicas) + 4, f"{replicas * share:.3g}")
+        yield label(RIGHT + 8, _y(rate * share, rate) + 4, f"{rate * share:.3g}")
 
 
 def _x(at_h: float, hours: float) -> float:
@@ -71,7 +65,3 @@ def _x(at_h: float, hours: float) -> float:
 
 def _y(value: float, most: float) -> float:
     return BOTTOM - (BOTTOM - TOP) * value / most
-
-
-def _text(x: float, y: float, text: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}">{html.escape(text)}</text>'

@@ -152,9 +152,6 @@ class FittedHosts:
         return self.widths.get(str(len(self.unknown(run))), {}).get(quantity)
 
 
-NO_HOSTS = FittedHosts({})
-
-
 @lru_cache(maxsize=4)
 def fitted_hosts(path: Path = SHIPPED) -> FittedHosts:
     """The fitted hosts of a file. ServingEngineError for what is none."""

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NONE = -1
-REJECTED_RANK = -1
 
 
 def _kind(integers: str, real: str) -> np.dtype:

@@ -71,8 +71,7 @@ def coldness_of(graph: Graph, device: Device) -> Coldness:
     position, weight = np.concatenate(places), np.concatenate(weights)
 
     def mean(values: np.ndarray) -> np.ndarray:
-        sums: np.ndarray = np.bincount(position, weight * values, first)
-        return sums
+        return np.bincount(position, weight * values, first)
 
     curves = device.curves
     code_bytes = CODE_BYTES if device.synchronous else 0

@@ -29,8 +29,7 @@ class Sends(NamedTuple):
 
     def of(self, back: np.ndarray, stage: np.ndarray, chunk: np.ndarray) -> np.ndarray:
         """Those of senders [n], where they are by [stage, chunk]."""
-        times: np.ndarray = np.where(back, self.back_us[stage, chunk], self.onward_us[stage, chunk])
-        return times
+        return np.where(back, self.back_us[stage, chunk], self.onward_us[stage, chunk])
 
     def scaled(self, usual: Sends, now: Sends) -> Sends:
         """These, each as many times longer as ``now`` is than ``usual``, both by [stage, chunk]."""

@@ -88,13 +88,11 @@ def cold_blocks(
     reuse = reuse_of(blocks, walked, tensor_bytes)
     missing = reuse.mean(_gone(reuse.distance, cache_bytes)) * reuse.total + code_bytes * _gone(reuse.code, cache_bytes)
     total = reuse.total + code_bytes
-    cold: np.ndarray = np.divide(missing, total, out=np.zeros(len(total)), where=total > 0)
-    return cold
+    return np.divide(missing, total, out=np.zeros(len(total)), where=total > 0)
 
 
 def _gone(distance: np.ndarray, cache_bytes: float) -> np.ndarray:
-    gone: np.ndarray = 1.0 - np.exp(-distance / cache_bytes)
-    return gone
+    return 1.0 - np.exp(-distance / cache_bytes)
 
 
 def _move_ids(block: Block) -> np.ndarray:

@@ -68,8 +68,7 @@ def quark(config: QuantizationConfig) -> ModuleRules:
 def _quark_format(config: QuantizationConfig) -> WeightFormat:
     def spec(name: str) -> QuantizationConfig:
         value: Any = config.get(name) or {}
-        first: QuantizationConfig = value[0] if isinstance(value, (list, tuple)) and value else value
-        return first
+        return value[0] if isinstance(value, (list, tuple)) and value else value
 
     weight, inputs = spec("weight"), spec("input_tensors")
     dtype, input_dtype = str(weight.get("dtype") or ""), str(inputs.get("dtype") or "")

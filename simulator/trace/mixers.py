@@ -80,8 +80,7 @@ def _state_update(
     **_: Any,
 ) -> torch.Tensor:
     """One token of Mamba-2: the state of [batch, heads, width, state] is changed in place."""
-    out: torch.Tensor = operators().linear_attention_decode(C, B, hidden_states, dt, None, state, "ssd")
-    return out
+    return operators().linear_attention_decode(C, B, hidden_states, dt, None, state, "ssd")
 
 
 def _chunks_of(rule: str) -> Callable[..., Any]:
@@ -129,8 +128,7 @@ def _convolution(
     hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *_: Any, **__: Any
 ) -> torch.Tensor:
     """Channels [batch, channels, tokens], each convolved over the tokens before, and its activation."""
-    out: torch.Tensor = operators().causal_conv1d(hidden_states, weight, bias)
-    return out
+    return operators().causal_conv1d(hidden_states, weight, bias)
 
 
 def _convolution_update(
@@ -142,8 +140,7 @@ def _convolution_update(
     **__: Any,
 ) -> torch.Tensor:
     """One token more of each channel, whose last tokens are kept in place."""
-    out: torch.Tensor = operators().causal_conv1d_update(hidden_states, conv_state, weight, bias)
-    return out
+    return operators().causal_conv1d_update(hidden_states, conv_state, weight, bias)
 
 
 REPLACED: dict[str, Callable[..., Any]] = {
@@ -214,8 +211,7 @@ def choose_tokens(
         if (kv_cache := returned_cache(arguments)) is not None:
             key = kv_cache.update_indexer(key, self.layer_idx)
         weights = self.weights_proj(hidden_states.to(self.weights_proj.weight.dtype))
-        chosen: torch.Tensor = operators().sparse_index(query, key, weights, self.index_topk)
-        return chosen
+        return operators().sparse_index(query, key, weights, self.index_topk)
 
 
 # --- operators ---------------------------------------------------------------------------------------------

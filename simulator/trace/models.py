@@ -147,8 +147,7 @@ def shipped_source(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _read_shipped(name: str) -> Mapping[str, Any]:
-    values: Mapping[str, Any] = read_yaml(MODEL_DIRECTORY / f"{name}.yaml", TraceError, f"model {name}")
-    return values
+    return read_yaml(MODEL_DIRECTORY / f"{name}.yaml", TraceError, f"model {name}")
 
 
 def _from_config(name: str, config: Mapping[str, Any], quant_config: Mapping[str, Any] | None = None) -> Source:

@@ -61,8 +61,7 @@ class UpgradeReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        values: dict[str, Any] = plain(self)
-        return values
+        return plain(self)
 
     def _repr_html_(self) -> str:
         rows = [(row.kind, row.library, f"{row.before_percent:.2f}", f"{row.after_percent:.2f}") for row in self.rows]

@@ -133,8 +133,7 @@ class Draft:
     def elements(self, tensors: Sequence[int] | np.ndarray) -> np.ndarray:
         """The number of elements of each tensor, float64."""
         ids = np.asarray(tensors, dtype=np.int64)
-        counts: np.ndarray = self.sizes[ids] / np.array([itemsize(name) for name in self.dtype_names])[self.dtypes[ids]]
-        return counts
+        return self.sizes[ids] / np.array([itemsize(name) for name in self.dtype_names])[self.dtypes[ids]]
 
     def code(self, dtype: str) -> int:
         """The index of a dtype in ``dtypes``, entered if it is new."""

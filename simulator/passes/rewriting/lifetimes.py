@@ -4,13 +4,12 @@ A traced graph says when the framework let go of each tensor. Once nodes are rep
 every tensor that the step let go of at all dies with the last node that touches it (:func:`free_after_last_use`).
 Tensors that outlive the step (weights, gradients, what the caller holds) go on doing so.
 
-A pass that only moves some lifetimes leaves the others as the framework had them: :func:`unfree` takes tensors out of
-what nodes free, in every repetition, and :func:`free_late` has them freed after their last use in the backward pass.
+A pass that only moves some lifetimes leaves the others as the framework had them (:func:`move_frees`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -65,7 +64,24 @@ def free_after_last_use(draft: Draft, released: np.ndarray) -> None:
         _settle(section, tensors, places, released[ids] & (last[ids] == at))
 
 
-def unfree(draft: Draft, moved: np.ndarray) -> None:
+def move_frees(
+    draft: Draft, moved: Sequence[slice], frees: Iterable[tuple[Item, Sequence[int]]], late: Sequence[slice]
+) -> None:
+    """Items free other tensors than they did: nodes let go of no ids of ``moved``, items of those in ``frees``.
+
+    Those of ``late`` are freed after their last use in the backward pass, where nothing frees them.
+    """
+    masks = np.zeros((2, len(draft.sizes)), dtype=bool)
+    for mask, spans in zip(masks, (moved, late), strict=True):
+        for ids in spans:
+            mask[ids] = True
+    _unfree(draft, masks[0])
+    for item, tensors in frees:
+        item.free(*tensors)
+    _free_late(draft, masks[1])
+
+
+def _unfree(draft: Draft, moved: np.ndarray) -> None:
     """Nodes no longer free these tensors."""
     for section, item in draft.walk():
         if item.node.frees or item.first or item.last:
@@ -76,7 +92,7 @@ def unfree(draft: Draft, moved: np.ndarray) -> None:
             _set_frees(section, item, frees)
 
 
-def free_late(draft: Draft, late: np.ndarray) -> None:
+def _free_late(draft: Draft, late: np.ndarray) -> None:
     """Frees these tensors after their last use in the backward pass, where nothing frees them yet."""
     todo = late.copy()
     for section, item in draft.walk():

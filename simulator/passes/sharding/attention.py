@@ -24,7 +24,6 @@ from ..rewriting.split import share
 KINDS = ("attention_prefill", "attention_backward", "attention_decode", "mla_prefill", "mla_decode")
 SCANS = ("linear_attention_prefill", "linear_attention_backward")
 Nodes = tuple[list[Node], tuple[int, ...]]
-Style = Callable[[Draft, Section, Node, "Attention", Group, bool], Nodes]
 
 
 @dataclass(frozen=True)

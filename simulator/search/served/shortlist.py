@@ -202,8 +202,7 @@ class Shortlist:
         return played_row
 
     def _at_load(self, row: Row, least: float) -> Row:
-        figures: Row = self.kept.of([*asked(row), least], partial(self._loaded, row, least))
-        return figures
+        return self.kept.of([*asked(row), least], partial(self._loaded, row, least))
 
     def _loaded(self, row: Row, least: float) -> Row:
         part = part_of(self.request, row, self.replicas)

@@ -20,7 +20,6 @@ from .signals import FleetSignals
 
 TTFT_MS, TPOT_MS = 500.0, 50.0  # where nobody says (``ttft`` and ``itl`` of config/defaults.py)
 MOST = 1024  # sequences of a batch that are tried (the fallback of perf_model/agg.py)
-IterationMs = Callable[[int, float, float], float]  # of sequences, tokens of each cache, tokens of prompts
 
 
 def sla_planner(slo: ServingTargets, replica: ServedReplica, rules: SchedulerRules) -> Callable[[FleetSignals], float]:

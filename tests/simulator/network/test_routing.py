@@ -125,7 +125,8 @@ def test_flows_found_at_once_are_those_found_one_by_one(fabric, policy: str, dat
     rank = st.integers(0, fabric.ranks - 1)
     pairs = np.array(data.draw(st.lists(st.tuples(rank, rank), min_size=1, max_size=10)))
     router = Router(fabric, policy)
-    for (source, target), found in zip(pairs, router.crossings_by_flow(pairs[:, 0], pairs[:, 1]), strict=True):
+    every_flow = router.by_owner(pairs[:, 0], pairs[:, 1], np.arange(len(pairs)), len(pairs))
+    for (source, target), found in zip(pairs, every_flow, strict=True):
         alone = router.crossings(np.array([source]), np.array([target]))
         spread, expected = np.zeros(fabric.links), np.zeros(fabric.links)
         spread[found.links], expected[alone.links] = found.flows, alone.flows
@@ -138,7 +139,7 @@ def test_a_message_to_another_rail_changes_rails_at_the_sender(policy: str) -> N
     made = build_fabric(replace(load_cluster("dgx_h100"), nodes=2), load_device("h100_sxm"))
     topology = made.topology
     router = Router(topology, policy)
-    [found] = router.crossings_by_flow(np.array([0]), np.array([8 + 3]))
+    found = router.crossings(np.array([0]), np.array([8 + 3]))
     nics = {topology.link_name(link): share for link, share in zip(found.links.tolist(), found.flows, strict=True)}
     out = {name: share for name, share in nics.items() if name.startswith("nic") and "leaf" in name}
     assert out == {"nic3->leaf3": 1.0}
