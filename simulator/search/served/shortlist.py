@@ -178,10 +178,14 @@ class Shortlist:
         usual = median(kinds.get((), [1.0]))
         changed = {}
         for key, row in by_key.items():
+            changed[key] = row
+            if not row["meets_slo"]:
+                continue
             alike = kinds.get(kind_of(row), [usual]) if others else [1.0]
             share = min(max(kinds.get(chunk_of(row), alike)), 1.0)
-            times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
-            changed[key] = with_load(self.request, row, times) if row["meets_slo"] else row
+            if share < 1:
+                times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
+                changed[key] = with_load(self.request, row, times)
         return changed
 
     def _play(self, row: Row, least: float) -> Row:
