@@ -37,8 +37,10 @@ Those of aiter are of tuned kernels (ROCm/aiter's configurations: the best of al
 turns in memory, so that they stand for a warm and a cold cache; 304 units are MI300X or MI325X, 256 MI355X or MI350X)
 and of its attention kernels in assembly (op_tests/cpp/mha/README.md; backward passes with the atomics that training
 takes: in fp32 on MI300X, where those in 16 bits overflow, in 16 bits on MI355X),
-those of LLMServingSim of layers on RTX cards, those of InferSim of DeepGEMM, FlashInfer and FlashAttention 3 on H20 and
-H800. Tables of these with opcast's names for columns need no mapping (`opcast import source=csv path=…`).
+those of LLMServingSim of layers on RTX cards and on TPU v6e (without `o_proj`, whose weights stayed on the chip between
+calls; `predictor.eager=true` for decode attention, whose shortest calls look like a host's), those of InferSim of
+DeepGEMM, FlashInfer and FlashAttention 3 on H20 and H800. Tables of these with opcast's names for columns need no
+mapping (`opcast import source=csv path=…`).
 
 Errors are of rows held out whole (`split` in the card says which), in percent of the measured time; coverage is of 90 %
 intervals. Roofline is the median error of the roofline alone.

@@ -13,6 +13,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -156,9 +157,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         taken_s[function_of(item)] += processor_s() - before
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what one of several processes has counted (pytest-xdist)."""
+    taken_s.update(getattr(node, "workeroutput", {}).get("taken_s", {}))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the list of slow tests where that was asked for."""
-    if path := session.config.getoption("--times"):
+    """Write the list of slow tests where that was asked for; one of several processes hands over its own."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["taken_s"] = dict(taken_s)
+    elif path := session.config.getoption("--times"):
         slow = {name: seconds for name, seconds in taken_s.items() if seconds >= SLOW_S}
         if session.config.getoption("markexpr"):  # of what is listed, not all cases were run
             slow |= recorded_s(SLOW.read_text())

@@ -107,11 +107,11 @@ def test_an_up_to_date_environment_is_used_at_once(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "processors", "expected"),
     [
-        (["fast", "tests/models"], 2, ["-m", "not slow", "-n", "2", *SHARED, "tests/models"]),
+        (["fast", "tests/models"], 2, ["-m", "not slow", "-n", "3", *SHARED, "tests/models"]),
         (["tests/models", "-x"], 64, ["-n", "4", *SHARED, "tests/models", "-x"]),
         (["fast"], 1, ["-m", "not slow"]),
         (["fast", "--pdb"], 8, ["-m", "not slow", "--pdb"]),
-        (["--times", "tests/slow.txt"], 8, ["--times", "tests/slow.txt"]),
+        (["--times", "tests/slow.txt"], 3, ["-n", "4", *SHARED, "--times", "tests/slow.txt"]),
     ],
 )
 def test_the_fast_lane_and_the_processors(

@@ -39,7 +39,7 @@ NEEDS_TORCH = {
         "vision",
     )
 }
-NEEDS_NUMBA = {"simulator/serving/by_address.py"}
+NEEDS_NUMBA = {"simulator/serving/by_address.py", "simulator/serving/one_module.py"}
 BARE_NODE = {"numpy", "pyarrow", "torch", "triton", "opcast"} | set(sys.stdlib_module_names)
 MODULES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
 

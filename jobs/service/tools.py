@@ -27,9 +27,15 @@ CALLS = {  # tool -> the call of the service that it is
     "compare_chips": "/v1/compare/chips",
     "plan": "/v1/plan",
     "posttrain": "/v1/posttrain",
+    "upgrade": "/v1/upgrade",
     "serving": "/v1/serving",
+    "serving_capacity": "/v1/serving/capacity",
+    "serving_sweep": "/v1/serving/sweep",
+    "serving_compare": "/v1/serving/compare",
+    "serving_caps": "/v1/serving/caps",
     "search": "/v1/search",
     "search_serving": "/v1/search/serving",
+    "sweep": "/v1/sweep",
 }
 LISTED = "/v1/{what}"
 ADDRESS = "http://127.0.0.1"

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .setting import Array, Dims, Setting, Terms
+from .setting import ONE_MEMORY, Array, Dims, Setting, Terms
 
 # (rows, columns) of output a compute unit holds at a time: the shapes that cuBLAS and CUTLASS kernels come in.
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64))
+# Of matrix units of 256 x 256 that share one memory: blocks as wide as a unit and wider, up to the 1024 that JAX's
+# guide to products in Pallas takes (docs/pallas/tpu/matmul.md). Judged: XLA does not tell its own
+SHARED_TILES = ((1024, 1024), (512, 1024), (256, 512), (256, 256), (128, 256), (64, 256), (32, 256), (8, 256))
 K_BYTES = 128.0  # depth of one main-loop step, in bytes of an operand row
 FILL_CLOCKS = 1100.0  # first loads from memory until the main loop runs, and the way out
 JOIN_CLOCKS = 6000.0  # units that share a tile wait for each other, or a second kernel adds their parts up
@@ -60,7 +63,7 @@ def _gemm_cpu(batch: Array, m: Array, n: Array, k: Array, s: Setting) -> Terms:
 
 def _tiled(batch: Array, m: Array, n: Array, k: Array, ragged: Array, s: Setting) -> Terms:
     """Fastest tile and schedule; ``ragged`` is the share of a tile that uneven batches waste beside padding."""
-    tiles = np.array(TILES, dtype=np.float64)
+    tiles = np.array(_tiles(s), dtype=np.float64)
     rows, cols = tiles[:, :1], tiles[:, 1:]
     count = batch * np.ceil(m / rows + ragged) * np.ceil(n / cols)
     steps = np.ceil(k * s.itemsize / K_BYTES)
@@ -81,6 +84,11 @@ def _tiled(batch: Array, m: Array, n: Array, k: Array, ragged: Array, s: Setting
         "loads_share": 1.0 + (loads / compute)[pick],
     }
     return Terms(compute[pick], memory, s.device.launch_us, hints=hints)
+
+
+def _tiles(s: Setting) -> tuple[tuple[int, int], ...]:
+    """Shapes of output that a unit of the device may hold."""
+    return SHARED_TILES if s.device.architecture in ONE_MEMORY else TILES
 
 
 def _tile_times(rows: Array, cols: Array, s: Setting) -> tuple[Array, Array, Array]:
@@ -106,7 +114,7 @@ def _memory_us(batch: Array, m: Array, n: Array, k: Array, s: Setting) -> Array:
     """
     a, b = m * k * s.itemsize, k * n * s.weight_itemsize
     size = batch * (a + b + m * n * s.out_itemsize)
-    reach = np.sqrt(s.units * 128.0 * 256.0)
+    reach = np.sqrt(s.units * max(rows * cols for rows, cols in _tiles(s)))
     again = batch * (a * np.maximum(n / reach - 1.0, 0.0) + b * np.maximum(m / reach - 1.0, 0.0))
     missed = 1.0 - s.resident(a + b)
     return s.traffic_us(size) + again * missed / s.memory_rate

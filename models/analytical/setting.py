@@ -26,6 +26,7 @@ SUSTAINED_MEMORY = 0.92  # refresh, read/write turnaround
 KEPT, LOST = 1.25, 0.75  # of a working set in the last-level cache: all up to a third of the cache, none beyond 5/3
 SM_BYTES_PER_CLOCK = 64.0  # what one compute unit draws from L2 (NVIDIA tuning guides, A100 to B200)
 EXP_PER_CLOCK = 16.0  # special-function results of one compute unit a clock (CUDA programming guide, table 5)
+ONE_MEMORY = ("trillium",)  # whose units all read VMEM (Google DeepMind, How To Scale Your Model)
 
 # A scheduler issues one instruction of 32 threads a clock. Where a unit has 128 fp32 lanes for its four schedulers, a
 # product takes a whole slot, and loads from shared memory take slots of products; with 64 lanes they are free (NVIDIA
@@ -137,7 +138,7 @@ class Setting:
     @cached_property
     def unit_rate(self) -> float:
         """Bytes a microsecond that one compute unit can draw, however idle the others are."""
-        if self.cpu:
+        if self.cpu or self.device.architecture in ONE_MEMORY:
             return self.l2_rate / self.units
         return SM_BYTES_PER_CLOCK * self.device.clock_mhz
 

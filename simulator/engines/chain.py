@@ -3,7 +3,8 @@
 Where measured rows and predictors are asked in turn:
 
 0. products with few rows and experts of few bits: kernels of the stack's own, and others where a table contradicts
-   bytes over bandwidth (:mod:`.mat_vec`); caches that a table reads faster than memory (:mod:`.streams`),
+   bytes over bandwidth (:mod:`.mat_vec`); caches that a table reads faster than memory (:mod:`.streams`); weights that
+   are unpacked (:mod:`.unpacked`),
 1. own rows of this very op, then the predictors of own rows, of the kernel that is launched (:mod:`.own_rows`); sums
    that an engine leaves to NCCL by rows of that, and sums with the norm in them by rows of kernels that have it
    (:mod:`.large_sums`),
@@ -35,6 +36,7 @@ from .network import NetworkEngine
 from .own_rows import OwnEngine
 from .streams import StreamEngine
 from .transfer import TransferEngine
+from .unpacked import UnpackedEngine
 
 RULES_WITHOUT_KERNEL = (
     "int_bookkeeping",
@@ -104,7 +106,9 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
     if device.synchronous:
         return kernel_engines
     few_rows = FewRowsEngine(chain, eight_bits, kernels)
-    return [*kernel_engines, StreamEngine(device, [few_rows, *chain]), few_rows]
+    unpackings = stack.unpackings if stack is not None else ()
+    table_engines: list[Engine] = [StreamEngine(device, [few_rows, *chain]), few_rows]
+    return [*kernel_engines, UnpackedEngine(device, [*table_engines, *chain], unpackings), *table_engines]
 
 
 def sums_itself(network: NetworkEngine, stack: Stack) -> bool:

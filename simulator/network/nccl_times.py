@@ -3,9 +3,9 @@
 Every ``algorithm/protocol`` costs ``start + hops and bytes``. A ring turns through every rank and crosses each node's
 NICs once a channel, so that m ranks of a node send through m NICs; a tree goes along a chain inside the node and up
 and down a binary tree between nodes; NVLS lets NVSwitches reduce. Inside a node bytes of Simple move while its steps
-wait, more or less (``overlap``); elsewhere both add up. Few bytes use few channels, and only as many of their threads
-as there are words, so that LL takes about as long for 32 KiB as for 256. All arrays are [n], one entry a collective;
-sizes follow nccl-tests.
+wait, more or less (``overlap``); hops between nodes add up. Few bytes use few channels, and only as many of their
+threads as there are words, so that LL takes about as long for 32 KiB as for 256. All arrays are [n], one entry a
+collective; sizes follow nccl-tests.
 """
 
 from __future__ import annotations
@@ -217,13 +217,14 @@ def _send_recv(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int)
 def _ll_start_us(g: GroupShapes, t: Tuning) -> Array:
     """Start of an exchange by LL: one hop."""
     far = np.where(g.nodes > 1, 1.0, 0.0)
-    return _start_us("ring", LL, t) + _hops_us("ring", LL, 1.0 - far, far, g, t)
+    near_us, far_us = _hops_us("ring", LL, 1.0 - far, far, g, t)
+    return _start_us("ring", LL, t) + near_us + far_us
 
 
 def _simple_start_us(g: GroupShapes, t: Tuning) -> Array:
     """Start of an exchange by Simple."""
     far = np.where(g.nodes > 1, 1.0, 0.0)
-    return t.exchange_us + _hops_us("ring", SIMPLE, 0.0 * far, far, g, t)
+    return t.exchange_us + _hops_us("ring", SIMPLE, 0.0 * far, far, g, t)[1]
 
 
 def _faster_protocol_us(ll_us: Array, simple_us: Array, protocol: int, g: GroupShapes) -> Array:
@@ -237,20 +238,25 @@ def _start_us(algorithm: str, protocol: int, t: Tuning) -> float:
     return t.bulk_us if protocol == SIMPLE else BASE_US[algorithm][protocol] * t.base
 
 
-def _hops_us(algorithm: str, protocol: int, near: Array, far: Array, g: GroupShapes, t: Tuning) -> Array:
-    """What ``near`` hops inside nodes and ``far`` ones between them wait; beside far ones, near ones wait longer."""
+def _hops_us(algorithm: str, protocol: int, near: Array, far: Array, g: GroupShapes, t: Tuning) -> tuple[Array, Array]:
+    """What ``near`` hops inside nodes wait, and ``far`` ones between them; beside far ones, near ones wait longer."""
     hop_us = HOP_US[g.inside][algorithm][protocol]
     simple = t.step_us * hop_us / HOP_US[g.inside]["ring"][SIMPLE]
     inside = (hop_us * t.hop, hop_us * t.line_hop, simple)[protocol]
     beside = (LL_INSIDE_HOP * hop_us * t.hop, hop_us * max(t.line_hop, 1.0), simple)[protocol]
     outside = HOP_US["network"][algorithm][protocol] + g.nic_us - TABLE_NIC_US
-    return near * np.where(far > 0, beside, inside) + t.far_hop * far * outside
+    return near * np.where(far > 0, beside, inside), t.far_hop * far * outside
 
 
-def _overlapped_us(waits_us: Array, moves_us: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
-    """Waits and moves of all steps: their sum, and of Simple and LL128 inside a node a norm of both."""
-    power = np.where((g.nodes > 1) | (protocol == LL), 1.0, t.overlap)
-    return (waits_us**power + moves_us**power) ** (1.0 / power)
+def _overlapped_us(waits_us: tuple[Array, Array], moves_us: Array, g: GroupShapes, t: Tuning, protocol: int) -> Array:
+    """Waits of hops and moves of all steps: their sum, and of Simple and LL128 inside nodes a norm of both.
+
+    A wait that hides behind bytes in one node was fitted so, and hides behind them in a ring of several, too; of
+    a norm that is more than a sum a ring of several has the sum.
+    """
+    near_us, far_us = waits_us
+    power = np.where(g.nodes > 1, max(t.overlap, 1.0), t.overlap) if protocol != LL else 1.0
+    return (near_us**power + moves_us**power) ** (1.0 / power) + far_us
 
 
 def _intra_node_gbps(g: GroupShapes, t: Tuning) -> Array:

@@ -34,6 +34,7 @@ OF_ROLLOUT = (  # settings that only methods with a rollout (ppo, grpo) read
         "asynchronous",
         "offload_training",
         "offload_gbps",
+        "sync_tensor_us",
         "kl",
         "old_log_probs",
     ),
@@ -162,6 +163,9 @@ class PostTrainRequest(Request):
         "of a GPU that copies training's state to the host or back while all of its node do; null: as PCIe lets "
         "pinned memory (NeMo-RL copies pageable memory: 4.3)",
     )
+    sync_tensor_us: float | None = setting(
+        None, "of a weight sync, for each tensor of the checkpoint; null: as NeMo-RL, 760 colocated and 360 apart"
+    )
     packing: str = setting(
         "balanced",
         "sequences in micro-batches: balanced: as many tokens in each (veRL) | bins: whole ones, the longest first, in "
@@ -194,6 +198,8 @@ class PostTrainRequest(Request):
         choice(RequestError, "packing", self.packing, PACKINGS)
         if self.offload_gbps is not None and number(RequestError, "offload_gbps", self.offload_gbps) <= 0:
             raise RequestError(f"offload_gbps={self.offload_gbps} must be above 0")
+        if self.sync_tensor_us is not None:
+            number(RequestError, "sync_tensor_us", self.sync_tensor_us)
         if self.log_prob_micro_batch is not None:
             whole(RequestError, "log_prob_micro_batch", self.log_prob_micro_batch, 1)
         for name, most in (("batches", MOST_BATCHES), ("lives", MOST_LIVES), ("partial", MOST_PARTIAL)):

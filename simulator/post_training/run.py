@@ -221,7 +221,8 @@ def notes_of(request: PostTrainRequest, run: PlacedRun, batches: Sequence[Length
     notes += energy_notes(request, run)
     if run.sync is not None:
         notes.append(
-            f"weight sync: {run.sync.size_bytes / 1e9:,.3g} GB over the network; load time of the engine is left out"
+            f"weight sync: {run.sync.size_bytes / 1e9:,.3g} GB over the network, or {run.sync.tensors:,} tensors that "
+            f"the trainer hands over in {run.sync.hand_over_s:,.3g} s: the longer of both"
         )
     return notes
 

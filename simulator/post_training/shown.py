@@ -91,6 +91,8 @@ def rollout(report: PostTrainReport) -> ViewTable:
         parts = f"gathered over {sync.gather_ranks} ranks in {duration(sync.gather_s)}"
         if sync.broadcast_ranks:
             parts += f", broadcast to {sync.broadcast_ranks} GPUs in {duration(sync.broadcast_s)}"
+        if sync.tensors:
+            parts += f"; {sync.tensors:,} tensors handed over in {duration(sync.hand_over_s)}"
         rows.append(("weight sync", f"{sync.size_bytes / 1e9:,.4g} GB: {parts}"))
     return ViewTable("rollout and weight sync", [ViewColumn(""), ViewColumn("", "words")], rows)
 

@@ -2,7 +2,8 @@
 
 Each GPU of a replica is handed whole tensors and keeps its own part of them (veRL's, OpenRLHF's and NeMo-RL's way,
 which any two layouts can take). So the ranks that share the weights out gather them first. Where rollout has GPUs of
-its own, one rank that trains then broadcasts them to all of these. Adapters are sent alone.
+its own, one rank that trains then broadcasts them to all of these. Adapters are sent alone. Trainers hand each tensor
+of the checkpoint over in Python, experts one by one, while the network brings the next: the longer of both counts.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...datasets.clusters import Cluster
-from ...datasets.ops import make_op
+from ...datasets.ops import KINDS, make_op
+from ..question.calibration import EXPERTS
 from ..question.predictions import PredictRequest
 from ..report.answer import OpPrediction, StepReport
 from .groups import GpuGroups, cluster_of
 from .request import PostTrainRequest
 
 BYTES = 2  # of a weight, as trainers send them whatever engines keep them in
+TENSOR_US = {True: 760.0, False: 360.0}
+"""Of a tensor that is handed over. Where GPUs are colocated: DeepSeek V3's 45,000 in 55 s, 20 s of copies among them
+(NVIDIA-NeMo/RL pull request 638); veRL takes 1.4 ms for those of Qwen3 30B (issue 7060). Apart: Qwen3 235B's 36,000 in
+13 s (NVIDIA-NeMo/RL pull request 1379)."""
+OF_EXPERTS = 1.5  # tensors of an expert that a stacked product stands for: gate and up are one here, two in checkpoints
 
 
 class Predicting(Protocol):
@@ -30,9 +37,14 @@ class Predicting(Protocol):
 
 @dataclass(frozen=True)
 class WeightSync:
-    """Weights of ``size_bytes`` that go to the engines: gathered over so many ranks, then broadcast to others."""
+    """Weights of ``size_bytes`` that go to the engines: gathered over so many ranks, then broadcast to others.
+
+    Meanwhile all ``tensors`` are handed over.
+    """
 
     size_bytes: int
+    tensors: int
+    hand_over_s: float
     gather_ranks: int
     gather_s: float
     broadcast_ranks: int
@@ -40,14 +52,26 @@ class WeightSync:
 
     @property
     def seconds(self) -> float:
-        """Both, one after the other."""
-        return self.gather_s + self.broadcast_s
+        """Gathering and broadcasting, one after the other, or handing over."""
+        return max(self.gather_s + self.broadcast_s, self.hand_over_s)
 
 
 def trained_parameters(report: StepReport) -> int:
     """Parameters of the whole model that are trained, tied ones once."""
     assert report.state is not None
     return report.state.steps[0].graph.parameters
+
+
+def checkpoint_tensors(report: StepReport) -> int:
+    """Tensors of the model's checkpoint, those of each expert apart."""
+    assert report.state is not None
+    graph = report.state.steps[0].graph
+    tensors = float(sum(tensor.count for tensor in graph.tensors if tensor.role == "weight"))
+    for node, repeat in graph.weighted():
+        if node.op is not None and node.op.kind in EXPERTS and node.phase == "forward":
+            experts = dict(zip(KINDS[node.op.kind].names, node.op.dims, strict=True))["experts"]
+            tensors += (experts * OF_EXPERTS - 1) * repeat
+    return round(tensors)
 
 
 def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups, bench: Predicting) -> WeightSync:
@@ -67,7 +91,9 @@ def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups
         group = tuple(range(cluster.devices - others - 1, cluster.devices))
         near = min(others + 1, cluster.devices_per_node)
         broadcast_s = _seconds("broadcast", size, others + 1, near, group, cluster, request, bench)
-    return WeightSync(size, ranks, gather_s, others, broadcast_s)
+    tensors = 0 if request.step.work.lora_rank else checkpoint_tensors(report)
+    tensor_us = TENSOR_US[groups.colocated] if request.sync_tensor_us is None else request.sync_tensor_us
+    return WeightSync(size, tensors, tensors * tensor_us / 1e6, ranks, gather_s, others, broadcast_s)
 
 
 def _seconds(

@@ -67,6 +67,24 @@ class MatVec:
 
 
 @dataclass(frozen=True)
+class Unpacking:
+    """What an engine's kernels reach that unpack weights of few bits before they multiply.
+
+    A ``share`` of the rate that the library has in 16 bits, on NVIDIA's GPUs of the compute capability ``sm`` (0: any):
+    less than 1 by an instruction of older chips, more where they multiply in 8 bits. 1 where none is named.
+    """
+
+    share: float
+    source: str
+    sm: float = 0.0
+
+    def __post_init__(self) -> None:
+        number(PlanError, "stack.unpackings.sm", self.sm)
+        if not number(PlanError, "stack.unpackings.share", self.share) > 0:
+            raise PlanError(f"stack.unpackings.share={self.share} must be a share of a rate, above 0")
+
+
+@dataclass(frozen=True)
 class ReducedNorm:
     """All-reduces of tensor ranks in an inference engine that add the residual and normalise in the same kernel.
 

@@ -18,7 +18,7 @@ from ...datasets.figure_sources import FigureSource
 from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.reading import read_yaml
 from .errors import PlanError
-from .kernels import KernelChoice, MatVec, ReducedNorm
+from .kernels import KernelChoice, MatVec, ReducedNorm, Unpacking
 from .options import EP_MODES, WHOLE, loss_wrong
 
 STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
@@ -136,6 +136,7 @@ class Stack:
     collectives: str = setting("", "whose predictors answer for communication; empty: any")
     kernels: tuple[KernelChoice, ...] = setting((), "kernels that another engine's table timed, each with its source")
     mat_vecs: tuple[MatVec, ...] = setting((), "kernels of its own for products with few rows, each with its source")
+    unpackings: tuple[Unpacking, ...] = setting((), "rates of its kernels that unpack weights, each with its source")
     packs_head: bool = setting(False, "the head of the language model is stored in few bits as other linear layers are")
     reduced_norms: tuple[ReducedNorm, ...] = setting((), "all-reduces that normalise, too, each with its source")
     kv_dtype: Mapping[str, str] = setting({}, "format of the cache by that of the products")

@@ -1,7 +1,7 @@
 """The event loop as machine code: numba, kept on disk; as plain Python where numba is not installed.
 
-All functions of the loop are compiled as one; what is kept on disk is known by a hash of their sources, so that a
-change in any of their modules is seen.
+All functions of the loop are compiled as one (:mod:`.one_module`). What is kept on disk is known by a hash of their
+sources, so that a change in any of their modules is seen.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ PARTS = (
 CHAINS = (policies.FORMS, policies.AGAIN, routing.ROUTES)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "tokens_allowed", "rejections", "rejection_note"}
 """With numpy or texts of their own, never called by the loop."""
+NUMBA_OWN = ("by_address.py", "one_module.py")
+"""What is told to numba's compiler itself."""
 OPTIONS: dict[str, Any] = {"_nrt": False, "error_model": "numpy"}
 """Nothing is allocated inside, so that no reference is counted: each call would count all arrays of the state."""
 
@@ -92,14 +94,15 @@ def compiled() -> Callable[..., None]:
         for link in links[1:]:
             numba.extending.register_jitable(**OPTIONS)(link)
     from .by_address import by_address
+    from .one_module import pipeline
 
     names = {"__name__": __name__, "run": loop.run, "by_address": by_address}
     named = types.FunctionType(run_by_address.__code__, names, "run")
     named.__qualname__ = f"run_{source_hash()}"
     try:
-        return numba.njit(cache=True, nogil=True, **OPTIONS)(named)
+        return numba.njit(cache=True, nogil=True, **OPTIONS, **pipeline())(named)
     except RuntimeError:  # no folder for the cache
-        return numba.njit(nogil=True, **OPTIONS)(named)
+        return numba.njit(nogil=True, **OPTIONS, **pipeline())(named)
 
 
 def run_by_address(state: Any, setup: Any, chunk: Any, more: bool) -> None:
@@ -139,5 +142,5 @@ def source_hash() -> str:
     text = "".join(inspect.getsource(module) for module in (*PARTS, policies, chain, loop)) + repr(
         (OPTIONS, POLICIES, ROUTERS)
     )
-    text += Path(__file__).with_name("by_address.py").read_text(encoding="utf-8")
+    text += "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in NUMBA_OWN)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

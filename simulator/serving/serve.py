@@ -34,7 +34,7 @@ from .streams import RequestStream
 from .tally import Tally
 
 LOADED_FROM = 200_000  # output tokens from which machine code pays that is on disk (it is loaded in half a second),
-COMPILED_FROM = 4_000_000  # and from which compiling does (less than a minute, once)
+COMPILED_FROM = 4_000_000  # and from which compiling does (some 20 s, once)
 RunLoop = Callable[[LoopState, ServingSetup, RequestChunk, bool], None]
 
 

@@ -260,7 +260,7 @@ def engine_of(stack: Stack, engine: Engine) -> Engine:
     """The engine as a stack asks it: what that one launches goes first (:mod:`..engines.chain`)."""
     if not isinstance(engine, FusedEngine):
         return engine
-    own_kernels = stack.kernels, stack.mat_vecs
+    own_kernels = stack.kernels, stack.mat_vecs, stack.unpackings
     key = repr((stack.id, stack.backend, stack.collectives, stack.attention, stack.fusion, own_kernels))
     if key not in engine.derived:
         engines = [

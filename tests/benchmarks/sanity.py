@@ -7,7 +7,10 @@ the memory's bandwidth. Marked are a ratio below ``LEAST`` or above ``MOST``, a 
 format of fewer bits that is slower than one of more. ``streams``: products of few rows and decode attention, whose
 bytes come faster than memory gives them. ``products``: a product that takes longer than its two halves or is beyond
 the peak. ``chips``: one slower than another of its generation with less bandwidth and FLOPs. ``train``: steps whose
-share of the peak (MFU) is outside of ``MFU``, and tensor ranks that gain more than their number.
+share of the peak (MFU) is outside of ``MFU``, and tensor ranks that gain more than their number. ``formats``: products
+of many rows that are slower in fp8 than in bf16, or faster where their weights are unpacked. ``collectives``: those
+that take less time for more bytes, or ``STEP`` times as long for twice as many. ``ranks``: decode steps of a large
+batch that are slower on twice the tensor ranks.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ LEAST, MOST = (
 )  # of a decode step over its bytes at the bandwidth: below no kernel gets, above none is that slow
 FASTER = 0.98  # of a smaller batch or more bits: less is no noise of a table
 HALVES = 1.15  # of two halves: more is no step of waves, but a table that throttled, or another kernel
+STEP = 2.5  # of half the bytes: B200's own table has 2.36, where NCCL changes its protocol
+FALL = 0.8  # of half the bytes, where NCCL keeps LL for too long: H200's own table has 0.81
+GAINS_LAST = 8  # tensor ranks inside a node
 MFU = (0.12, 0.75)  # of a training step of one sequence of 4,096 tokens a rank; cut chips are above
 CONTEXT = 512
 SHIPPED = Path(__file__).parents[2] / "models" / "shipped"
@@ -197,12 +203,61 @@ def train(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int])
                 yield f"{device} {stack}: four tensor ranks gain more than four times"
 
 
+def formats(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Products of many rows that are slower in fp8 than in bf16, or faster with weights that are unpacked."""
+    for device in devices:
+        for stack in stacks:
+            for rows in (2048, 8192):
+                shapes = [{"m": rows, "n": n, "k": k} for n, k in LAYERS]
+                found = {
+                    dtype: latencies_us(device, stack, [make_op("gemm", dtype, **shape) for shape in shapes])
+                    for dtype in ("bf16", "fp8", "w8a16", "w4a16")
+                }
+                for dtype, us in found.items():
+                    if us is None or found["bf16"] is None:
+                        continue
+                    share = us / found["bf16"]
+                    wrong = share > 1 / FASTER if dtype == "fp8" else share < FASTER
+                    for at in np.flatnonzero(wrong):
+                        yield f"{device} {stack} {dtype} {shapes[at]}: {share[at]:.2f} of bf16"
+
+
+def collectives(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Collectives that take less time for more bytes, or much more than twice as long for twice as many."""
+    sizes = [2**power for power in range(16, 31)]
+    for cluster in (CLUSTERS[device] for device in devices if device in CLUSTERS):
+        for ranks in (8, 64, 512):
+            for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+                found = [
+                    opcast.predict(kind, size_bytes=size, ranks=ranks, cluster=cluster, nodes=max(ranks // 8, 1))
+                    for size in sizes
+                ]
+                for size, (less, more) in zip(sizes, pairwise(one.latency_us for one in found), strict=False):
+                    if not FALL * less <= more <= STEP * less:
+                        yield f"{cluster} {kind} of {ranks}: {less:.0f} us for {size >> 10} KiB, {more:.0f} for twice"
+
+
+def ranks(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
+    """Decode steps of a large batch that are slower on twice the tensor ranks."""
+    work = opcast.Work("decode", batch=256, input_len=2048)
+    for device in (device for device in devices if device in CLUSTERS):
+        for stack in (stack for stack in stacks if stack in SERVERS):
+            asked = {"cluster": CLUSTERS[device], "stack": stack, "precision": "bf16", "calibration": "none"}
+            steps_ms = {tp: opcast.simulate("llama3_70b", work, tp=tp, **asked).tpot_ms for tp in (2, 4, GAINS_LAST)}
+            for (few, slow_ms), (many, fast_ms) in pairwise(steps_ms.items()):
+                if FASTER * fast_ms > slow_ms:
+                    yield f"{device} {stack}: {fast_ms:.1f} ms on {many} tensor ranks, {slow_ms:.1f} on {few}"
+
+
 LAWS: Mapping[str, Callable[[Sequence[str], Sequence[str], Sequence[int]], Iterator[str]]] = {
     "decode": decode,
     "streams": streams,
     "products": products,
     "chips": chips,
     "train": train,
+    "formats": formats,
+    "collectives": collectives,
+    "ranks": ranks,
 }
 
 

@@ -46,7 +46,7 @@ HALF_OF_DIE = {
     "ga106": 1024,
     "ad102": 1024, "ad103": 1024, "ad104": 1024, "ad106": 1024, "ad107": 1024, "gh100": 4096, "gb100": 8192,
     "gb110": 8192, "gb202": 1024, "gb203": 1024, "gb205": 1024, "gb206": 1024, "gb20b": 1024, "arcturus": 1024,
-    "aldebaran": 1024, "aqua_vanjaram": 2048, "gfx950": 4096,
+    "aldebaran": 1024, "aqua_vanjaram": 2048, "gfx950": 4096, "tpu_v6e": 2 * 256 * 256,
 }  # fmt: skip
 # Cards whose maker cut the matrix units: GeForce with fp32 accumulation, A10G, L40 and L20 to a half, H20 to a quarter.
 CUT = {"a10g": 2, "l40": 2, "l20": 2, "h20_sxm": 4, "h20_141gb": 4}
@@ -60,7 +60,9 @@ VECTOR_PER_CLOCK = {
     "cdna3": 256,
     "cdna4": 256,
     **dict.fromkeys(("apple7", "apple8", "apple9"), 256),
+    "trillium": 1024,
 }
+WITHOUT_POWER = ("apple", "google")  # who publishes none
 WITHOUT_BF16 = {name for name in known_devices() if load_device(name).die in ("gv100", "gp100", "gp104", "tu104")}
 
 
@@ -84,7 +86,7 @@ def test_every_named_device_ships() -> None:
 def test_figures_are_complete_and_sourced(name: str) -> None:
     device = load_device(name)
     assert device.id == name
-    assert device.vendor in ("nvidia", "amd", "apple")
+    assert device.vendor in ("nvidia", "amd", "apple", "google")
     assert not device.synchronous
     values = read_yaml(DEVICE_DIRECTORY / f"{name}.yaml", ValueError)
     figures = {"compute_units", "clock_mhz", "tensor_tflops", "vector_tflops", "memory_gib", "memory_gbps", "l2_mib"}
@@ -111,15 +113,16 @@ def test_formats_stand_in_their_ratios(name: str) -> None:
     device, rates = load_device(name), load_device(name).tensor_tflops
     half = half_rate(device)
     assert rates.get("bf16", half) == (half if name != "mi100" else rates["fp16"] / 2)
+    alike = ("fp8",) if device.vendor == "google" else ()  # TPU v6e multiplies fp8 as bf16
     for dtype, factor in (("fp8", 2), ("mxfp8", 2), ("int8", 2), ("tf32", 0.5)):
-        if dtype in rates and name not in ("p4", "mi100", "mi210", "mi250"):
+        if dtype in rates and dtype not in alike and name not in ("p4", "mi100", "mi210", "mi250"):
             geforce = 2 if dtype == "int8" and GEFORCE.fullmatch(name) else 1  # integers are not cut
             assert rates[dtype] == pytest.approx(geforce * factor * half, rel=0.02), dtype
     if "nvfp4" in rates:
         assert rates["nvfp4"] / half in [pytest.approx(factor, rel=0.01) for factor in (4, 6, 8)]
     assert ("nvfp4" in rates) == (device.architecture == "blackwell")
     assert ("mxfp8" in rates) == (device.architecture in ("blackwell", "cdna4"))
-    assert ("fp8" in rates) == (device.architecture in ("ada", "hopper", "blackwell", "cdna3", "cdna4"))
+    assert ("fp8" in rates) == (device.architecture in ("ada", "hopper", "blackwell", "cdna3", "cdna4", "trillium"))
     assert device.supports("bf16") == (name not in WITHOUT_BF16)
     assert rates["fp32"] >= device.vector_tflops * 0.99
 
@@ -128,12 +131,13 @@ def test_formats_stand_in_their_ratios(name: str) -> None:
 def test_memories_are_ordered(name: str) -> None:
     device = load_device(name)
     units = load_device("mi300x" if name == "mi308x" else name).compute_units  # MI308X has the base dies of MI300X
-    assert device.memory_gbps < device.l2_gbps < 60 * units * device.clock_mhz * 1.1e-3
+    widest = 6000 if device.vendor == "google" else 60  # bytes a clock and unit: VMEM is beside the matrix units
+    assert device.memory_gbps < device.l2_gbps < widest * units * device.clock_mhz * 1.1e-3
     assert device.pcie_gbps < device.memory_gbps / 4
-    assert (device.tdp_w == 0) == (device.vendor == "apple")  # who publishes none
+    assert (device.tdp_w == 0) == (device.vendor in WITHOUT_POWER)
     assert device.link_gbps < device.memory_gbps
     assert 2 <= device.l2_mib < 300
-    assert 50 < device.tdp_w < 1500 or device.vendor == "apple"
+    assert 50 < device.tdp_w < 1500 or device.vendor in WITHOUT_POWER
 
 
 def test_variants_differ_where_they_should() -> None:

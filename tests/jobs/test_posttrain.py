@@ -11,6 +11,7 @@ import pytest
 import opcast
 from opcast.jobs.cli import main
 from opcast.simulator.post_training.answer import PostTrainReport
+from opcast.simulator.post_training.sync import checkpoint_tensors
 
 TINY = "tiny_llama_100m"
 FEW = {"prompts": 8, "lives": 20, "batches": 1, "seq_len": 128, "cluster": "dgx_h100", "zero_stage": 1}
@@ -49,6 +50,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["cluster=dgx_h100", "method=sft", "kl=0.1"], "kl=0.1 is not read with method=sft: leave it out"),
         (["cluster=dgx_h100", "method=sft", "offload_training=true"], "offload_training=true is not read with"),
         (["cluster=dgx_h100", "rollout.kv_fraction=2"], "rollout.kv_fraction=2 must be a share"),
+        (["cluster=dgx_h100", "sync_tensor_us=-1"], "sync_tensor_us=-1 must be"),
+        (["cluster=dgx_h100", "method=sft", "sync_tensor_us=9"], "sync_tensor_us=9 is not read with method=sft"),
         (["cluster=dgx_h100", "response_len.mean=-1"], "must be a number of at least 1"),
         (["cluster=dgx_h100", "lengths=/no/such.csv"], "lengths=/no/such.csv must be a CSV file"),
         (["cluster=dgx_h100", "prompts=1048576"], "more than the 1,048,576 simulated"),
@@ -95,6 +98,24 @@ def test_copies_take_the_state_over_the_rate_that_is_told() -> None:
     for name in ("training state to GPUs", "training state to host"):
         assert slow.phase_s(name) == pytest.approx(2.0 * fast.phase_s(name))
     assert slow.phase_s("rollout") == fast.phase_s("rollout")
+
+
+def test_a_trainer_that_hands_tensors_over_slowly_holds_the_sync_up(grpo: PostTrainReport) -> None:
+    """A Llama of so many layers has nine tensors in each, and three beside them; fewer where head and table are one."""
+    slow = opcast.posttrain(TINY, method="grpo", responses=4, sync_tensor_us=1e6, **FEW, **LENGTHS)
+    assert grpo.sync is not None
+    assert slow.sync is not None
+    assert slow.sync.tensors % 9 in (2, 3)
+    assert slow.phase_s("weight sync") == pytest.approx(slow.sync.tensors)
+    none = opcast.posttrain(TINY, method="grpo", responses=4, sync_tensor_us=0, **FEW, **LENGTHS)
+    assert none.sync is not None
+    assert none.sync.seconds == none.sync.gather_s + none.sync.broadcast_s <= grpo.sync.seconds
+
+
+def test_experts_are_handed_over_one_by_one() -> None:
+    """Qwen3 30B has 48 layers of 128 experts with three tensors each, and 531 more, stacked experts not among them."""
+    step = opcast.simulate("qwen3_30b_a3b", "train", cluster="dgx_h100", ep=8, seq_len=4096, global_batch=8)
+    assert checkpoint_tensors(step) == 48 * 128 * 3 + 531 - 48 * 2
 
 
 def test_prompts_that_are_cut_are_told(grpo: PostTrainReport) -> None:

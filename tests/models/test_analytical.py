@@ -221,6 +221,13 @@ def test_selections_by_torch_take_their_clocks(experts: int, published_us: float
     assert own[0] < chosen[0]
 
 
+def test_units_that_share_one_memory_are_fed() -> None:
+    """A TPU has four large units: each draws its share of the memory on the chip, and holds large blocks."""
+    square = {"batch": 1, "m": 8192, "n": 8192, "k": 8192, "layout": 1}
+    least_us = 2 * 8192**3 / 918e6
+    assert least_us < latency("gemm", square, load_device("tpu_v6e"), "cold") < 1.4 * least_us
+
+
 def test_a_last_wave_costs_a_whole_one(gpu: Device) -> None:
     # 132 tiles of 128 x 256 fill an H100 once; one row of tiles more starts another wave, unless K is split
     even = {"batch": 1, "m": 128 * 12, "n": 256 * 11, "k": 512, "layout": 1}

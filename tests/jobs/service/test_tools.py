@@ -65,6 +65,18 @@ def test_answers_and_refusals_are_those_of_http(settings: ServiceSettings) -> No
         ok, answer = await called(client, "serving", {"calibrate": "/etc/passwd", "model": "llama3_8b"})
         assert not ok
         assert "which is taken over HTTP only where" in answer["error"]["message"]
+        job = {
+            "verb": "plan",
+            "model": "llama3_8b",
+            "cluster": "dgx_h100",
+            "steps": 10,
+            "step_time_s": 1.0,
+            "lives": 20,
+            "global_batch": 64,
+        }
+        ok, answer = await called(client, "sweep", {**job, "checkpoint": {"size_gb": 1}, "axes": {"nodes": [1, 2]}})
+        assert ok
+        assert [row["cluster.nodes"] for row in answer["rows"]] == [1, 2]
         ok, answer = await called(client, "guess", {})
         assert not ok
         assert "no tool 'guess'" in answer["error"]["message"]

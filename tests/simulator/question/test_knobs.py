@@ -18,7 +18,7 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.passes.reorder import reorder
-from opcast.simulator.question.kernels import KernelChoice, MatVec, ReducedNorm
+from opcast.simulator.question.kernels import KernelChoice, MatVec, ReducedNorm, Unpacking
 from opcast.simulator.question.options import CHECKS, OF_INFERENCE, OF_TRAINING, PlanOptions, table
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
@@ -134,6 +134,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "backend": (replace(DECODE, predicted=True), "trtllm"),
         "kernels": (replace(DECODE, predicted=True), (KernelChoice("gemm", "bf16", "trtllm:torch_flow", "a test"),)),
         "mat_vecs": (replace(DECODE, predicted=True), (MatVec(16, 0.05, "a test", most_rows=256),)),
+        "unpackings": (
+            replace(DECODE, predicted=True, plan={"quantization": "w4a16"}, work={"batch": 64}),
+            (Unpacking(0.01, "a test"),),
+        ),
         "packs_head": (replace(DECODE, plan={"quantization": "w8a16"}), True),
         "reduced_norms": (replace(DECODE, parallel={"tp": 2}, stack="vllm"), (ReducedNorm("a test", ranks=4),)),
         "collectives": (replace(DECODE, predicted=True, parallel={"tp": 8}), "trtllm"),

@@ -15,6 +15,7 @@ from opcast.simulator.engines.library import LibraryEngine, ThrottledEngine
 from opcast.simulator.engines.mat_vec import FewRowsEngine
 from opcast.simulator.engines.own_rows import OwnEngine
 from opcast.simulator.engines.streams import StreamEngine
+from opcast.simulator.engines.unpacked import UnpackedEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
 from opcast.simulator.question.work import Work
@@ -190,7 +191,9 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
         """The backends that are asked after sums with the norm in them, and own rows."""
         chain = engine_of(load_stack(stack), engine).chain
         sums, own, *others = (
-            link for link in chain if not isinstance(link, (FewRowsEngine, StreamEngine, ThrottledEngine))
+            link
+            for link in chain
+            if not isinstance(link, (FewRowsEngine, StreamEngine, ThrottledEngine, UnpackedEngine))
         )
         assert isinstance(sums, NormSumsEngine)
         assert isinstance(own, OwnEngine)
