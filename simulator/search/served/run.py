@@ -134,6 +134,7 @@ def search_serving(
     setup, outcome = set_up(request), SearchOutcome()
     engines = dict.fromkeys(policy_of(policy).framework for policy in setup.axes["policy"])
     pairs = [(layout, engine) for layout in setup.layouts for engine in engines]
+    threads = crew.count if crew is not None and crew.engine == "joblib" else 1
     several = len(pairs) >= MANY and crew is not None and not crew.alone
     size = -(-len(pairs) // (crew.count * SHARES)) if crew is not None and several else 1
     parts = [pairs[at : at + size] for at in range(0, len(pairs), size)]
@@ -153,7 +154,8 @@ def search_serving(
         once(outcome)
     playing = plays(request)
     if playing:
-        shortlist = Shortlist(request, replicas, partial(again, setup, replicas), search.interval, kept or PlayedWays())
+        remake, kept = partial(again, setup, replicas), kept or PlayedWays()
+        shortlist = Shortlist(request, replicas, remake, search.interval, kept, threads)
         outcome.rows = shortlist.played(outcome.rows)
         once(outcome)
     counted = Counted(setup.combinations, len(outcome.rows) + outcome.count, setup.left_out)

@@ -6,6 +6,7 @@ Rows that were played have the event loop's load and times; what the closed form
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
@@ -42,13 +43,15 @@ def plays(request: ServedSearchRequest) -> bool:
 @dataclass(frozen=True)
 class Shortlist:
     """The ways of one search that are played; ``again`` makes the row of a way with another batch, or sized anew,
-    ``interval`` says how much faster and slower than said a row's iterations may be, ``kept`` has what was played."""
+    ``interval`` says how much faster and slower than said a row's iterations may be, ``kept`` has what was played.
+    Runs with other requests take ``threads`` at a time: the compiled event loop holds no lock of Python."""
 
     request: ServedSearchRequest
     replicas: Replicas
     again: Again
     interval: Callable[[Row], tuple[float, float]]
     kept: PlayedWays
+    threads: int = 1
 
     def played(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """The rows, those that were played as the event loop has them, and rows near the best that are new."""
@@ -161,8 +164,9 @@ class Shortlist:
     def _other_rates(self, row: Row) -> list[float]:
         """The highest rates of a row with other requests."""
         own = row["requests_per_s"]
-        parts = (part_of(self.request, row, self.replicas, seed) for seed in SEEDS)
-        return [highest_rate(part, own, own / 2, NEARBY) for part in parts]
+        parts = [part_of(self.request, row, self.replicas, seed) for seed in SEEDS]
+        with ThreadPoolExecutor(self.threads) as pool:
+            return [*pool.map(lambda part: highest_rate(part, own, own / 2, NEARBY), parts)]
 
     def _corrected(
         self, by_key: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
@@ -178,10 +182,14 @@ class Shortlist:
         usual = median(kinds.get((), [1.0]))
         changed = {}
         for key, row in by_key.items():
+            changed[key] = row
+            if not row["meets_slo"]:
+                continue
             alike = kinds.get(kind_of(row), [usual]) if others else [1.0]
             share = min(max(kinds.get(chunk_of(row), alike)), 1.0)
-            times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
-            changed[key] = with_load(self.request, row, times) if row["meets_slo"] else row
+            if share < 1:
+                times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
+                changed[key] = with_load(self.request, row, times)
         return changed
 
     def _play(self, row: Row, least: float) -> Row:

@@ -18,8 +18,8 @@ SEED = 0
 
 
 @lru_cache
-def waits(share: float) -> tuple[np.ndarray, np.ndarray]:
-    """(the mean, what a ``share`` of the requests wait at most) in services [stages, busy]."""
+def waits(share: float) -> np.ndarray:
+    """The mean, and what a ``share`` of the requests wait at most, in services [2, stages, busy]."""
     random = np.random.default_rng(SEED)
     busy = np.array(BUSY)[:, None]
     mean, most = np.zeros((len(STAGES), len(BUSY))), np.zeros((len(STAGES), len(BUSY)))
@@ -28,7 +28,7 @@ def waits(share: float) -> tuple[np.ndarray, np.ndarray]:
         steps = np.concatenate([np.zeros((len(BUSY), 1)), np.cumsum(busy - gaps, axis=1)], axis=1)
         waiting = (steps - np.minimum.accumulate(steps, axis=1)) / np.maximum(busy, BUSY[1])
         mean[at], most[at] = waiting.mean(axis=1), np.quantile(waiting, share, axis=1)
-    return np.maximum.accumulate(mean, axis=1), np.maximum.accumulate(most, axis=1)
+    return np.maximum.accumulate(np.stack([mean, most]), axis=2)
 
 
 def waiting(servers: np.ndarray, busy: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +42,7 @@ def waiting(servers: np.ndarray, busy: np.ndarray, share: float) -> tuple[np.nda
     side = along - cell
     cells = ((above, cell), (above, cell + 1), (above + 1, cell), (above + 1, cell + 1))
     shares = ((1 - down) * (1 - side), (1 - down) * side, down * (1 - side), down * side)
-    mean, most = (
-        sum(weight * table[index] for index, weight in zip(cells, shares, strict=True)) for table in waits(share)
-    )
-    return np.where(busy < 1, mean, np.inf), np.where(busy < 1, most, np.inf)
+    tables = waits(share)
+    both = sum(weight * tables[:, row, column] for (row, column), weight in zip(cells, shares, strict=True))
+    mean, most = np.where(busy < 1, both, np.inf)
+    return mean, most

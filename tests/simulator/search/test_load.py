@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -207,3 +208,21 @@ def test_room_that_a_crowd_needs_is_tried(serving: Asking, bench: Workbench, mon
     assert asked[:2] == [first["batch"], enough]
     assert best["batch"] == enough
     assert best["requests_per_s"] == pytest.approx(first["requests_per_s"])
+
+
+def test_other_requests_are_played_at_a_time(
+    serving: Asking, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads play at once, and the rates are those that one finds, in the same order."""
+    request = serving({"pools": "together", "tp": 1, "max_tokens": 512, "batch": 8}, slo=SLO, confirm=1)
+    alone, play, both = bench.search_serving(request), shortlist.highest_rate, threading.Barrier(2, timeout=60)
+
+    def highest_rate(part: Any, *of: float) -> float:
+        if part.request.traffic.seed in shortlist.SEEDS:
+            both.wait()  # BrokenBarrierError where one plays after the other
+        return play(part, *of)
+
+    monkeypatch.setattr(shortlist, "highest_rate", highest_rate)
+    two = bench.search_serving(request, 2)
+    assert len(set(alone.best[0]["confirmed"]["rates"])) > 1
+    assert two.best[0]["confirmed"]["rates"] == alone.best[0]["confirmed"]["rates"]
