@@ -39,6 +39,7 @@ def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
         scheduler.ratio = min(FIRST_RATIO * rules.conservativeness, 1.0)
     if scheduler.count < scheduler.rows or scheduler.count == 0:
         scheduler.full = 0
+    admit_landed(state, rules, rank, now_us)
     decodes, prompts, cut = sglang_prompts(state, rules, rank, batch, now_us)
     scheduler.clock = rules.wait_iterations if prompts > 0 else scheduler.clock + 1
     if prompts == 0:
@@ -49,6 +50,21 @@ def sglang(state: LoopState, rules: SchedulerRules, rank: int, batch: int, now_u
     if cut or (prompts > 0 and decodes == 0):
         scheduler.full = 0
     scheduler.rows = scheduler.count
+
+
+def admit_landed(state: LoopState, rules: SchedulerRules, rank: int, now_us: float) -> None:
+    """Requests whose cache has come from a pool of prompts join the decodes of this iteration.
+
+    No prompt is run for them (``get_new_prebuilt_batch`` of SGLang's ``disaggregation/decode.py``).
+    """
+    while state.ranks[rank].count < rules.max_seqs:
+        slot = first_waiting(state, rank)
+        if slot == NONE or not is_decoding(state, slot):
+            break
+        tokens = state.slots[slot].computed + 1
+        if not fits(state, rules, rank, slot, 0, tokens, 0):
+            break
+        admit(state, rules, rank, slot, 0, tokens, now_us)
 
 
 def sglang_prompts(

@@ -265,6 +265,17 @@ def test_pools_lose_nothing_and_never_hold_more_than_there_is(
     assert (moved["moved_us"] >= 50 / layers - 1e-6).all()
 
 
+@pytest.mark.parametrize("policy", ["vllm", "sglang", "trtllm"])
+def test_a_cache_that_lands_holds_no_decode_up(played: Play, policy: str) -> None:
+    """Where nothing but iterations takes time, each token comes one iteration after another, whoever arrives."""
+    law = IterationLaw(base_us=5000.0, decode_us=0.0, decode_context_us=0.0, prefill_token_us=0.0)
+    pool = DecodePool(replicas=1, link_gbps=1000.0, link_us=0.0)
+    request = replace(USUAL, law=law, decode_pool=pool, scheduler=Scheduler(policy), replicas=2)
+    rows = played(request, by_hand(law, 2000, 16, 1.0)).requests
+    iterations = (rows["finish_us"] - rows["first_token_us"]) / 5000
+    assert (iterations <= rows["output_tokens"] + 1).all()  # it waits for the end of the iteration that runs
+
+
 def test_a_cache_waits_where_it_is_until_its_decoder_has_room(played: Play) -> None:
     lengths = {"input": Lengths(mean=150), "output": Lengths(mean=9)}
     traffic = RequestTraffic(arrival="closed", concurrency=6, requests=6, **lengths)
