@@ -187,7 +187,8 @@ class Stack:
         if wrong := loss_wrong(self.loss):
             raise PlanError(f"stack.loss={self.loss!r} {wrong}")
         choice(PlanError, "stack.products", self.products, PRODUCTS)
-        choice(PlanError, "stack.adapter_exchange", self.adapter_exchange, ADAPTER_EXCHANGES)
+        exchange = self.adapter_exchange or ADAPTER_EXCHANGES[0]
+        choice(PlanError, "stack.adapter_exchange", exchange, ADAPTER_EXCHANGES)
         choice(PlanError, "stack.windows", self.windows, WINDOWS)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):
