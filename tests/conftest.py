@@ -167,7 +167,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the list of slow tests where that was asked for; one of several processes hands over its own."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["taken_s"] = dict(taken_s)
-    elif path := session.config.getoption("--times"):
+    elif (path := session.config.getoption("--times")) and not session.config.getoption("lf"):
         slow = {name: seconds for name, seconds in taken_s.items() if seconds >= SLOW_S}
         if session.config.getoption("markexpr"):  # of what is listed, not all cases were run
             slow |= recorded_s(SLOW.read_text())

@@ -317,16 +317,6 @@ BODIES = {
     "upgrade": bodies.UpgradeBody,
     "search_serving": bodies.ServedSearchBody,
 }
-OF_HTTP: dict[str, Callable[..., Any]] = {
-    "simulate": bodies.simulate_of,
-    "serving": bodies.serving_of,
-    "search": bodies.search_of,
-    "plan": bodies.plan_of,
-    "posttrain": bodies.posttrain_of,
-    "compare": bodies.compare_of,
-    "upgrade": bodies.upgrade_of,
-    "search_serving": bodies.served_search_of,
-}
 CALLS: dict[str, Callable[..., Any]] = {
     "simulate": opcast.simulate,
     "serving": opcast.serving,
@@ -560,7 +550,7 @@ def test_three_faces_make_one_request(name: str, home: Path, monkeypatch: pytest
             continue
         sources = sources_of(verb_name, given, server.sources, server.home)
         python = questions.request_of(verb_name, given, sources)
-        http = OF_HTTP[verb_name](BODIES[verb_name](**given), server)
+        http = bodies.question_of(verb_name, BODIES[verb_name](**given), server)
         assert told(python) == told(command), asked
         assert told(http) == told(command), asked
 
