@@ -27,6 +27,7 @@ from ..question.plan import Plan
 from .reorder import COMPUTE, reorder_section
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
+from .rewriting.nodes import ALONE
 
 GROUPS = ("tp", "etp", "ep", "cp")
 TENSOR = ("tp", "etp")
@@ -42,7 +43,11 @@ def overlap(graph: Graph, plan: Plan) -> Graph:
     groups |= {"etp"} if "tp" in groups else set()
 
     def beside(node: Node) -> bool:
-        return node.group in groups and not (half and node.group in TENSOR and node.phase not in FORWARD_PHASES)
+        return (
+            node.group in groups
+            and not node.source.startswith(f"{ALONE}.")
+            and not (half and node.group in TENSOR and node.phase not in FORWARD_PHASES)
+        )
 
     if not any(beside(node) and node.op is not None for node, _ in graph.weighted()):
         return graph

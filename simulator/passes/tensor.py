@@ -25,13 +25,14 @@ from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op
 from ..graph import ROLES, Graph, Node
 from ..question.errors import DegreeError
+from ..question.options import ALL_TO_ALL
 from ..question.plan import Group, Plan
 from ..trace.optimizer import MOMENTS
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.nodes import collective, elementwise
+from .rewriting.nodes import ALONE, collective, elementwise
 from .rewriting.split import nearest
 from .sharding.products import shared
-from .sharding.shards import DONE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
+from .sharding.shards import DONE, EXCHANGE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
 from .sharding.sharing import RankWork, Sharing
 
 MAX_ROUNDS = 6
@@ -78,7 +79,7 @@ class _TensorWalk:
         self.sharing, self.shards, self.draft, self.write = sharing, sharing.shards, sharing.draft, write
         self.section: Section
         self.done: list[Item] = []
-        self.gathered: dict[int, tuple[int, Item]] = {}
+        self.gathered: dict[int, tuple[int, Item, bool]] = {}
         self.shards.pending[:] = 0
 
     def run(self) -> None:
@@ -146,7 +147,7 @@ class _TensorWalk:
     def _rewrite(self, item: Item, work: RankWork) -> None:
         """Give a node its share: the op, gathered operands, and the collectives over statistics before it."""
         node = item.node
-        names = {tensor: self._gather(tensor, node, work.expert) for tensor in work.gathers}
+        names = {tensor: self._gather(tensor, node, work) for tensor in work.gathers}
         reads, frees = tuple(names.get(t, t) for t in node.reads), node.frees
         moved = node.bytes_moved
         if work.op is not None and work.op is not node.op:
@@ -155,23 +156,32 @@ class _TensorWalk:
             moved = ceil(moved / work.parts)
         item.change(op=work.op, reads=reads, frees=frees, bytes_moved=moved)
         for tensor, full in names.items():
-            self.gathered[tensor] = (full, item)
+            self.gathered[tensor] = (full, item, work.exchanged)
         if work.statistics:
             self._statistics(item, work.statistics)
 
     # --- collectives ---------------------------------------------------------------------------------------
 
-    def _gather(self, tensor: int, node: Node, expert: bool) -> int:
+    def _gather(self, tensor: int, node: Node, work: RankWork) -> int:
         """The whole of a tensor that is shared by tokens, gathered before ``node`` unless this phase has it already."""
-        if tensor in self.gathered and self.gathered[tensor][1].node.phase == node.phase:
-            return self.gathered[tensor][0]
+        full, item, exchanged = self.gathered.get(tensor, (0, None, False))
+        if item is not None and item.node.phase == node.phase and exchanged == work.exchanged:
+            return full
         self._let_go(tensor)
-        group, size = self._scope(tensor, expert)
+        group, size = self._scope(tensor, work.expert)
         dtype = self.draft.dtype(tensor)
+        kind, size = self._exchange(size) if work.exchanged else ("all_gather", size)
         full = self.draft.local(self.section, size, dtype)
         about: Any = {"phase": node.phase, "path": node.path, "dtype": dtype}
-        self.done.append(Item(collective("all_gather", size, group, (tensor,), (full,), **about)))
+        issuer = ALONE if work.exchanged else "nccl"
+        self.done.append(Item(collective(kind, size, group, (tensor,), (full,), issuer=issuer, **about)))
         return full
+
+    def _exchange(self, size: int) -> tuple[str, int]:
+        """The collective between shares of features and of tokens of so many bytes, and the bytes of its buffer."""
+        if self.sharing.sequence and self.sharing.exchange == ALL_TO_ALL:
+            return "all_to_all", size // self.sharing.tp
+        return "all_gather", size
 
     def _scope(self, tensor: int, expert: bool) -> tuple[Group, int]:
         """The group that holds the shares of a tensor of tokens, and its size when they are together."""
@@ -182,7 +192,7 @@ class _TensorWalk:
 
     def _let_go(self, tensor: int) -> None:
         """Free what was gathered of a tensor with its last use: the tensor changes, or the section ends."""
-        full, item = self.gathered.pop(tensor, (0, None))
+        full, item, _ = self.gathered.pop(tensor, (0, None, False))
         if item is not None:
             item.free(full)
 
@@ -199,7 +209,13 @@ class _TensorWalk:
         near, dtype = self.done[last].node, self.draft.dtype(tensor)
         about: Any = {"phase": near.phase, "path": near.path, "dtype": dtype}
         group, size = self._scope(tensor, how == EXPERT_SUM)
-        if not self.sharing.sequence or how == SCALAR_SUM:
+        if how == EXCHANGE:
+            kind, moved = self._exchange(size)
+            part = self.draft.local(self.section, size // self.sharing.tp, dtype)
+            for item in self.done[writers[0] : last + 1]:
+                item.rename({tensor: part})
+            node = collective(kind, moved, group, (part,), (tensor,), frees=(part,), issuer=ALONE, **about)
+        elif not self.sharing.sequence or how == SCALAR_SUM:
             node = collective("all_reduce", size, group, (tensor,), (tensor,), **about)
         else:
             full = self.draft.local(self.section, size, dtype)
@@ -228,7 +244,7 @@ class _TensorWalk:
             self._let_go(tensor)
         dead = {t for item in self.done for t in item.node.frees}
         for tensor in dict.fromkeys(t for item in self.done for t in item.node.writes if t not in dead):
-            if tensor < len(self.shards.pending) and self.shards.pending[tensor] in (SUM, SCALAR_SUM):
+            if tensor < len(self.shards.pending) and self.shards.pending[tensor] in (SUM, SCALAR_SUM, EXCHANGE):
                 self._sum(tensor)
 
     # --- after the last node -------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from ...datasets.dtypes import BITS
 from ...datasets.loading import no_pattern
 from ...datasets.near import meant
 
+ALL_TO_ALL = "all_to_all"
+ADAPTER_EXCHANGES = ("gather", ALL_TO_ALL)
 EP_MODES = ("normal", "low_latency", "alltoall", "replicated", "gathered")
 KV_FORMATS = ("fp8", "int8")
 ATTENTION_FORMATS = ("fp8",)

@@ -19,7 +19,7 @@ from ...datasets.loading import choice, flag, load, nearest, number, whole
 from ...datasets.reading import read_yaml
 from .errors import PlanError
 from .kernels import KernelChoice, MatVec, ReducedNorm, Unpacking
-from .options import EP_MODES, WHOLE, loss_wrong
+from .options import ADAPTER_EXCHANGES, EP_MODES, WHOLE, loss_wrong
 
 STACK_DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "stack"
 
@@ -72,6 +72,11 @@ class Stack:
         0, "threads of a process for an optimizer on the host; 0: its share of the node's cores"
     )
     gradient_clipping: bool = setting(False, "gradients are scaled by their norm")
+    adapter_exchange: str = setting(
+        "",
+        "how tensor ranks exchange what adapters add to layers cut by rows: gather, or all_to_all under sequence "
+        "parallelism (NeMo's a2a_experimental); empty: every rank makes all of it (passes/sharding/adapters.py)",
+    )
     keep_gathered: bool = setting(False, "what sequence parallelism gathered is kept for the backward pass")
     repeats_keys: bool = setting(
         False, "keys and values are repeated for all query heads before context ranks exchange"
@@ -182,6 +187,8 @@ class Stack:
         if wrong := loss_wrong(self.loss):
             raise PlanError(f"stack.loss={self.loss!r} {wrong}")
         choice(PlanError, "stack.products", self.products, PRODUCTS)
+        exchange = self.adapter_exchange or ADAPTER_EXCHANGES[0]
+        choice(PlanError, "stack.adapter_exchange", exchange, ADAPTER_EXCHANGES)
         choice(PlanError, "stack.windows", self.windows, WINDOWS)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
         for name in ("gradient_dtype", "moment_dtype"):

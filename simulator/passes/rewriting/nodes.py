@@ -7,6 +7,7 @@ from ...graph import Node
 from ...question.plan import Group
 
 Ids = tuple[int, ...]
+ALONE = "blocking"  # issuer of collectives that the framework waits for, whatever it overlaps
 
 
 def name_of(node: Node) -> str:
@@ -33,6 +34,7 @@ def collective(
     dtype: str = "bf16",
     stream: str = "compute",
     frees: Ids = (),
+    issuer: str = "nccl",
 ) -> Node:
     """One collective of a process group; ``size_bytes`` by nccl-tests' convention of its kind.
 
@@ -40,7 +42,7 @@ def collective(
     """
     moved, link = round(size_bytes), group.link
     op = make_op(kind, dtype, size_bytes=moved, ranks=group.ranks, ranks_per_node=group.ranks_per_node, link=link)
-    return Node(op, f"nccl.{kind}", path, phase, reads, writes, moved, frees, group=group.name, stream=stream)
+    return Node(op, f"{issuer}.{kind}", path, phase, reads, writes, moved, frees, group=group.name, stream=stream)
 
 
 def elementwise(

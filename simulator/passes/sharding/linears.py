@@ -73,6 +73,12 @@ class DataFlow:
             return COLUMN, heads
         return (TABLE if width == self.vocab else REPLICATED), None
 
+    def adapts(self, position: int) -> bool:
+        """Whether a product is the first of an adapter: thin, and read by another product at once."""
+        node = self.section.items[position].node
+        readers = [self.section.items[r].node for t in node.writes for r in self.readers.get(t, ()) if r > position]
+        return _thin(node) and any(self._product(after) for after in readers if after.phase == node.phase)
+
     def _product(self, node: Node) -> bool:
         if node.op is None or node.op.kind not in ("gemm", "grouped_gemm", "fused_moe"):
             return False

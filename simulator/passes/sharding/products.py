@@ -12,6 +12,7 @@ from fractions import Fraction
 from ....datasets.ops import Op
 from ...graph import Node
 from ..rewriting.split import share
+from . import adapters
 from .linears import Heads
 from .shards import COLUMN, EXPERT_SUM, FEATURES, GRADIENT_SUM, REPLICATED, ROW, TABLE, TOKENS, VOCAB, WHOLE
 from .sharing import Sharing
@@ -35,16 +36,22 @@ def _product(sharing: Sharing, position: int, node: Node) -> RankWork:
     inputs = [t for t in node.reads if not shards.weight[t]]
     if not weights:
         sharing.note_sources(node)
+        if op.batch == 1 and any(shards.thin[t] for t in inputs):
+            return adapters.weight_gradient(sharing, node, op)
         return _batch(sharing, node, op) if op.batch > 1 else _weight_gradient(sharing, node, op, inputs)
     if node.source.startswith("fused.absorb"):
         return _absorb(sharing, node, op, weights)
     if node.phase == "backward":
+        if shards.thin[weights[0]]:
+            return adapters.input_gradient(sharing, node, op)
         return _input_gradient(sharing, node, op, weights, inputs)
+    if any(shards.thin[t] for t in inputs):
+        return adapters.second_product(sharing, node, op, weights)
     shared = next((t for t in inputs if shards.kind[t] == FEATURES), None)
     if shared is not None:
         sharing.limits[Limit(op.k, "features between two products")] = None
         sharing.cuts[_module(node)] = ROW
-        return _rows(sharing, node, op, weights, shards.share(shared))
+        return _rows(sharing, position, node, op, weights, shards.share(shared))
     cut = int(shards.cut[weights[0]])
     if not cut:
         cut, heads = sharing.flow.cut(position)
@@ -83,9 +90,11 @@ def _know(sharing: Sharing, heads: Heads | None, op: Op) -> None:
             sharing.shards.widths[op.n] = Fraction(op.n, local)
 
 
-def _rows(sharing: Sharing, node: Node, op: Op, weights: list[int], parts: Fraction) -> RankWork:
+def _rows(sharing: Sharing, position: int, node: Node, op: Op, weights: list[int], parts: Fraction) -> RankWork:
     for weight in weights:
         sharing.cut(weight, ROW, FEATURES, parts)
+    if sharing.exchange and sharing.flow.adapts(position):
+        return adapters.first_product(sharing, node, op, parts)
     return sharing.summed(share(op, "k", parts, uneven=True), node, parts)
 
 

@@ -16,7 +16,7 @@ from ...graph import ROLES
 from ..rewriting.draft import Draft, Section
 
 WHOLE, TOKENS, FEATURES, VOCAB = range(4)
-DONE, SUM, EXPERT_SUM, SCALAR_SUM, GRADIENT_SUM = range(5)  # what is still to be summed over ranks, and how
+DONE, SUM, EXPERT_SUM, SCALAR_SUM, GRADIENT_SUM, EXCHANGE = range(6)  # what ranks still owe each other, and how
 COLUMN, ROW, TABLE, REPLICATED = range(1, 5)  # how a weight is cut
 
 
@@ -34,6 +34,7 @@ class Shards:
     cut: np.ndarray = field(init=False)
     weight: np.ndarray = field(init=False)
     generated: np.ndarray = field(init=False)
+    thin: np.ndarray = field(init=False)
     numel: np.ndarray = field(init=False)
     widths: dict[int, Fraction] = field(default_factory=dict)
     dirty: bool = False
@@ -44,7 +45,7 @@ class Shards:
         self.num, self.den = np.ones(count, dtype=np.int64), np.ones(count, dtype=np.int64)
         trained = [ROLES.index("weight"), ROLES.index("frozen")]
         self.weight = np.isin(self.draft.roles, trained)
-        self.generated = np.zeros(count, dtype=bool)
+        self.generated, self.thin = (np.zeros(count, dtype=bool) for _ in range(2))
         self.numel = self.draft.elements(np.arange(count)).astype(np.int64)
 
     def mark(self, section: Section, tensor: int, kind: int, parts: Fraction | int, visible: bool = False) -> None:

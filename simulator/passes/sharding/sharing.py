@@ -81,6 +81,11 @@ class Sharing:
         """Whether each product that makes summands is reduced by itself, though they meet in a sum."""
         return "reduce_each" in self.plan.stack.fusion
 
+    @property
+    def exchange(self) -> str:
+        """How ranks exchange what adapters add to layers cut by rows; empty: every rank makes all of it."""
+        return self.plan.stack.adapter_exchange
+
     # --- sums that wait --------------------------------------------------------------------------------------
 
     def carried(self, node: Node) -> RankWork | None:

@@ -14,7 +14,7 @@ class RankWork:
     """One rank's share of a node: its op, operands to gather first, results still to be summed.
 
     ``statistics`` is how many sums over the vocabulary, or over features of a token, it needs of all ranks;
-    ``expert``: gathers over experts' ranks.
+    ``expert``: gathers over experts' ranks; ``exchanged``: as :mod:`.adapters` says.
     """
 
     op: Op | None
@@ -23,6 +23,7 @@ class RankWork:
     statistics: int = 0
     parts: Fraction = Fraction(1)
     expert: bool = False
+    exchanged: bool = False
 
 
 class Limit(NamedTuple):

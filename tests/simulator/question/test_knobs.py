@@ -106,6 +106,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "repeats_keys": (replace(CONTEXT, family="qwen3_moe", framework={"cuda_graph": True}), True),
         "rounds_both": (replace(TRAIN, plan={"quantization": "fp8"}, framework={"cuda_graph": True}), True),
         "keep_gathered": (Case(parallel={"tp": 4, "sequence_parallel": True}), True),
+        "adapter_exchange": (
+            Case(parallel={"tp": 4, "sequence_parallel": True}, work={"lora_rank": 8}, framework={"cuda_graph": True}),
+            "gather",
+        ),
         "overlap": (FSDP, ()),
         "tensor_chunks": (
             Case(parallel={"tp": 4, "sequence_parallel": True}, framework={"overlap": ("tp",), "cuda_graph": True}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,10 @@ from opcast.datasets.clusters import load_cluster
 from opcast.simulator.graph import Graph
 from opcast.simulator.passes.data import data_parallel
 from opcast.simulator.passes.fuse import fuse
+from opcast.simulator.passes.overlap import overlap
 from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.passes.tensor import tensor_parallel
+from opcast.simulator.passes.verify import verify
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work, WorkloadError
 from opcast.simulator.trace import Workload, trace
@@ -173,3 +176,63 @@ def test_torch_trains_the_adapters_alone() -> None:
     trained = {name for name, parameter in built.named_parameters() if parameter.grad is not None}
     assert trained
     assert all("lora_" in name for name in trained)
+
+
+TOKENS, TENSOR_RANKS = 2 * 32, 4
+EXCHANGES = {  # by style and sequence parallelism: each layer's collective forward and backward, and its buffer's bytes
+    ("gather", True): (("all_gather", 2 * TOKENS * HIDDEN), ("all_gather", 2 * TOKENS * HIDDEN)),
+    ("gather", False): (("all_gather", 2 * TOKENS * HIDDEN), None),  # backward each rank has all, and takes its share
+    ("all_to_all", True): (("all_to_all", 2 * TOKENS * HIDDEN // 4), ("all_to_all", 2 * TOKENS * HIDDEN // 4)),
+    ("all_to_all", False): (("all_gather", 2 * TOKENS * HIDDEN), None),  # without shares of tokens it is as gather
+}
+
+
+def collectives_of(graph: Graph, module: str) -> dict[tuple[str, str, int], int]:
+    """How often a module's collectives run, by phase, kind and bytes of the buffer."""
+    counts: Counter[tuple[str, str, int]] = Counter()
+    for node, times in graph.weighted():
+        if node.group == "tp" and module in node.path and node.op is not None:
+            counts[node.phase, node.op.kind, int(node.op.size_bytes)] += times
+    return dict(counts)
+
+
+@pytest.mark.parametrize(("style", "sequence"), EXCHANGES)
+def test_nemo_exchanges_what_adapters_add_to_layers_cut_by_rows(adapted: Graph, style: str, sequence: bool) -> None:
+    parallel = Parallel(tp=TENSOR_RANKS, sequence_parallel=sequence)
+    stack = replace(load_stack("nemo"), adapter_exchange=style)
+    shared = tensor_parallel(adapted, Plan(parallel, load_cluster("dgx_h100"), stack))
+    forward, backward = EXCHANGES[style, sequence]
+    thin = ("all_reduce", 2 * TOKENS * RANK)  # the sum over ranks between both products, for all tokens
+    expected = {("forward", *thin): LAYERS, ("backward", *thin): LAYERS}
+    for phase, moved in (("forward", forward), ("backward", backward)):
+        if moved is not None:
+            expected[phase, *moved] = LAYERS
+    assert collectives_of(shared, "o_proj.lora") == expected
+    verify(shared)
+
+
+def test_ranks_share_both_products_of_an_adapter_behind_rows(adapted: Graph) -> None:
+    plan = Plan(Parallel(tp=TENSOR_RANKS, sequence_parallel=True), load_cluster("dgx_h100"), load_stack("nemo"))
+
+    def flops(graph: Graph) -> float:
+        costs = ((node, times) for node, times in graph.weighted() if node.op is not None and node.op.kind == "gemm")
+        return sum(times * float(node.op.cost.flops) for node, times in costs if "o_proj.lora" in node.path)
+
+    shared = tensor_parallel(adapted, plan)
+    assert flops(shared) == flops(adapted) / TENSOR_RANKS
+    assert bytes_of(shared, "gradient") == bytes_of(shared, "weight")
+
+
+@pytest.mark.parametrize("name", ["megatron", "torch", "megatron_core", "torchtitan"])
+def test_other_frameworks_exchange_thin_tensors_alone(adapted: Graph, name: str) -> None:
+    plan = Plan(Parallel(tp=TENSOR_RANKS, sequence_parallel=True), load_cluster("dgx_h100"), load_stack(name))
+    sizes = {size for _, _, size in collectives_of(tensor_parallel(adapted, plan), "o_proj.lora")}
+    assert sizes == {2 * TOKENS * RANK}
+
+
+def test_nothing_runs_beside_an_exchange_of_adapters(adapted: Graph) -> None:
+    plan = Plan(Parallel(tp=TENSOR_RANKS, sequence_parallel=True), load_cluster("dgx_h100"), load_stack("nemo"))
+    assert "tp" in plan.stack.overlap
+    placed = overlap(tensor_parallel(adapted, plan), plan)
+    streams = {node.stream for node, _ in placed.weighted() if node.op is not None and node.op.kind == "all_to_all"}
+    assert streams == {"compute"}
