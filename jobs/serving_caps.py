@@ -11,6 +11,7 @@ from ..simulator.serving.caps_picture import CapPoint, draw_caps
 from .questions import as_list
 from .serving_tables import time_ms
 from .show import BadInputError, print_json, say, table
+from .simulate import CURRENCY
 from .writing import write_text
 
 if TYPE_CHECKING:
@@ -36,8 +37,17 @@ def run(config: Mapping[str, Any], request: ServingRequest, bench: Workbench, ap
     if as_json:
         print_json(caps_values(rows, node_w, pue))
         return 0
-    heads = ("cap, W", "TTFT p50", "p90", "TPOT p50", "p90", "tokens/s", "slo", "W a GPU", "J a token", "with all", "")
-    table("joules of an output token against latency, milliseconds", heads, [shown(row) for row in rows])
+    heads = ("cap, W", "TTFT p50", "p90", "TPOT p50", "p90", "tokens/s", "slo", "W a GPU", "J a token", "with all")
+    costs = [row.report.cost_per_million_tokens for row in rows]
+    priced = any(cost is not None for cost in costs)
+    lines = [
+        (*shown(row), *(["" if cost is None else f"{cost:,.4g}"] if priced else []), mark(row))
+        for row, cost in zip(rows, costs, strict=True)
+    ]
+    heads = (*heads, *(["cost of 1M"] if priced else []), "")
+    table("joules of an output token against latency, milliseconds", heads, lines)
+    if priced:
+        say(f"`cost of 1M` is of a million output tokens, {CURRENCY}")
     if not node_w or pue == 1.0:
         say("`with all` has no hosts without node_w=…, and no cooling without pue=…")
     for note in dict.fromkeys(note for row in rows for note in row.report.notes):
@@ -56,5 +66,9 @@ def shown(row: ServedCap) -> tuple[str, ...]:
         f"{report.power_w:.0f}",
         f"{row.gpu_joules:.3g}",
         f"{row.joules:.3g}",
-        "front" if row.front else "overload" if report.overload else "",
     )
+
+
+def mark(row: ServedCap) -> str:
+    """Whether no other cap is better in both, or the traffic is too much for it."""
+    return "front" if row.front else "overload" if row.report.overload else ""

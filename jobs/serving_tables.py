@@ -92,7 +92,8 @@ def summary(report: ServingReport) -> list[tuple[str, str]]:
     rejected = f"{report.rejected:,} rejected" + (f" ({why})" if why else "")
     rejected += f", {report.failed:,} failed" if report.failed else ""
     tokens = f"{number_text(report.output_tokens_per_s)} output tokens/s"
-    attained = f"{report.slo_attainment:.1%} of requests had all of slo"
+    targets = report.slo or any(seen["slo"] for seen in report.classes.values())
+    attained = f"{report.slo_attainment:.1%} of requests had all of slo" if targets else "no slo is set"
     rows = [
         ("requests", f"{report.completed:,} served, {rejected}, in {report.duration_s:,.1f} s"),
         ("throughput", f"{number_text(report.requests_per_s)} requests/s, {tokens}"),

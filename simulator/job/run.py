@@ -17,6 +17,7 @@ from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
 from ..report.answer import StepReport
 from ..report.distribution import factors
+from ..report.view import counted
 from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
 from .checkpoints import CheckpointCost, best_interval_s, cost_of, daly_s, state_gb
@@ -99,7 +100,7 @@ def best_layout(request: PlanRequest, bench: JobBench, notes: list[str]) -> Simu
     best = request_of(set_up(question), searched.best[0])
     degrees = best.parallel
     notes.append(
-        f"the best of {searched.evaluated:,} layouts: tp={degrees.tp} pp={degrees.pp} vpp={degrees.vpp} "
+        f"the best of {counted(searched.evaluated, 'layout')}: tp={degrees.tp} pp={degrees.pp} vpp={degrees.vpp} "
         f"cp={degrees.cp} ep={degrees.ep} zero_stage={degrees.zero_stage} "
         f"micro_batch={best.work.micro_batch} recompute={best.recompute}"
     )

@@ -38,7 +38,7 @@ def cards(report: SearchReport) -> list[Card]:
 LAYOUTS = RowsView(
     noun=("layout", "layouts"),
     looked="simulated",
-    grid="combinations",
+    grid="combination",
     name=settings,
     place=lambda row: f"{settings(row)} dp={row['dp']} on {row['devices']} GPUs",
     title=lambda row: f"{settings(row)}, dp={row['dp']} on {units.count(row['devices'])} GPUs",

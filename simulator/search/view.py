@@ -10,7 +10,7 @@ from typing import Any
 from ..html import colours, units
 from ..html.charts import figure, hover, round_number
 from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table, write
-from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable
+from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, counted
 from .objectives import KNOWN
 from .outcome import OK
 from .rank import Row
@@ -125,7 +125,8 @@ def left_table(report: SearchReport, view: RowsView, most: int | None = None) ->
 def headline(report: SearchReport, view: RowsView) -> str:
     """How many points there were, and how long it took."""
     return (
-        f"{report.combinations:,} {view.grid}, {report.points:,} points; {report.evaluated:,} {view.looked}, "
+        f"{counted(report.combinations, view.grid)}, {counted(report.points, 'point')}; "
+        f"{report.evaluated:,} {view.looked}, "
         f"{report.pruned:,} left out, in {report.wall_time_s:.1f} s"
     )
 

@@ -495,3 +495,10 @@ def test_caps_that_make_no_sense_are_one_line(words: list[str], said: str, capsy
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_the_line_of_goodput_speaks_of_slo_only_where_one_is_set(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in ((["slo.ttft_ms=100"], "of requests had all of slo"), ([], "no slo is set")):
+        assert main(["serving", *words, *LAW, *FEW]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if "goodput" in line)
+        assert line.rstrip().endswith(said)

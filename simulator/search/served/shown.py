@@ -32,7 +32,7 @@ def cards(report: SearchReport) -> list[Card]:
 WAYS = RowsView(
     noun=("way to serve", "ways to serve"),
     looked="looked at",
-    grid="layouts",
+    grid="layout",
     name=settings,
     place=lambda row: f"{settings(row)} on {row['cluster']}",
     title=lambda row: f"{settings(row)}, on {units.count(row['devices'])} GPUs",

@@ -8,7 +8,7 @@ from typing import Any
 from opcast.simulator.html.page import Figure, render
 from opcast.simulator.search.result import Left, SearchReport
 from opcast.simulator.search.shown import LAYOUTS
-from opcast.simulator.search.view import page
+from opcast.simulator.search.view import headline, page
 
 
 def row(rank: int, seconds: float, gib: float) -> dict[str, Any]:
@@ -74,3 +74,13 @@ def test_the_headline_names_the_whole_layout_and_ties_are_a_sentence() -> None:
     assert made.subtitle.endswith("layouts by step time")
     assert made.cards[-1].verdict.startswith("One other layout cannot be told apart")
     assert page(replace(FOUND, ties=0), VIEW).cards[-1].verdict == "No other layout is as good."
+
+
+def test_one_of_a_thing_has_no_plural_in_the_line_above_the_tables() -> None:
+    from types import SimpleNamespace
+
+    counts = SimpleNamespace(combinations=1, points=1, evaluated=1, pruned=0, wall_time_s=0.1)
+    view = SimpleNamespace(grid="layout", looked="looked at")
+    assert headline(counts, view) == "1 layout, 1 point; 1 looked at, 0 left out, in 0.1 s"  # type: ignore[arg-type]
+    counts.combinations = counts.points = 2000
+    assert headline(counts, view).startswith("2,000 layouts, 2,000 points;")  # type: ignore[arg-type]
