@@ -73,6 +73,8 @@ def test_the_command_that_writes_samples_changes_their_figures_alone() -> None:
     output = "step time   9 s\nstep time   1.6 s\n 1  tp=1  12.25 s   941  18 ms less, 3 of all"
     new = "  step time             1.6 s\n  1   tp=1    12.25 s  941     18 ms less, …\n  gone   1\n"
     assert samples["refreshed"](shown, output) == (new, ["  gone   1"])
+    near = "  1  tp=1  on 8 GPUs  3.2 s  10,599"  # a figure that is near stands before one that is nearer in place
+    assert samples["refreshed"]("  1  tp=1  3.1 s  10,600", near) == ("  1  tp=1  3.2 s  10,599\n", [])
 
 
 @pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.name)

@@ -129,7 +129,7 @@ def refreshed(shown: str, output: str) -> tuple[str, list[str]]:
     """The shown lines with the figures of the output, in their columns, and the lines that it does not have."""
     said, lines, lost = words_of(output), [], []
     for line in shown.splitlines():
-        found = place(words_of(line), said, None)
+        found = place(words_of(line), said, NEARLY) or place(words_of(line), said, None)
         lines.append(line if found is None else with_figures(line, [said[at] for at in found]))
         lost += [] if found else [line]
     return "".join(f"{line}\n" for line in lines), lost
