@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..simulator.serving.capacity import Apply
     from ..simulator.workbench import Workbench
 
+HEADS = ("cap, W", "TTFT p50", "p90", "TPOT p50", "p90", "tokens/s", "slo", "W a GPU", "J a token", "with all")
+
 
 def run(config: Mapping[str, Any], request: ServingRequest, bench: Workbench, apply: Apply, as_json: bool) -> int:
     """Serve under each cap and print; returns the exit code."""
@@ -37,14 +39,13 @@ def run(config: Mapping[str, Any], request: ServingRequest, bench: Workbench, ap
     if as_json:
         print_json(caps_values(rows, node_w, pue))
         return 0
-    heads = ("cap, W", "TTFT p50", "p90", "TPOT p50", "p90", "tokens/s", "slo", "W a GPU", "J a token", "with all")
     costs = [row.report.cost_per_million_tokens for row in rows]
     priced = any(cost is not None for cost in costs)
     lines = [
         (*shown(row), *(["" if cost is None else f"{cost:,.4g}"] if priced else []), mark(row))
         for row, cost in zip(rows, costs, strict=True)
     ]
-    heads = (*heads, *(["cost of 1M"] if priced else []), "")
+    heads = (*HEADS, *(["cost of 1M"] if priced else []), "")
     table("joules of an output token against latency, milliseconds", heads, lines)
     if priced:
         say(f"`cost of 1M` is of a million output tokens, {CURRENCY}")

@@ -168,7 +168,7 @@ SweepBody = body_of(
     "serving",
     "SweepBody",
     "Traffic at several rates, as ``opcast.serving_sweep`` takes it.",
-    rates=(list[float], Field((), max_length=MOST_RATES, description="requests a second, or the speed of a trace")),
+    rates=(list[float], Field([], max_length=MOST_RATES, description="requests a second, or the speed of a trace")),
 )
 
 
