@@ -106,13 +106,13 @@ def explained(search: Search, order: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def best_of_chips(search: Search, order: Sequence[Row]) -> list[Row]:
-    """The best row of each cluster, with its rank among all, where several are searched."""
-    if len(search.axes.get("cluster", ())) < 2:
-        return []
-    firsts: dict[str, Row] = {}
+    """The best row of each cluster, or of the two that pools stand on, with its rank among all, where there are
+    several."""
+    firsts: dict[tuple[str, str], Row] = {}
     for at, row in enumerate(order):
-        firsts.setdefault(row["cluster"], {"rank": at + 1, **row})
-    return [search.shown(row) for row in firsts.values()]
+        firsts.setdefault((row["cluster"], row.get("prefill_cluster", "")), {"rank": at + 1, **row})
+    several = len(firsts) > 1 or len(search.axes.get("cluster", ())) > 1
+    return [search.shown(row) for row in firsts.values()] if several else []
 
 
 def settled(search: Search, tied: Sequence[Row]) -> list[dict[str, Any]]:

@@ -28,7 +28,8 @@ def settings(row: Row) -> str:
         return f"{text} max_tokens={row['max_tokens']}"
     other = " ".join(f"{name[8:]}={row[name]}" for name in OF_PREFILL if row[name] != 1 or name == "prefill_tp")
     ratio = f"{row['ratio']} " if row.get("ratio") else ""
-    return f"{ratio}prefill {other} max_tokens={row['max_tokens']}, decode {text}"
+    place = f" on {row['prefill_cluster']}" if row["prefill_cluster"] else ""
+    return f"{ratio}prefill {other} max_tokens={row['max_tokens']}{place}, decode {text}"
 
 
 def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
@@ -65,7 +66,7 @@ def around(
     for row in outcome.rows:
         differs = set(changes(best, row)) - {"ratio"}
         if "pools" in differs:
-            differs -= set(OF_PREFILL)
+            differs -= {"prefill_cluster", *OF_PREFILL}
         cost = cost_of(best, row, objective)
         if len(differs) != 1 or cost is None:
             continue

@@ -75,7 +75,7 @@ def set_up(request: ServedSearchRequest) -> ServedSearchSetup:
     powers = [2**n for n in range(11)]
     policies = space.policy or ("vllm",)
     natural: dict[str, Sequence[Any]] = {
-        "cluster": list(clusters),
+        "cluster": () if step.cluster is None else (step.cluster.id,),
         "nodes": nodes,
         "precision": [step.quantization or step.precision],
         "pools": ["together", "apart"],
@@ -86,9 +86,10 @@ def set_up(request: ServedSearchRequest) -> ServedSearchSetup:
         "ep": [n for n in powers if n <= most and facts.experts % n == 0] if facts.experts else [1],
         "batch": BATCHES,
         "max_tokens": sorted({*CHUNKS, *(usual_max_tokens(cluster) for cluster in policies)}),
+        "prefill_cluster": [""],
     }
     axes = {name: getattr(space, name) or tuple(values) for name, values in natural.items()}
-    columns = combinations({name: axes[name] for name in ("cluster", "nodes", "precision", *LAYOUT)})
+    columns = combinations({"cluster": [*clusters]} | {name: axes[name] for name in ("nodes", "precision", *LAYOUT)})
     count = len(columns["tp"])
     layouts, left_out = fitting_together(requirements(columns, clusters, facts, bool(space.ep)), count, "layouts")
     rows = zip(*(column[layouts].tolist() for column in columns.values()), strict=True)
@@ -295,6 +296,8 @@ def row_of(
     settings = {"cluster": layout.cluster, "precision": layout.precision, "policy": policy, **layout.values()}
     pools = "together" if prefill is None else "apart"
     other = dict.fromkeys(OF_PREFILL, 0) if prefill is None else prefill.values("prefill_")
+    unlike = prefill is not None and prefill.cluster != layout.cluster
+    other["prefill_cluster"] = prefill.cluster if unlike else ""
     row = {**settings, "pools": pools, "batch": batch, "max_tokens": max_tokens, **other, "ratio": ""}
     return {name: row[name] for name in OF_POINT} | {"nodes": layout.nodes}
 
@@ -306,11 +309,10 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
     grid: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
     for policy in axes["policy"]:
         of_engine = [replica for (_, engine), replica in replicas.items() if engine == policy_of(policy).framework]
-        for replica in of_engine:
+        for replica in (one for one in of_engine if one.layout.cluster in axes["cluster"]):
             others: list[LayoutReplica | None] = [None] if "together" in axes["pools"] else []
             if "apart" in axes["pools"]:
-                alike = (replica.layout.cluster, replica.layout.nodes, replica.layout.precision)
-                others += [x for x in of_engine if (x.layout.cluster, x.layout.nodes, x.layout.precision) == alike]
+                others += [other for other in of_engine if beside(setup, other.layout, replica.layout)]
             for other, chunk in product(others, axes["max_tokens"]):
                 first = None if other is None else other.layout
                 more = () if request.space.batch else limits(request, replica, policy, chunk, other is None, curves)
@@ -336,6 +338,12 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
         same = list(group)
         for (row, _, _), figures in zip(same, figures_of_alike(setup, same, curves), strict=True):
             outcome.rows += [{**row, "status": OK, "why": "", **replica} for replica in figures]
+
+
+def beside(setup: ServedSearchSetup, prefill: ReplicaLayout, decode: ReplicaLayout) -> bool:
+    """Whether replicas of one layout may prefill for those of the other."""
+    clusters = {name or decode.cluster for name in setup.axes["prefill_cluster"]}
+    return prefill.cluster in clusters and (prefill.nodes, prefill.precision) == (decode.nodes, decode.precision)
 
 
 def limits(
@@ -375,19 +383,24 @@ def figures_of_alike(
     setup: ServedSearchSetup, ways: Sequence[tuple[Row, LayoutReplica, LayoutReplica | None]], curves: LoadCurves
 ) -> list[list[dict[str, Any]]]:
     """The figures of points that differ in their batch alone."""
-    (row, replica, prefill), request = ways[0], setup.request
-    devices, price = setup.devices(replica.layout), price_of(setup, replica.layout)
+    (row, replica, prefill), request, devices = ways[0], setup.request, setup.devices(ways[0][1].layout)
     policy, max_tokens, batches = row["policy"], row["max_tokens"], [way["batch"] for way, _, _ in ways]
     if prefill is not None:
-        several = apart(request, prefill, replica, policy, batches, max_tokens, devices, curves)
-        return [[completed(request, way, price, devices) for way in figures] for figures in several]
-    most = devices // replica.layout.devices
-    made_of = []
-    for batch, load in zip(batches, loads(request, replica, policy, batches, max_tokens, most, curves), strict=True):
-        replicas, way = sized(request, replica, policy, batch, max_tokens, most, curves, float(load))
-        way |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas, "devices": replicas * replica.layout.devices}
-        made_of.append([completed(request, way, price, devices)])
-    return made_of
+        room = room_of(setup, prefill.layout, replica.layout)
+        several = apart(request, prefill, replica, policy, batches, max_tokens, room, curves)
+        devices = room[-1]
+    else:
+        most, several = devices // replica.layout.devices, []
+        for batch, load in zip(
+            batches, loads(request, replica, policy, batches, max_tokens, most, curves), strict=True
+        ):
+            replicas, way = sized(request, replica, policy, batch, max_tokens, most, curves, float(load))
+            way |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas}
+            several.append([{**way, "devices": replicas * replica.layout.devices}])
+    return [
+        [completed(request, way, hourly_cost(setup, way, replica, prefill), devices) for way in figures]
+        for figures in several
+    ]
 
 
 def sized(
@@ -412,6 +425,22 @@ def sized(
         if figures["requests_per_s"] >= rate and figures["meets_slo"]:
             return count, figures
     return most, every
+
+
+def room_of(setup: ServedSearchSetup, prefill: ReplicaLayout, decode: ReplicaLayout) -> tuple[int, int, int]:
+    """How many GPUs may prefill, may decode, and may do either: pools of unlike GPUs take none of each other's."""
+    first, second = setup.devices(prefill), setup.devices(decode)
+    return first, second, second if prefill.cluster == decode.cluster else first + second
+
+
+def hourly_cost(
+    setup: ServedSearchSetup, figures: Mapping[str, Any], decode: LayoutReplica, prefill: LayoutReplica | None
+) -> float:
+    """What an hour of all GPUs of a way costs, each at its own price."""
+    cost = figures["replicas"] * decode.layout.devices * price_of(setup, decode.layout)
+    if prefill is not None:
+        cost += figures["prefill_replicas"] * prefill.layout.devices * price_of(setup, prefill.layout)
+    return cost
 
 
 def price_of(setup: ServedSearchSetup, layout: ReplicaLayout) -> float:
