@@ -26,6 +26,7 @@ from ...serving.policies import policy_of
 from ..answer import Counted, Search, answer
 from ..expressions import Columns, Expression
 from ..outcome import OK, Row, SearchOutcome, after_rules, fitting_together
+from ..rank import ranked
 from ..result import SearchReport
 from ..space import Facts, combinations, facts_of
 from ..spread import Crew
@@ -36,7 +37,7 @@ from .kept import PlayedWays
 from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
-from .shortlist import Shortlist, kind_of, plays
+from .shortlist import OF_PLAYED, Shortlist, kind_of, plays
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (2048, 8192)
@@ -159,6 +160,7 @@ def search_serving(
         shortlist = Shortlist(request, replicas, remake, search.interval, kept, threads)
         outcome.rows = shortlist.played(outcome.rows)
         once(outcome)
+        once_for_a_rate(outcome, request)
     counted = Counted(setup.combinations, len(outcome.rows) + outcome.count, setup.left_out)
     report = answer(search.search(), outcome, counted, started)
     if not playing and request.confirm:
@@ -169,19 +171,35 @@ def search_serving(
 
 def once(outcome: SearchOutcome) -> None:
     """Leave out ways that nobody can tell from others: those with room for more sequences than ever run."""
-    by_settings: dict[tuple[Any, ...], Row] = {}
-    rows = []
-    for row in sorted(outcome.rows, key=lambda row: row["batch"]):
+
+    def alike(row: Row) -> tuple[Any, ...]:
         figures = (row[name] for name in ("requests_per_s", "tpot_ms", "ttft_ms"))
-        alike = *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.4g}" for value in figures)
-        if by_settings.setdefault(alike, row) is row or not row["meets_slo"]:
-            rows.append(row)
-        else:
-            outcome.leave(
-                "alike", row, f"does the same with batch={by_settings[alike]['batch']}: no more run at a time"
-            )
-    ids = {id(row) for row in rows}
-    outcome.rows = [row for row in outcome.rows if id(row) in ids]
+        return *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.4g}" for value in figures)
+
+    rows = sorted((row for row in outcome.rows if row["meets_slo"]), key=lambda row: row["batch"])
+    keep_first(outcome, rows, alike, "alike", "does the same with batch={batch}: no more run at a time")
+
+
+def once_for_a_rate(outcome: SearchOutcome, request: ServedSearchRequest) -> None:
+    """Leave out ways that serve the rate asked for on as many GPUs as a better one, with other batches or chunks."""
+    if request.size_for is not None:
+        rows = ranked(request.good(outcome.rows), request.objectives)
+        why = "needs as many GPUs with batch={batch} max_tokens={max_tokens}"
+        keep_first(outcome, rows, lambda row: (*kind_of(row), row["devices"]), "tied", why)
+
+
+def keep_first(
+    outcome: SearchOutcome, rows: Sequence[Row], key: Callable[[Row], tuple[Any, ...]], reason: str, why: str
+) -> None:
+    """Leave out all but the first of the ``rows`` that have one key, for a reason that the first fills in."""
+    firsts: dict[tuple[Any, ...], Row] = {}
+    left = set()
+    for row in rows:
+        first = firsts.setdefault(key(row), row)
+        if first is not row:
+            outcome.leave(reason, row, why.format(**first))
+            left.add(id(row))
+    outcome.rows = [row for row in outcome.rows if id(row) not in left]
 
 
 def again(
@@ -192,6 +210,7 @@ def again(
     ratio = (row["ratio"],) if rate is None and row["ratio"] else ()
     request = replace(setup.request, rate=rate, space=replace(setup.request.space, ratio=ratio))
     replica, moved = find(row, LAYOUT, replicas), {**row, **changes}
+    moved = {name: value for name, value in moved.items() if name not in OF_PLAYED}
     if held_tokens(request, moved["policy"]) * moved["batch"] > replica.served.kv.tokens:
         return {}
     prefill = find(row, OF_PREFILL, replicas) if row["pools"] == "apart" else None
