@@ -41,7 +41,8 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     """Why a row is better than another: by how much, and what of their times makes it."""
     figure, _ = OF_SERVING[objective]
     value, theirs = better[figure], worse[figure]
-    text = f"{abs(value / theirs - 1):.1%} better in {objective}" if theirs else f"better in {objective}"
+    how = "as good" if value == theirs else f"{abs(value / theirs - 1):.1%} better" if theirs else "better"
+    text = f"{how} in {objective}"
     gains = {name: worse[key] - better[key] for key, name in PARTS.items()}
     named = {name: gain for name, gain in gains.items() if abs(gain) > LEAST_MS}
     words = told(named, lambda gain: f"{abs(gain):.1f} ms", 2)

@@ -160,7 +160,7 @@ def search_serving(
         shortlist = Shortlist(request, replicas, remake, search.interval, kept, threads)
         outcome.rows = shortlist.played(outcome.rows)
         once(outcome)
-        once_for_a_rate(outcome, request)
+    once_for_a_rate(outcome, request)
     counted = Counted(setup.combinations, len(outcome.rows) + outcome.count, setup.left_out)
     report = answer(search.search(), outcome, counted, started)
     if not playing and request.confirm:

@@ -84,7 +84,7 @@ class Shortlist:
         times = {"rate": row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
         if figure not in ("devices", "hourly_cost"):
             times["rate"] *= min((row[figure] / best[figure]) ** sign / PRECISION, 1.0)
-        elif row[figure] == best[figure]:
+        elif row[figure] == best[figure] and ranked([best, row], self.request.objectives)[0] is row:
             times |= {name: max(row[name], best[name]) for name in ("ttft_ms", "tpot_ms")}
         else:
             return row
@@ -137,7 +137,8 @@ class Shortlist:
         """The best with other batches, where any may be."""
         if best is None or self.request.space.batch or self.request.confirm is not None:
             return []
-        near = (self.again(best, {"batch": max(round(best["batch"] * factor), 1)}, None) for factor in NEAR)
+        batches = [{"batch": max(round(best["batch"] * factor), 1)} for factor in NEAR]
+        near = (self.again(best, change, self.request.size_for) for change in batches)
         return [row for row in near if row]
 
     def _roomier(self, row: Row, tried: Mapping[tuple[Any, ...], Row]) -> Row:

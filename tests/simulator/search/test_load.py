@@ -177,6 +177,14 @@ def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> N
         assert best["hourly_cost"] == best["devices"] * 1.0
 
 
+def test_ways_that_cost_the_same_are_as_good(serving: Asking, bench: Workbench) -> None:
+    two = {"pools": "together", "cluster": ("dgx_h100", "dgx_h200"), "tp": (1,)}
+    found = bench.search_serving(serving(two, slo=SLO, confirm=0, rate=5.0, objectives=("hourly_cost",)))
+    assert [row["hourly_cost"] for row in found.best[:2]] == [2.0, 2.0]
+    assert found.best[0]["reason"].startswith("as good in hourly_cost")
+    assert "cluster" in found.best[0]["differs_from_next"]
+
+
 def test_a_price_of_a_cluster_that_is_not_searched_is_refused(serving: Asking) -> None:
     with pytest.raises(RequestError, match="prices has nosuch, which is not searched: dgx_h100"):
         serving({"cluster": ("dgx_h100",)}, prices={"nosuch": 2.0})
