@@ -313,7 +313,7 @@ class _Rounding:
         return kernels
 
     def _transpose(self, section: Section, node: Node, weight: int, names: dict[int, int], recipe: Recipe) -> Item:
-        """The node that transposes a stored weight for the product of the input's gradient, which then reads the copy."""
+        """The node that transposes a stored weight for the product of its input's gradient, which reads the copy."""
         names[weight] = self._copy(section, weight, recipe.weight)
         size = ceil(self.draft.numel(weight) * itemsize(recipe.weight))
         op = make_op("copy", size_bytes=size, dtype="uint8")
