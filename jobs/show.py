@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ class BadInputError(ValueError):
 OWN: Mapping[str, Callable[[Any], str]] = {  # how a terminal writes values of some kinds
     "seconds": lambda seconds: microseconds(1e6 * seconds),
     "us": lambda us: microseconds(us),
+    "time_ms": lambda ms: "-" if math.isnan(ms) else f"{ms:,.1f}",  # a heading says the unit
     "bytes": lambda size: f"{size / 2**20:,.4g} MiB",
 }
 
@@ -154,11 +156,6 @@ def with_units(text: str) -> str:
         return match[1] + next((f"{size // each}{unit}" for unit, each in units if size and size % each == 0), match[2])
 
     return re.sub(r"(\bsize_bytes=)(\d+)\b", shown, text)
-
-
-def listed(shares: Mapping[str, float]) -> str:
-    """Shares that matter, in percent."""
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
 def microseconds(value: float) -> str:

@@ -13,15 +13,15 @@ from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
+from ..simulator.report.view import CURRENCY, shares_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
-from .show import BadInputError, listed, microseconds, print_json, say, table, wants_json, with_units
+from .show import BadInputError, microseconds, print_json, say, table, wants_json, with_units
 
 if TYPE_CHECKING:
     from ..simulator.html import ClusterView
 
-CURRENCY = "in the currency of the price"
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
     *LINK_FAULTS[1:],
@@ -236,9 +236,9 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
             f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, {'fits' if report.fits else 'DOES NOT FIT'}",
         ),
         *([] if report.p_oom is None else [("P(out of memory)", f"{report.p_oom:.1%}")]),
-        ("answered by", listed(report.provenance)),
-        ("time that is", listed(report.trust)),
-        ("measured by", listed(report.sources)),
+        ("answered by", shares_text(report.provenance)),
+        ("time that is", shares_text(report.trust)),
+        ("measured by", shares_text(report.sources)),
         *price(report),
     ]
     unfit = "" if report.fits else " (does not fit)"

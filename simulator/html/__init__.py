@@ -82,10 +82,10 @@ def write_serving_report(
     title: str,
     facts: Sequence[str],
     path: Path,
-    rates: Sequence[tuple[str, float, ServingReport]] = (),
+    rates: Sequence[tuple[float, ServingReport]] = (),
 ) -> Path:
     """Write served traffic as a page and return its path; ReportError when it cannot be written.
 
-    ``facts`` are said below the title; ``rates`` are (name, rate, what came of it) of a sweep.
+    ``facts`` are said below the title; ``rates`` are (rate, what came of it) of a sweep.
     """
     return write(serving.page(report, title, facts, rates), path)

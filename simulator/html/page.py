@@ -28,9 +28,13 @@ UNITS = {  # how a page writes values of some kinds
     "digits": units.three_digits,
     "ms": lambda ms: units.duration(1e3 * ms),
     "fine_ms": lambda ms: units.duration(1e3 * ms),
+    "time_ms": lambda ms: units.duration(1e3 * ms),
+    "ms_range": lambda ends: units.duration_range(*(1e3 * ms for ms in ends)),
+    "size": lambda size: units.with_prefix(size, "B"),
     "share": units.share,
     "bytes": lambda size: units.gib(size / 2**30),
 }
+LEAST_BAR = {"cost": 0.01, "share": 1.0}  # what a full bar stands for at least
 
 
 class ReportError(ValueError):
@@ -195,7 +199,7 @@ def drawn_table(view: ViewTable, caption: str | None = None) -> Table:
     """A table of an answer as a page has it, under a caption of its own or the table's."""
     columns, rows = view.on(PAGE)
     most = [
-        max([0.01 if column.kind == "cost" else 1e-300, *(row[at] or 0.0 for row in rows)]) if column.bar else 0.0
+        max([LEAST_BAR.get(column.kind, 1e-300), *(_length(row[at]) for row in rows)]) if column.bar else 0.0
         for at, column in enumerate(columns)
     ]
     return Table(
@@ -212,7 +216,12 @@ def _cell(value: Any, column: ViewColumn, most: float) -> Cell:
     text = written(value, column.kind, UNITS)
     if isinstance(value, Toned):
         return Cell(text, value.tone, hint=value.hint)
-    return Cell(text, bar=max(value or 0.0, 0.0) / most if column.bar else None)
+    return Cell(text, bar=_length(value) / most if column.bar else None)
+
+
+def _length(value: Any) -> float:
+    """How long a value's bar is; nothing behind words and what is below 0."""
+    return 0.0 if value is None or isinstance(value, str) else max(value, 0.0)
 
 
 def render(page: Page) -> str:

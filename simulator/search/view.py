@@ -10,6 +10,7 @@ from typing import Any
 from ..html import colours, units
 from ..html.charts import figure, hover, round_number
 from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table, write
+from ..report.served_view import NO_SLO
 from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, counted
 from .objectives import KNOWN
 from .outcome import OK
@@ -97,7 +98,8 @@ def played_table(report: SearchReport) -> ViewTable:
     for row in report.best:
         if run := row.get("confirmed"):
             keeps_up = "yes" if run["keeps_up"] else "no"
-            rows.append([row["rank"], run["ttft_ms"], run["tpot_ms"], keeps_up, run["goodput"], run["slo_attainment"]])
+            had = run["slo_attainment"] if report.slo_named else NO_SLO
+            rows.append([row["rank"], run["ttft_ms"], run["tpot_ms"], keeps_up, run["goodput"], had])
     times = ViewColumn("TTFT", "ms"), ViewColumn("TPOT", "fine_ms"), ViewColumn("keeps up")
     columns = (ViewColumn(""), *times, ViewColumn("goodput", "hundredths"), ViewColumn("had all of slo", "percent"))
     return ViewTable("the same in the event loop, at 95 % of the rate", columns, rows)

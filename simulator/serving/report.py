@@ -15,6 +15,7 @@ from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
 from ..report.served import NOBODY, ServingReport, TimeSpread
+from ..report.view import number_text
 from .adapter_costs import most_in_host, most_loras
 from .autoscale import fleet_figures
 from .histogram import Histogram
@@ -34,11 +35,6 @@ OVERLOADED = 0.1  # of all requests still waiting when the last comes in, more t
 MS = 1e3
 MOVED = ("prefill_e2e", "kv_transfer", "decode_e2e")
 SLO_SCALES = np.geomspace(0.1, 10, 61)
-
-
-def number_text(value: float) -> str:
-    """A number with three digits, without an exponent where there are more."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def spread(times: Histogram) -> TimeSpread:
