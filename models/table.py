@@ -13,7 +13,7 @@ from ..datasets.backends import DEFAULT_BACKEND
 from ..datasets.columns import number_array
 from ..datasets.devices import Device
 from ..datasets.row_clocks import burst_mhz, relative_clocks
-from ..datasets.vocabulary import KINDS, kind
+from ..datasets.vocabulary import KINDS, OpColumns, kind
 from .choice import ranked
 from .clocks import at_boost
 from .features import Frame, feature_names, frame
@@ -94,7 +94,7 @@ class MeasurementTable:
         for index, (dtype, out_dtype, cache) in enumerate(unique):
             rows = np.flatnonzero(codes == index)
             columns = {name: values[rows] for name, values in self.columns.items()}
-            features = frame(self.kind, columns, str(dtype), str(out_dtype), self.device, str(cache))
+            features = frame(OpColumns(self.kind, columns, str(dtype), str(out_dtype), str(cache)), self.device)
             matrix[rows], analytical[rows], roofline[rows] = (
                 features.matrix,
                 features.analytical_us,
@@ -162,7 +162,9 @@ def _at_boost(
         columns = {name: _column(rows, name)[at] for name in KINDS[kind_name].names}
         dtype, out_dtype, cache = state
         if device.supports(dtype):
-            boosted[at] = at_boost(kind_name, columns, dtype, out_dtype, cache, device, latency_us[at], clock[at])
+            boosted[at] = at_boost(
+                OpColumns(kind_name, columns, dtype, out_dtype, cache), device, latency_us[at], clock[at]
+            )
     return boosted
 
 

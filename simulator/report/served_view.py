@@ -52,16 +52,16 @@ def time_columns(upper: str) -> list[ViewColumn]:
 
 def user_times(run: ServingReport | Mapping[str, Any], upper: str) -> list[float]:
     """The values under :func:`time_columns` of a report or a part of one; NaN for a time that nobody had."""
-    seen = run if isinstance(run, Mapping) else {name: getattr(run, name).to_dict() for name in USER_TIMES}
-    values = [seen[name][quantile] for name in USER_TIMES for quantile in ("p50", upper)]
+    figures = run if isinstance(run, Mapping) else {name: getattr(run, name).to_dict() for name in USER_TIMES}
+    values = [figures[name][quantile] for name in USER_TIMES for quantile in ("p50", upper)]
     return [math.nan if value is None else value for value in values]
 
 
 def attained(run: ServingReport | Mapping[str, Any]) -> float | str:
     """The share of requests that had all of slo, of a report or a class of one; words where nothing was asked."""
-    seen = run if isinstance(run, Mapping) else vars(run)
-    targets = seen["slo"] or any(part["slo"] for part in seen.get("classes", {}).values())
-    return seen["slo_attainment"] if targets else NO_SLO
+    figures = run if isinstance(run, Mapping) else vars(run)
+    targets = figures["slo"] or any(kind["slo"] for kind in figures.get("classes", {}).values())
+    return figures["slo_attainment"] if targets else NO_SLO
 
 
 def attained_text(share: float | str) -> str:
@@ -125,7 +125,9 @@ def tiers_text(report: ServingReport) -> str:
 
 def adapters_text(figures: Mapping[str, Any]) -> str:
     """How many adapters were in a batch, and what loading them took; empty without any."""
-    return figures and (
+    if not figures:
+        return ""
+    return (
         f"{figures['asked_for']:,} asked for, {figures['in_batch']:.1f} in a batch of at most {figures['on_gpu']}; "
         f"{counted(figures['loads'], 'load')} of {figures['load_ms']:,.1f} ms, {figures['loads_from_disk']:,} of them "
         f"from disk; {counted(figures['waited'], 'request')} waited for a place"
@@ -134,7 +136,9 @@ def adapters_text(figures: Mapping[str, Any]) -> str:
 
 def experts_text(figures: Mapping[str, Any]) -> str:
     """How uneven experts were, and what that and moving them took; empty where they are even."""
-    return figures and (
+    if not figures:
+        return ""
+    return (
         f"the busiest GPU has {figures['mean']:.2f} times the mean, {figures['most']:.2f} at most: "
         f"{figures['longer_ms']:,.2f} ms an iteration; {counted(figures['rebalances'], 'rebalance')} of "
         f"{figures['move_ms']:,.1f} ms"
@@ -203,10 +207,10 @@ def class_table(report: ServingReport) -> ViewTable:
     counts = [ViewColumn(title, "count") for title in ("priority", "served", "rejected")]
     targets = ViewColumn("had all of slo", "share", bar=True), ViewColumn("goodput", "amount")
     rows = []
-    for name, seen in report.classes.items():
-        served, came = seen["completed"], seen["requests"]
-        had = attained(seen), seen["goodput"]
-        rows.append([name, seen["priority"], served, came - served, *user_times(seen, "p99"), *had])
+    for name, figures in report.classes.items():
+        served, came = figures["completed"], figures["requests"]
+        had = attained(figures), figures["goodput"]
+        rows.append([name, figures["priority"], served, came - served, *user_times(figures, "p99"), *had])
     return ViewTable("classes, milliseconds", [NAME, *counts, *time_columns("p99"), *targets], rows)
 
 

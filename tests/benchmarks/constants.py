@@ -27,6 +27,7 @@ import numpy as np
 from opcast.datasets.backends import framework
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.table import MeasurementTable, tables
 
@@ -114,7 +115,9 @@ def missed(table: MeasurementTable) -> float:
     for index, (dtype, out_dtype, cache) in enumerate(unique):
         rows = np.flatnonzero(codes == index)
         columns = {name: values[rows] for name, values in table.columns.items()}
-        law = analytical.latency_us(table.kind, columns, str(dtype), str(out_dtype), table.device, str(cache))
+        law = analytical.latency_us(
+            OpColumns(table.kind, columns, str(dtype), str(out_dtype), str(cache)), table.device
+        )
         found[rows] = np.log(table.latency_us[rows] / law)
     return float(np.median(np.abs(found - np.median(found))))
 
