@@ -25,12 +25,15 @@ PLOTLY = HERE / "plotly-basic.min.js.gz"  # npm plotly.js-basic-dist-min 4.1.1 (
 UNITS = {  # how a page writes values of some kinds
     "seconds": lambda seconds: units.duration(1e6 * seconds),
     "us": units.duration,
+    "us_range": lambda ends: units.duration_range(*ends),
+    "error": lambda percent: units.percent(percent, signed=True),
     "digits": units.three_digits,
     "ms": lambda ms: units.duration(1e3 * ms),
     "fine_ms": lambda ms: units.duration(1e3 * ms),
     "time_ms": lambda ms: units.duration(1e3 * ms),
     "ms_range": lambda ends: units.duration_range(*(1e3 * ms for ms in ends)),
     "size": lambda size: units.with_prefix(size, "B"),
+    "quantity": lambda value: units.with_prefix(value, "").rstrip(),
     "share": units.share,
     "bytes": lambda size: units.gib(size / 2**30),
 }
@@ -195,8 +198,8 @@ class Page:
     glossary: tuple[tuple[str, str], ...] = field(default=())
 
 
-def drawn_table(view: ViewTable, caption: str | None = None) -> Table:
-    """A table of an answer as a page has it, under a caption of its own or the table's."""
+def drawn_table(view: ViewTable, caption: str | None = None, variant: str = "") -> Table:
+    """A table of an answer as a page has it, under a caption of its own or the table's; ``variant`` as in Table."""
     columns, rows = view.on(PAGE)
     most = [
         max([LEAST_BAR.get(column.kind, 1e-300), *(_length(row[at]) for row in rows)]) if column.bar else 0.0
@@ -209,18 +212,19 @@ def drawn_table(view: ViewTable, caption: str | None = None) -> Table:
             tuple(_cell(value, own, largest) for value, own, largest in zip(row, columns, most, strict=True))
             for row in rows
         ],
+        variant,
     )
 
 
 def _cell(value: Any, column: ViewColumn, most: float) -> Cell:
-    text = written(value, column.kind, UNITS)
-    if isinstance(value, Toned):
-        return Cell(text, value.tone, hint=value.hint)
-    return Cell(text, bar=_length(value) / most if column.bar else None)
+    bar = _length(value) / most if column.bar else None
+    tone, hint = (value.tone, value.hint) if isinstance(value, Toned) else ("", "")
+    return Cell(written(value, column.kind, UNITS), tone, bar, hint=hint)
 
 
 def _length(value: Any) -> float:
     """How long a value's bar is; nothing behind words and what is below 0."""
+    value = value.value if isinstance(value, Toned) else value
     return 0.0 if value is None or isinstance(value, str) else max(value, 0.0)
 
 
