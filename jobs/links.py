@@ -58,9 +58,10 @@ def with_ranks(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
 def write(prediction: OpPrediction, config: Mapping[str, Any]) -> None:
     """The page of ``report=`` and the picture of ``picture=``, where they were asked for."""
     if config.get("report"):
-        from ..simulator.html import write_network_report
+        from ..simulator.html import network
+        from ..simulator.html import write as write_html
 
-        say(f"report: {write_network_report(prediction, Path(config['report']))}")
+        say(f"report: {write_html(network.page(prediction), Path(config['report']))}")
     if config.get("picture"):
         from ..simulator.network.picture import draw_svg
 

@@ -247,7 +247,8 @@ def write_page(
     """The HTML page, where one is asked for."""
     if not config["report"]:
         return
-    from ..simulator.html import write_serving_report
+    from ..simulator.html import serving
+    from ..simulator.html import write as write_html
 
     traffic = request.traffic
     sent = f"{traffic.arrival}, {traffic.rate:,g} requests/s" if traffic.arrival != "closed" else (
@@ -257,7 +258,7 @@ def write_page(
     if report.replicas > 1:
         facts = (*facts, f"router {request.router}")
     title = f"{config['model']['name']} on {resolve.device(config).name}" if request.step else "Served traffic"
-    say(f"report: {write_serving_report(report, title, facts, Path(str(config['report'])), rates)}")
+    say(f"report: {write_html(serving.page(report, title, facts, rates), Path(str(config['report'])))}")
 
 
 def show_report(report: ServingReport) -> None:

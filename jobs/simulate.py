@@ -121,9 +121,9 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
 
 def page_of(report: StepReport | InferenceReport, target: Device, engine: FusedEngine) -> str:
     """The HTML report, with the pictures of a cluster where the step ran on one."""
-    from ..simulator.html import step_page
+    from ..simulator.html import render, step
 
-    return step_page(*shown_step(report, target, engine))
+    return render(step.page(*shown_step(report, target, engine)))
 
 
 def shown_step(

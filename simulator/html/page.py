@@ -296,9 +296,5 @@ def _finite(value: Any) -> Any:
 
 def write(page: Page, path: Path) -> Path:
     """Write the page whole or not at all, and return its path; ReportError when it cannot be written."""
-    return write_text(render(page), path)
-
-
-def write_text(text: str, path: Path) -> Path:
-    """Write a file whole or not at all, and return its path; ReportError when it cannot be written."""
+    text = render(page)
     return write_atomically(path, lambda file: file.write_text(text, "utf-8"), ReportError, "the report to ")
