@@ -20,7 +20,7 @@ from .serving_unread import check_read, check_words
 from .show import BadInputError, print_json, say, show, show_answer, table, wants_json
 from .simulate import apart, spelled
 from .validate import progress_bar
-from .writing import places, write, write_text
+from .writing import folder_at, places, write, write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
@@ -185,10 +185,8 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     from ..simulator.serving.timeline import MOST_ITERATIONS
 
     logged = MOST_ITERATIONS if config["trace"] else 0
-    folder = Path(str(config["chakra"])).expanduser() if config["chakra"] else None
+    folder = folder_at("chakra", config["chakra"]) if config["chakra"] else None
     if folder is not None:
-        if folder.exists() and not folder.is_dir():
-            raise BadInputError(f"chakra={folder} is a file; name a folder")
         logged = max(logged, most_iterations(request))
     keeping = Keeping(logged, bool(config["requests"] or config["trace"] or folder))
     served = resolve.bench(config).serving(request, keeping, progress_bar)
