@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
-from ..simulator.report.view import TERMINAL, ViewTable, written
+from ..simulator.report.view import TERMINAL, ViewTable, finite, written
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
 GAP = 3  # characters between columns of a table
@@ -61,18 +61,8 @@ def json_lines() -> Iterator[None]:
 
 def print_json(value: Any) -> None:
     """Exactly one JSON object on stdout, for who reads it while the command goes on. NaN and infinities become null."""
-    text = json.dumps(_finite(value), indent=_INDENT.get(), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(value), indent=_INDENT.get(), ensure_ascii=False, allow_nan=False)
     print(text, flush=True)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and value - value != 0.0:
-        return None
-    return value
 
 
 def say(text: str) -> None:

@@ -95,11 +95,11 @@ def pictured(request: PredictRequest, part: Part = "page") -> str:
 
 def reported(request: SimulateRequest, part: Part = "page") -> str:
     """The HTML page of a step, or its body alone."""
-    from ...simulator.html import render, render_body, step
+    from ...simulator.html import render, render_body
     from ...simulator.report.workload_file import FileReport
-    from ..simulate import shown_step
+    from ..simulate import page_of
 
     answered = bench_of(request).answered(request)
     assert not isinstance(answered.report, FileReport)
-    page = step.page(*shown_step(answered.report, answered.device, answered.engine))
+    page = page_of(answered.report, answered.device, answered.engine)
     return (render if part == "page" else render_body)(page)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...datasets.files import write_atomically
-from ..report.view import PAGE, Toned, ViewColumn, ViewTable, written
+from ..report.view import PAGE, Toned, ViewColumn, ViewTable, finite, written
 from . import units
 from .colours import PALETTE
 
@@ -280,18 +279,8 @@ def has_figures(page: Page) -> bool:
 
 def embed(value: Any) -> str:
     """JSON that can stand inside a script element. NaN and infinities become null."""
-    text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
 
 
 def write(page: Page, path: Path) -> Path:

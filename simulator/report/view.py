@@ -7,6 +7,7 @@ of no kind are written as they are. None is an empty cell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -47,6 +48,15 @@ def counted(number: float, noun: str) -> str:
 def shares_text(shares: Mapping[str, float]) -> str:
     """Shares that matter, in percent."""
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can say it, all the way down: NaN and infinities are None."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..html import colours, units
 from ..html.charts import figure, hover, round_number
-from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table, write
+from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table
 from ..report.served_view import NO_SLO
 from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, counted
 from .objectives import KNOWN
@@ -144,11 +143,6 @@ def measurements(report: SearchReport) -> list[tuple[str, float]]:
 
 
 # --- page -------------------------------------------------------------------------------------------------
-
-
-def write_page(report: SearchReport, view: RowsView, path: Path) -> Path:
-    """Write a search as a page and return its path; ReportError when it cannot be written."""
-    return write(page(report, view), path)
 
 
 def page(report: SearchReport, view: RowsView) -> Page:

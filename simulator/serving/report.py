@@ -109,7 +109,7 @@ def report_of(
     )
 
 
-def iterations_of(totals: Mapping[str, Any]) -> dict[str, float]:
+def iterations_of(totals: Mapping[str, Any]) -> dict[str, Any]:
     """How many iterations there were, what was in them, and who had to leave them."""
     return {
         "iterations": totals["iterations"],
@@ -120,7 +120,7 @@ def iterations_of(totals: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def times_of(state: LoopState, totals: Mapping[str, Any], tally: Tally, apart: bool) -> dict[str, TimeSpread]:
+def times_of(state: LoopState, totals: Mapping[str, Any], tally: Tally, apart: bool) -> dict[str, Any]:
     """What requests waited for, by the names of a report; with pools ``apart`` those of a cache that moved, too."""
     names = ("ttft", "tpot", "e2e", "queue", "normalised", *(MOVED if apart else ()))
     gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))

@@ -28,6 +28,7 @@ from opcast.datasets.devices import Device, DeviceError, load_device
 from opcast.datasets.ops import KINDS, iterate_groups
 from opcast.datasets.store import Store
 from opcast.datasets.truth import OperatorRow, read_table
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models.features import frame
 from opcast.models.intervals import COVERAGE
 from opcast.models.labs import EDGES_US, WIDTHS, band
@@ -146,7 +147,7 @@ def missed(
     known = device_for(device, predictor)
     found = predictor.predict(columns, *formats[:2], known, formats[2])
     error, own = np.abs(np.log(measured_us / found.latency_us)), np.log(found.high_us / found.latency_us)
-    learned = predictor.seen(frame(predictor.kind, columns, *formats[:2], known, formats[2]).analytical_us) >= 0.5
+    learned = predictor.seen(frame(OpColumns(predictor.kind, columns, *formats), known).analytical_us) >= 0.5
     return error[learned], own[learned], band(found.latency_us)[learned]
 
 

@@ -274,10 +274,11 @@ def chosen_rows(
     """The rows of ``columns`` by batch: of each ratio that was asked for, or of the best by ``merits``
     (:func:`best_ratio`). Their iterations that decode are looked up."""
     enough = np.inf if request.size_for is None else request.size_for / SECOND_US
-    results = []
-    for batch, *parts in zip(batches, *(np.split(values, len(batches)) for values in merits), strict=True):
-        first = len(results) * len(parts[0])
-        chosen: Sequence[int] = range(len(parts[0])) if request.space.ratio else best_ratio(*parts, enough)
+    results: list[list[dict[str, Any]]] = []
+    by_batch = [np.split(values, len(batches)) for values in merits]
+    for batch, load, rate, used in zip(batches, *by_batch, strict=True):
+        first = len(results) * len(load)
+        chosen: Sequence[int] = range(len(load)) if request.space.ratio else best_ratio(load, rate, used, enough)
         rows = []
         for at in chosen:
             row = {name: values[first + at].item() for name, values in columns.items()}
