@@ -59,9 +59,8 @@ def report_of(
     totals = {name: state.totals[name][0].item() for name in state.totals.dtype.names}
     seconds = max(totals["now_us"] / 1e6, 1e-9)
     names = [kind.name for kind in request.traffic.classes]
-    rejected = rejections(
-        state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission, setup.mixed > 0
-    )
+    rules = setup.rules, setup.decode_rules
+    rejected = rejections(state.classes.tolist(), names, *rules, request.admission, setup.mixed > 0)
     apart = request.decode_pool.replicas > 0
     counted = max(totals["arrived"] - tally.warmup, 0)
     attained = tally.good / counted if counted else 0.0

@@ -101,10 +101,8 @@ def sglang_prompts(
             break
         hit = cached_tokens(state, rules, rank, slot)
         room -= idle_hits(state, rules, rank, slot, hit) * page if hit > 0 else 0
-        tokens, output = (
-            tokens_to_compute(state, slot) - hit,
-            min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT),
-        )
+        tokens = tokens_to_compute(state, slot) - hit
+        output = min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT)
         if fixed and not caches_prefixes(state):
             refused = not ends_fit(state, rules, rank, slot, ends, tokens, min(now, room), now)
             ends = scheduler.count + 1
