@@ -139,12 +139,9 @@ def errors_of(engine: Any, measured: Any) -> tuple[float | None, float | None]:
     """Median error in percent of an engine on a table, and its coverage; None where it answers nothing."""
     some = np.random.default_rng(0).permutation(len(measured))[:MOST_ROWS]
     part = measured.take(np.sort(some))
-    states = np.stack([part.dtype, part.out_dtype, part.cache])
     errors, inside = np.full(len(part), np.nan), np.zeros(len(part), dtype=bool)
-    for state in np.unique(states, axis=1).T:
-        rows = np.flatnonzero((states == state[:, None]).all(axis=0))
-        columns = {name: values[rows] for name, values in part.columns.items()}
-        answers = engine.answer(part.kind, columns, *map(str, state))
+    for rows, ops in part.groups():
+        answers = engine.answer(ops.kind, ops.columns, ops.dtype, ops.out_dtype, ops.cache)
         errors[rows] = np.abs(answers.latency_us / part.latency_us[rows] - 1.0)
         inside[rows] = (answers.low_us <= part.latency_us[rows]) & (part.latency_us[rows] <= answers.high_us)
     finite = np.isfinite(errors)

@@ -393,10 +393,6 @@ def train(
 
 def _baselines(table: MeasurementTable) -> np.ndarray:
     watts = np.empty(len(table))
-    unique, codes = table.states()
-    for index, (dtype, out_dtype, cache) in enumerate(unique):
-        rows = np.flatnonzero(codes == index)
-        columns = {name: values[rows].astype(np.float64) for name, values in table.columns.items()}
-        busy = parts(OpColumns(table.kind, columns, str(dtype), str(out_dtype), str(cache)), table.device)
-        watts[rows] = baseline_w(table.device, busy)
+    for rows, ops in table.groups():
+        watts[rows] = baseline_w(table.device, parts(ops, table.device))
     return watts

@@ -27,7 +27,6 @@ import numpy as np
 from opcast.datasets.backends import framework
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.datasets.store import Store
-from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.table import MeasurementTable, tables
 
@@ -110,14 +109,9 @@ def samples(stores: Sequence[Store]) -> Iterator[MeasurementTable]:
 
 def missed(table: MeasurementTable) -> float:
     """Spread of ln(measured / law) of a table: the median distance from its median."""
-    unique, codes = table.states()
     found = np.empty(len(table))
-    for index, (dtype, out_dtype, cache) in enumerate(unique):
-        rows = np.flatnonzero(codes == index)
-        columns = {name: values[rows] for name, values in table.columns.items()}
-        law = analytical.latency_us(
-            OpColumns(table.kind, columns, str(dtype), str(out_dtype), str(cache)), table.device
-        )
+    for rows, ops in table.groups():
+        law = analytical.latency_us(ops, table.device)
         found[rows] = np.log(table.latency_us[rows] / law)
     return float(np.median(np.abs(found - np.median(found))))
 
