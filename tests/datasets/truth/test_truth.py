@@ -170,15 +170,20 @@ LOGGED = {
 
 
 @pytest.mark.parametrize(
-    ("chip", "told"),
-    [("mi300x", {"fp8_params": True}), ("mi355x", {"fp8_params": True}), ("h200_sxm", {"attention_dtype": "fp8"})],
+    ("cells", "told"),
+    [
+        ({"chip": "mi300x"}, {"fp8_params": True}),
+        ({"chip": "mi355x"}, {"fp8_params": True}),
+        ({"chip": "h200_sxm"}, {"attention_dtype": "fp8", "fp8_params": True}),
+        ({"chip": "h200_sxm", "source": "MLPerf Training v5.1, logs of Cisco"}, {"fp8_params": True}),
+    ],
 )
 def test_a_table_of_logs_is_read_by_its_chips_and_the_first_layers_that_run_again(
-    tmp_path: Path, chip: str, told: dict[str, object]
+    tmp_path: Path, cells: dict[str, str], told: dict[str, object]
 ) -> None:
-    (row,) = read_table(written(tmp_path, LOGGED | {"chip": chip})).rows
+    (row,) = read_table(written(tmp_path, LOGGED | cells)).rows
     assert isinstance(row, TrainingRow)
-    assert (row.hardware.device, row.model, row.framework) == (chip, "llama2-70b", "nemo")
+    assert (row.hardware.device, row.model, row.framework) == (cells["chip"], "llama2-70b", "nemo")
     assert (row.recompute, row.lora_rank, row.options) == ("full:21", 16, told)
 
 
