@@ -93,15 +93,17 @@ def chip_table(report: SearchReport, view: RowsView) -> ViewTable:
 
 def played_table(report: SearchReport) -> ViewTable:
     """What the event loop says of the rows that were played through it."""
-    rows = []
+    rows, loads = [], set()
     for row in report.best:
         if run := row.get("confirmed"):
+            loads.add(round(run["rate"] / row["requests_per_s"], 2))
             keeps_up = "yes" if run["keeps_up"] else "no"
             had = run["slo_attainment"] if report.slo_named else NO_SLO
             rows.append([row["rank"], run["ttft_ms"], run["tpot_ms"], keeps_up, run["goodput"], had])
     times = ViewColumn("TTFT", "ms"), ViewColumn("TPOT", "fine_ms"), ViewColumn("keeps up")
     columns = (ViewColumn(""), *times, ViewColumn("goodput", "hundredths"), ViewColumn("had all of slo", "percent"))
-    return ViewTable("the same in the event loop, at 95 % of the rate", columns, rows)
+    share = "" if loads <= {1.0} else f", at {min(loads):.0%} of the rate"
+    return ViewTable(f"the same in the event loop{share}", columns, rows)
 
 
 def change_table(report: SearchReport, view: RowsView) -> ViewTable:

@@ -210,17 +210,17 @@ def apart(
     policy: str,
     batches: Sequence[int],
     max_tokens: int,
-    devices: int,
+    room: tuple[int, int, int],
     curves: LoadCurves,
 ) -> list[list[dict[str, Any]]]:
     """Figures of pools apart [batches], for each ratio asked for, or the best one; ``requests_per_s`` are those of all
-    replicas.
+    replicas. ``room`` is how many GPUs may prefill, decode, and do either.
 
     The best ratio serves most on all devices; of those that serve ``request.rate`` it has the fewest. Empty where
     no ratio fits the devices.
     """
     prompts, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
-    first, second = ratios(request, prefill.layout.devices, decode.layout.devices, devices)
+    first, second = ratios(request, prefill.layout.devices, decode.layout.devices, room)
     if not len(first):
         return [[] for _ in batches]
     count, first, second = len(first), np.tile(first, len(batches)), np.tile(second, len(batches))
@@ -305,20 +305,29 @@ def host_us(request: ServedSearchRequest, prefill: LayoutReplica, rate: np.ndarr
     return np.asarray(waits_us)
 
 
-def ratios(request: ServedSearchRequest, of_decode: int, other: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Replicas that prefill and that decode, of ``of_decode`` and ``other`` GPUs each, that fit the devices."""
+def ratios(
+    request: ServedSearchRequest, of_prefill: int, of_decode: int, room: tuple[int, int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replicas that prefill and that decode, of so many GPUs each, that have room on those that may prefill, decode,
+    and do either."""
+    first, second, both = room
     if request.space.ratio:
         pairs = [ratio_of(text) for text in request.space.ratio]
     else:
-        most = (devices - other) // of_decode
-        pairs = [(x, y) for x in range(1, most + 1) for y in range(1, (devices - x * of_decode) // other + 1)]
-    fits = [(x, y) for x, y in pairs if x * of_decode + y * other <= devices]
-    counts = np.array(fits, dtype=np.int64).reshape(-1, 2)
-    return counts[:, 0], counts[:, 1]
+        counts = [range(1, most // of + 1) for most, of in ((first, of_prefill), (second, of_decode))]
+        pairs = [(x, y) for x in counts[0] for y in counts[1]]
+    fits = [
+        (x, y)
+        for x, y in pairs
+        if x * of_prefill <= first and y * of_decode <= second and x * of_prefill + y * of_decode <= both
+    ]
+    pools = np.array(fits, dtype=np.int64).reshape(-1, 2)
+    return pools[:, 0], pools[:, 1]
 
 
-def completed(request: ServedSearchRequest, figures: Mapping[str, Any], price: float, devices: float) -> dict[str, Any]:
-    """The figures that follow from the others: rates by user and by GPU (of all ``devices``, idle ones too), cost."""
+def completed(request: ServedSearchRequest, figures: Mapping[str, Any], hour: float, devices: float) -> dict[str, Any]:
+    """The figures that follow from the others and from the cost of an ``hour``: rates by user and by GPU (of all
+    ``devices``, idle ones too), the cost of tokens."""
     outputs = request.output_len
     e2e_ms = figures["ttft_ms"] + figures["tpot_ms"] * (outputs - 1)
     tokens = figures["requests_per_s"] * outputs
@@ -330,14 +339,13 @@ def completed(request: ServedSearchRequest, figures: Mapping[str, Any], price: f
         "tokens_per_s_per_gpu": tokens / devices,
         "tokens_per_s_per_user": 1e3 / figures["tpot_ms"],
         "goodput": figures["requests_per_s"] if figures["meets_slo"] else 0.0,
-        "hourly_cost": price * figures["devices"],
-        "cost_per_million_tokens": price * figures["devices"] / 3600.0 / tokens * 1e6,
+        "hourly_cost": hour,
+        "cost_per_million_tokens": hour / 3600.0 / tokens * 1e6,
     }
 
 
 def with_load(request: ServedSearchRequest, row: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
     """A row with the load and the times that were ``found`` for it."""
     devices = row["tokens_per_s"] / row["tokens_per_s_per_gpu"]
-    price = row["hourly_cost"] / row["devices"]
     moved = {**row, "requests_per_s": figures["rate"], "ttft_ms": figures["ttft_ms"], "tpot_ms": figures["tpot_ms"]}
-    return completed(request, {**moved, "meets_slo": True}, price, devices)
+    return completed(request, {**moved, "meets_slo": True}, row["hourly_cost"], devices)
