@@ -33,7 +33,7 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
     moved = units.with_prefix(report.kv_transfer_bytes, "B")
     pools = f"One pool prefills, one decodes; {moved} of caches moved between them."
     kinds = "Replicas of two kinds in one pool: the router chooses between them."
-    fleet = "Replicas start, drain before they stop, fail and come back. A price is of the time that GPUs are on."
+    fleet = "Replicas start, drain before they stop, fail and come back."
     rejected = {"Classes": class_table(report), "Rejected requests": rejection_table(report)}
     notes = tuple(served_view.notes(report))
     return Page(

@@ -265,12 +265,14 @@ def kind_table(report: ServingReport) -> ViewTable:
     counts = [ViewColumn(title, "count") for title in ("replicas", "GPUs", "served")]
     rate = ViewColumn("tokens/s/GPU", "tenths")
     ends = [ViewColumn("busy", "percent"), ViewColumn("cost", "figure", "of a million output tokens")]
+    ends += [ViewColumn("output tokens", "count", only=PAGE), ViewColumn("most KV memory", "share", only=PAGE)]
     rows = []
     for name, kind in report.kinds.items():
         sizes = [kind[figure] for figure in ("replicas", "devices", "completed", "output_tokens_per_s_per_gpu")]
         cost = kind["cost_per_million_tokens"] or None
         title = f"{name} ({kind['device']})" if kind["device"] else name
-        rows.append([title, *sizes, *user_times(kind, "p99"), kind["utilisation"], cost])
+        more = kind["utilisation"], cost, kind["output_tokens"], kind["kv_peak"]
+        rows.append([title, *sizes, *user_times(kind, "p99"), *more])
     return ViewTable("kinds of replicas, milliseconds", [NAME, *counts, rate, *time_columns("p99"), *ends], rows)
 
 
