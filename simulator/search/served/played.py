@@ -136,9 +136,9 @@ def highest_rate(group: PlayedPart, start: float, least: float = 0.0, step: floa
     for _ in range(FARTHEST):
         if group.keeps(low):
             break
-        low, high, down = low / down, low, down**GROWING
-        if low < least:
+        if low <= least:
             return 0.0
+        low, high, down = max(low / down, least), low, down**GROWING
     else:
         return 0.0
     if low == start:

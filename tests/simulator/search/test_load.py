@@ -22,6 +22,7 @@ from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served import shortlist
 from opcast.simulator.search.served.kept import PlayedWays
 from opcast.simulator.search.served.load import Expected, curve, highest, together_load
+from opcast.simulator.search.served.played import highest_rate
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
 from opcast.simulator.search.served.shown import WAYS
 from opcast.simulator.search.served.waiting import waiting
@@ -234,6 +235,20 @@ def test_room_that_a_crowd_needs_is_tried(serving: Asking, bench: Workbench, mon
     assert asked[:2] == [first["batch"], enough]
     assert best["batch"] == enough
     assert best["requests_per_s"] == pytest.approx(first["requests_per_s"])
+
+
+@pytest.mark.parametrize("kept", [9.75, 10.4, 10.6])
+def test_a_rate_between_the_least_of_use_and_the_start_is_looked_for(kept: float) -> None:
+    asked: list[float] = []
+
+    class Part:
+        def keeps(self, rate: float) -> bool:
+            asked.append(rate)
+            return rate <= kept
+
+    assert highest_rate(Part(), 10.65, 9.7) == pytest.approx(kept, rel=0.011)  # type: ignore[arg-type]
+    assert highest_rate(Part(), 10.65, 10.62) == 0.0  # type: ignore[arg-type]
+    assert min(asked) >= 9.7, "no run of a rate that is of no use"
 
 
 def test_other_requests_are_played_at_a_time(
