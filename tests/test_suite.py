@@ -9,6 +9,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 # What these check takes long by nature: the whole job, many random questions, all tables of the public measurements.
 SLOW_ONLY = {
+    "evidence/test_shipped_calibration.py",
     "jobs/service/test_fuzzed_calls.py",
     "jobs/test_fuzz.py",
     "jobs/test_quickstart.py",

@@ -12,7 +12,10 @@ backward pass in place of the 16-bit tensor (Transformer Engine's cast-transpose
 need no transposed copy where matrix units take operands either way (compute capability 10: ``transformer_engine``,
 ``nvte_is_non_tn_fp8_gemm_supported``). Weights are rounded once a step, in its first micro-batch; what their rounded
 copies weigh is not counted. Frozen ones are rounded before the first step, and their products need no transposed
-copies; adapters stay in 16 bits. With ``options.fp8_scaling=current`` the maximum is found in a pass of its
+copies of activations. Where they lie in memory in FP8 alone (``options.fp8_params``) and matrix units take one layout,
+the product of the input's gradient makes a transposed copy of its weight each time (Transformer Engine 1.x,
+``weight_fp8.transpose_2d()`` of ``_Linear.backward``; 2.x keeps it instead, for as much memory again). Adapters stay in
+16 bits. With ``options.fp8_scaling=current`` the maximum is found in a pass of its
 own; with ``rowwise`` each row is rounded by its own as it is read, along both dimensions. NVFP4 has a scale of the
 tensor above those of its blocks, whose maximum is always found first, and what is rounded along the columns is turned
 before (a Hadamard transform), by a kernel of its own (Transformer Engine, ``NVFP4Quantizer::quantize_impl``; torchao's
@@ -301,10 +304,20 @@ class _Rounding:
             kernels += self._weights(
                 section, node, op, recipe, [t for t in weights_of_node if self.draft.role(t) == "weight"]
             )
+        if recipe.copies == "copy" and node.phase == "backward" and not self._takes_either_way:
+            stored = [t for t in weights_of_node if self._is_stored(t)]
+            kernels += [self._transpose(section, node, t, names, recipe) for t in stored]
         changed = op.replace(dtype=recipe.product or weight_format.name, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
         return kernels
+
+    def _transpose(self, section: Section, node: Node, weight: int, names: dict[int, int], recipe: Recipe) -> Item:
+        """The node that transposes a stored weight for the product of its input's gradient, which reads the copy."""
+        names[weight] = self._copy(section, weight, recipe.weight)
+        size = ceil(self.draft.numel(weight) * itemsize(recipe.weight))
+        op = make_op("copy", size_bytes=size, dtype="uint8")
+        return Item(kernel(op, "fused.transpose", node.path, node.phase, (weight,), (names[weight],)))
 
     def _matrix(self, tensor: int, op: Op) -> bool:
         """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""

@@ -142,7 +142,8 @@ class PlanOptions:
         False,
         _flag,
         "training: frozen weights lie in memory in the 8 bits that products read, not in 16 (Transformer Engine's "
-        "`fp8_model_init`, LoRA recipes' `fp8_params`)",
+        "`fp8_model_init`, LoRA recipes' `fp8_params`). Hopper and AMD turn each weight for the gradient of its input, "
+        "once a micro-batch",
         of="training",
     )
     fp8_scaling: str = option(

@@ -92,27 +92,33 @@ def answer(search: Search, outcome: SearchOutcome, counted: Counted, started: fl
 
 def explained(search: Search, order: Sequence[Row]) -> list[dict[str, Any]]:
     """The best rows with rank, tie with the row before, what differs from the next and why each is better than that."""
-    top, first = search.request.top, search.request.objectives[0]
+    top = search.request.top
     rows = [search.shown(row) for row in order[: top + 1]]
     best = []
     for at, row in enumerate(rows[:top]):
         before = search.tie(rows[at - 1], row) if at else ""
         text, differs = "", {}
         if at + 1 < len(rows):
-            text = search.reason(row, rows[at + 1], first)
+            text = search.reason(row, rows[at + 1], telling(row, rows[at + 1], search.request.objectives))
             differs = {name: list(pair) for name, pair in search.changes(row, rows[at + 1]).items()}
         best.append({"rank": at + 1, **row, "tie": before, "reason": text, "differs_from_next": differs})
     return best
 
 
+def telling(one: Row, other: Row, objectives: Sequence[str]) -> str:
+    """The first objective in which two rows differ; the first of all where they do in none."""
+    figures = {name: KNOWN[name][0] for name in objectives}
+    return next((name for name in objectives if one.get(figures[name]) != other.get(figures[name])), objectives[0])
+
+
 def best_of_chips(search: Search, order: Sequence[Row]) -> list[Row]:
-    """The best row of each cluster, with its rank among all, where several are searched."""
-    if len(search.axes.get("cluster", ())) < 2:
-        return []
-    firsts: dict[str, Row] = {}
+    """The best row of each cluster, or of the two that pools stand on, with its rank among all, where there are
+    several."""
+    firsts: dict[tuple[str, str], Row] = {}
     for at, row in enumerate(order):
-        firsts.setdefault(row["cluster"], {"rank": at + 1, **row})
-    return [search.shown(row) for row in firsts.values()]
+        firsts.setdefault((row["cluster"], row.get("prefill_cluster", "")), {"rank": at + 1, **row})
+    several = len(firsts) > 1 or len(search.axes.get("cluster", ())) > 1
+    return [search.shown(row) for row in firsts.values()] if several else []
 
 
 def settled(search: Search, tied: Sequence[Row]) -> list[dict[str, Any]]:

@@ -130,14 +130,15 @@ class SearchQuestion(Request):
         """What :meth:`good` rows meet, as text."""
         return self.constraints
 
-    def clusters(self) -> dict[str, Cluster]:
-        """The clusters that are asked about, by name: the step's own with its figures, others with as many nodes."""
+    def clusters(self, also: Sequence[str] = ()) -> dict[str, Cluster]:
+        """The clusters that are asked about, and others, by name: the step's own with its figures, others with as many
+        nodes."""
         base = self.fixed.cluster
         names: Sequence[str] = self.space.cluster or (() if base is None else (base.id,))
         nodes = 1 if base is None else base.nodes
         return {
             name: base if base is not None and name == base.id else replace(load_cluster(name), nodes=nodes)
-            for name in names
+            for name in (*names, *also)
         }
 
     def placed(self, cluster: Cluster, precision: str, **changes: Any) -> SimulateRequest:

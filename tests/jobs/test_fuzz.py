@@ -38,7 +38,7 @@ from opcast.simulator.search.served.servers import settings_of_servers
 
 from .fuzzing import CONTENTS, JSON_VALUES, SERVED, STARTS, STEP, body_of, command_of, damaged, with_odd_word
 
-TRIALS = int(os.environ.get("OPCAST_FUZZ_TRIALS", "800"))
+TRIALS = int(os.environ.get("OPCAST_FUZZ_TRIALS", "2000"))
 SEED = int(os.environ.get("OPCAST_FUZZ_SEED", "20"))
 LIMIT_S = 20
 BLOCKS = 4

@@ -31,7 +31,9 @@ from .run import (
 )
 
 WHOLE = ("nodes", "batch", "max_tokens", *LAYOUT, *OF_PREFILL)  # settings that are whole numbers
-SETTINGS = ("cluster", "nodes", "precision", "policy", *LAYOUT, "batch", "max_tokens", "pools", *OF_PREFILL, "ratio")
+OF_ONE = ("cluster", "nodes", "precision", "policy", *LAYOUT, "batch", "max_tokens", "pools")
+OF_PAIR = ("prefill_cluster", *OF_PREFILL, "ratio")
+SETTINGS = (*OF_ONE, *OF_PAIR)
 USUAL_BATCH = 64
 FIGURES = (
     *("tokens_per_s_per_gpu", "tokens_per_s_per_user", "ttft_ms", "tpot_ms", "e2e_ms", "requests_per_s"),
@@ -175,9 +177,9 @@ def way_of(setup: ServedSearchSetup, point: Row, bench: Any) -> Way:
 
 def layout_of(setup: ServedSearchSetup, point: Row, names: Sequence[str]) -> ReplicaLayout:
     """The layout of a point's replicas that decode, or that prefill. RequestError where it does not fit together."""
-    if point["cluster"] not in setup.clusters:
-        raise RequestError(f"cluster={point['cluster']} is not searched: space.cluster=[{point['cluster']},…]")
-    layout = ReplicaLayout(point["cluster"], point["nodes"], point["precision"], *(point[name] for name in names))
+    layout = ReplicaLayout.of(point, names)
+    if layout.cluster not in setup.clusters:
+        raise RequestError(f"cluster={layout.cluster} is not searched: space.cluster=[{layout.cluster},…]")
     column = combinations({name: [value] for name, value in vars(layout).items()})
     for what, holds in requirements(column, setup.clusters, setup.facts, any_experts=True).items():
         if not holds.all():
@@ -202,7 +204,7 @@ def groups(one: Row, other: Row) -> list[tuple[str, ...]]:
     alike = (("tp", "dp", "ep") if "ep" in differs else (), OF_PREFILL if "pools" not in differs else ())
     joined = [tuple(name for name in differs if name in together) for together in alike]
     if "pools" in differs:
-        joined.append(tuple(name for name in differs if name in ("pools", *OF_PREFILL, "ratio")))
+        joined.append(tuple(name for name in differs if name in ("pools", *OF_PAIR)))
     of = {name: group for group in joined for name in group}
     return list(dict.fromkeys(of.get(name, (name,)) for name in differs))
 
@@ -260,7 +262,8 @@ def way_named(setup: ServedSearchSetup, text: str, points: Path | None) -> Row:
     if text.isdigit():
         return _of_rank(setup.request, int(text), points)
     values = given_values(text, SETTINGS, ("setting", "settings"), "FILE", _as)
-    return {**_usual(setup, values), **values}
+    row = {**_usual(setup, values), **values}
+    return row | ({"prefill_cluster": ""} if row["prefill_cluster"] == row["cluster"] else {})
 
 
 def _usual(setup: ServedSearchSetup, typed: Row) -> Row:
@@ -271,12 +274,13 @@ def _usual(setup: ServedSearchSetup, typed: Row) -> Row:
     row |= {"max_tokens": axes["max_tokens"][0]}
     row |= {name: values[0] for name, values in axes.items() if len(values) == 1 and name in row}
     row |= {"ep": typed.get("tp", row["tp"]) * typed["dp"]} if typed.get("dp", 1) > 1 else {}
-    apart = typed.get("pools") == "apart" or bool(typed.keys() & {*OF_PREFILL, "ratio"})
+    apart = typed.get("pools") == "apart" or bool(typed.keys() & set(OF_PAIR))
     row["pools"] = "apart" if apart else "together"
     if apart and typed.get("pools", "apart") != "apart":
         raise RequestError("pools=together has no ratio and nothing that only prefills: leave these out")
     prefills = {f"prefill_{name}": typed.get(name, row[name]) for name in LAYOUT}
-    return row | (prefills if apart else dict.fromkeys(OF_PREFILL, 0))
+    prefills["prefill_cluster"] = axes["prefill_cluster"][0]
+    return row | (prefills if apart else {**dict.fromkeys(OF_PREFILL, 0), "prefill_cluster": ""})
 
 
 def _as(name: str, value: str) -> Any:

@@ -210,17 +210,17 @@ def apart(
     policy: str,
     batches: Sequence[int],
     max_tokens: int,
-    devices: int,
+    room: tuple[int, int, int],
     curves: LoadCurves,
 ) -> list[list[dict[str, Any]]]:
     """Figures of pools apart [batches], for each ratio asked for, or the best one; ``requests_per_s`` are those of all
-    replicas.
+    replicas. ``room`` is how many GPUs may prefill, decode, and do either.
 
     The best ratio serves most on all devices; of those that serve ``request.rate`` it has the fewest. Empty where
     no ratio fits the devices.
     """
     prompts, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
-    first, second = ratios(request, prefill.layout.devices, decode.layout.devices, devices)
+    first, second = ratios(request, prefill.layout.devices, decode.layout.devices, room)
     if not len(first):
         return [[] for _ in batches]
     count, first, second = len(first), np.tile(first, len(batches)), np.tile(second, len(batches))
@@ -234,10 +234,7 @@ def apart(
         second * decode.layout.dp * decode.layout.pp,
         curve,
         np.repeat(np.array(batches, dtype=float), count),
-        prompts.alone_us,
-        prompts.us / prompts.requests,
-        prompts.us,
-        moved_us,
+        *(prompts.alone_us, prompts.us / prompts.requests, prompts.us, moved_us),
         request.output_len,
         hosts,
     )
@@ -250,34 +247,44 @@ def apart(
     before_us = queue_us + prompt_us + moved_us
     ttft_us = before_us + hosts(rate, before_us + tpot_us * outputs)
     used = first * prefill.layout.devices + second * decode.layout.devices
+    columns = {
+        "prefill_replicas": first,
+        "replicas": second,
+        "ttft_ms": ttft_us / 1e3,
+        "tpot_ms": tpot_us / 1e3,
+        "decode_ms": running,  # to be looked up for the rows that are chosen
+        "prompt_ms": np.zeros(len(rate)),
+        "queue_ms": queue_us / 1e3,
+        "transfer_ms": np.full(len(rate), moved_us / 1e3),
+        "requests_per_s": rate * SECOND_US,
+        "kv_share": running * held_tokens(request, policy) / decode.served.kv.tokens,
+        "devices": used,
+        "meets_slo": load > 0,
+    }
+    return chosen_rows(request, decode, batches, columns, (load, rate, used))
+
+
+def chosen_rows(
+    request: ServedSearchRequest,
+    decode: LayoutReplica,
+    batches: Sequence[int],
+    columns: Mapping[str, np.ndarray],
+    merits: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> list[list[dict[str, Any]]]:
+    """The rows of ``columns`` by batch: of each ratio that was asked for, or of the best by ``merits``
+    (:func:`best_ratio`). Their iterations that decode are looked up."""
     enough = np.inf if request.size_for is None else request.size_for / SECOND_US
-    results = []
-    for position, batch in enumerate(batches):
-        own_places = slice(position * count, (position + 1) * count)
-        chosen: Sequence[int] = range(count)
-        if not request.space.ratio:
-            chosen = best_ratio(load[own_places], rate[own_places], used[own_places], enough)
-        places = [position * count + at for at in chosen]
-        results.append(
-            [
-                {
-                    "ratio": f"{first[at]}:{second[at]}",
-                    "prefill_replicas": int(first[at]),
-                    "replicas": int(second[at]),
-                    "ttft_ms": float(ttft_us[at]) / 1e3,
-                    "tpot_ms": float(tpot_us[at]) / 1e3,
-                    "decode_ms": decode_iteration_us(request, decode, float(running[at]), batch) / 1e3,
-                    "prompt_ms": 0.0,
-                    "queue_ms": float(queue_us[at]) / 1e3,
-                    "transfer_ms": moved_us / 1e3,
-                    "requests_per_s": float(rate[at]) * SECOND_US,
-                    "kv_share": float(running[at]) * held_tokens(request, policy) / decode.served.kv.tokens,
-                    "devices": int(used[at]),
-                    "meets_slo": bool(load[at] > 0),
-                }
-                for at in places
-            ]
-        )
+    results: list[list[dict[str, Any]]] = []
+    by_batch = [np.split(values, len(batches)) for values in merits]
+    for batch, load, rate, used in zip(batches, *by_batch, strict=True):
+        first = len(results) * len(load)
+        chosen: Sequence[int] = range(len(load)) if request.space.ratio else best_ratio(load, rate, used, enough)
+        rows = []
+        for at in chosen:
+            row = {name: values[first + at].item() for name, values in columns.items()}
+            row["decode_ms"] = decode_iteration_us(request, decode, row["decode_ms"], batch) / 1e3
+            rows.append({"ratio": f"{row['prefill_replicas']}:{row['replicas']}", **row})
+        results.append(rows)
     return results
 
 
@@ -298,20 +305,29 @@ def host_us(request: ServedSearchRequest, prefill: LayoutReplica, rate: np.ndarr
     return np.asarray(waits_us)
 
 
-def ratios(request: ServedSearchRequest, of_decode: int, other: int, devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Replicas that prefill and that decode, of ``of_decode`` and ``other`` GPUs each, that fit the devices."""
+def ratios(
+    request: ServedSearchRequest, of_prefill: int, of_decode: int, room: tuple[int, int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Replicas that prefill and that decode, of so many GPUs each, that have room on those that may prefill, decode,
+    and do either."""
+    first, second, both = room
     if request.space.ratio:
         pairs = [ratio_of(text) for text in request.space.ratio]
     else:
-        most = (devices - other) // of_decode
-        pairs = [(x, y) for x in range(1, most + 1) for y in range(1, (devices - x * of_decode) // other + 1)]
-    fits = [(x, y) for x, y in pairs if x * of_decode + y * other <= devices]
-    counts = np.array(fits, dtype=np.int64).reshape(-1, 2)
-    return counts[:, 0], counts[:, 1]
+        counts = [range(1, most // of + 1) for most, of in ((first, of_prefill), (second, of_decode))]
+        pairs = [(x, y) for x in counts[0] for y in counts[1]]
+    fits = [
+        (x, y)
+        for x, y in pairs
+        if x * of_prefill <= first and y * of_decode <= second and x * of_prefill + y * of_decode <= both
+    ]
+    pools = np.array(fits, dtype=np.int64).reshape(-1, 2)
+    return pools[:, 0], pools[:, 1]
 
 
-def completed(request: ServedSearchRequest, figures: Mapping[str, Any], price: float, devices: float) -> dict[str, Any]:
-    """The figures that follow from the others: rates by user and by GPU (of all ``devices``, idle ones too), cost."""
+def completed(request: ServedSearchRequest, figures: Mapping[str, Any], hour: float, devices: float) -> dict[str, Any]:
+    """The figures that follow from the others and from the cost of an ``hour``: rates by user and by GPU (of all
+    ``devices``, idle ones too), the cost of tokens."""
     outputs = request.output_len
     e2e_ms = figures["ttft_ms"] + figures["tpot_ms"] * (outputs - 1)
     tokens = figures["requests_per_s"] * outputs
@@ -323,14 +339,13 @@ def completed(request: ServedSearchRequest, figures: Mapping[str, Any], price: f
         "tokens_per_s_per_gpu": tokens / devices,
         "tokens_per_s_per_user": 1e3 / figures["tpot_ms"],
         "goodput": figures["requests_per_s"] if figures["meets_slo"] else 0.0,
-        "hourly_cost": price * figures["devices"],
-        "cost_per_million_tokens": price * figures["devices"] / 3600.0 / tokens * 1e6,
+        "hourly_cost": hour,
+        "cost_per_million_tokens": hour / 3600.0 / tokens * 1e6,
     }
 
 
 def with_load(request: ServedSearchRequest, row: Mapping[str, Any], figures: Mapping[str, Any]) -> dict[str, Any]:
     """A row with the load and the times that were ``found`` for it."""
     devices = row["tokens_per_s"] / row["tokens_per_s_per_gpu"]
-    price = row["hourly_cost"] / row["devices"]
     moved = {**row, "requests_per_s": figures["rate"], "ttft_ms": figures["ttft_ms"], "tpot_ms": figures["tpot_ms"]}
-    return completed(request, {**moved, "meets_slo": True}, price, devices)
+    return completed(request, {**moved, "meets_slo": True}, row["hourly_cost"], devices)

@@ -28,7 +28,8 @@ def settings(row: Row) -> str:
         return f"{text} max_tokens={row['max_tokens']}"
     other = " ".join(f"{name[8:]}={row[name]}" for name in OF_PREFILL if row[name] != 1 or name == "prefill_tp")
     ratio = f"{row['ratio']} " if row.get("ratio") else ""
-    return f"{ratio}prefill {other} max_tokens={row['max_tokens']}, decode {text}"
+    place = f" on {row['prefill_cluster']}" if row["prefill_cluster"] else ""
+    return f"{ratio}prefill {other} max_tokens={row['max_tokens']}{place}, decode {text}"
 
 
 def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
@@ -40,7 +41,8 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     """Why a row is better than another: by how much, and what of their times makes it."""
     figure, _ = OF_SERVING[objective]
     value, theirs = better[figure], worse[figure]
-    text = f"{abs(value / theirs - 1):.1%} better in {objective}" if theirs else f"better in {objective}"
+    how = "as good" if value == theirs else f"{abs(value / theirs - 1):.1%} better" if theirs else "better"
+    text = f"{how} in {objective}"
     gains = {name: worse[key] - better[key] for key, name in PARTS.items()}
     named = {name: gain for name, gain in gains.items() if abs(gain) > LEAST_MS}
     words = told(named, lambda gain: f"{abs(gain):.1f} ms", 2)
@@ -65,7 +67,7 @@ def around(
     for row in outcome.rows:
         differs = set(changes(best, row)) - {"ratio"}
         if "pools" in differs:
-            differs -= set(OF_PREFILL)
+            differs -= {"prefill_cluster", *OF_PREFILL}
         cost = cost_of(best, row, objective)
         if len(differs) != 1 or cost is None:
             continue

@@ -64,5 +64,6 @@ def write_points(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist([dict(row) for row in rows])
+    names = list(dict.fromkeys(name for row in rows for name in row))  # rows that were played have more
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
     write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"), RequestError, "points=")

@@ -25,6 +25,7 @@ from .request import ServedSearchRequest
 from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, PlacedServer, ServedRole, placed, roles
 
 FRAMEWORKS = ("vllm", "sglang", "trtllm", "dynamo", "llm-d", "kubernetes", "dynamo-kubernetes")
+OF_KUBERNETES = ("llm-d", "kubernetes", "dynamo-kubernetes")
 OF_AN_ENGINE = ("dynamo", "kubernetes", "dynamo-kubernetes")  # which run the engine of the point's policy
 Rule = Callable[[ServedRole], Any]
 
@@ -103,7 +104,12 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     model, servers = served_name(request.step.model), roles(request, row)
     if engine == "vllm" and any(server.ep not in (1, server.ranks) for server in servers):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
-    per_node = request.clusters()[row["cluster"]].devices_per_node
+    clusters, unlike = request.clusters(), len({server.cluster for server in servers}) > 1
+    if unlike and chosen in OF_KUBERNETES:
+        raise LaunchError(
+            f"framework={chosen} has no name of yours for nodes with these GPUs or those: take framework=dynamo"
+        )
+    per_node = clusters[row["cluster"]].devices_per_node
     title = f"{model} on {row['cluster']}"
     if chosen == "kubernetes":
         files = _files(engine, servers, {server.role: addresses(server) for server in servers}, KUBERNETES_PORT)
@@ -114,9 +120,9 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     if chosen == "dynamo-kubernetes":
         words = [worker(engine, DYNAMO_TABLES[engine], model, server) for server in servers]
         return graph(engine, title, servers, words, per_node)
-    copies = placed(servers, per_node)
+    copies = placed(servers, clusters)
     lines = [
-        *_header(row, servers),
+        *_header(servers),
         *(_written(engine, servers, copies) if chosen != "dynamo" else []),
         *_commands(chosen, engine, model, copies),
     ]
@@ -149,12 +155,13 @@ def _spelled(arguments: Mapping[str, Any]) -> list[str]:
     return [word for name, value in arguments.items() for word in ([name] if value is True else [name, str(value)])]
 
 
-def _header(row: Mapping[str, Any], servers: list[ServedRole]) -> list[str]:
+def _header(servers: list[ServedRole]) -> list[str]:
     counts = [f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers]
+    places = " and ".join(dict.fromkeys(role.cluster for role in servers))
     lengths = servers[0].max_len, servers[0].max_len - servers[0].room, servers[0].room
     return [
         "#!/bin/sh",
-        f"# {', '.join(counts)} ({row['cluster']})",
+        f"# {', '.join(counts)} ({places})",
         f"# Each takes {lengths[0]:,} tokens a request: {lengths[1]:,} of prompt and answer, {lengths[2]:,} of room.",
     ]
 
@@ -198,13 +205,14 @@ def _nodes(copies: list[PlacedServer]) -> int:
 
 def _commands(chosen: str, engine: str, model: str, copies: list[PlacedServer]) -> list[str]:
     """The command of every copy, with GPUs and ports of its own; by node where there are several."""
-    nodes, lines = _nodes(copies), []
+    nodes, unlike = _nodes(copies), len({server.role.cluster for server in copies}) > 1
+    lines = []
     if nodes > 1:
         lines += ["# Run it on every node, with NODE_RANK=0, 1, … set.", 'case "${NODE_RANK:-0}" in']
     for node in range(nodes):
         of_node = [server for server in copies if server.node == node]
         if nodes > 1 and of_node:
-            lines += [f"{node})"]
+            lines += [f"{node})", *([f"# {of_node[0].role.cluster}"] if unlike else [])]
         lines += [_started(chosen, engine, model, server, at) for at, server in enumerate(of_node)]
         lines += [";;"] if nodes > 1 and of_node else []
     return [*lines, "esac"] if nodes > 1 else lines

@@ -190,6 +190,4 @@ def find(
     replicas: Replicas,
 ) -> LayoutReplica:
     """The replica of a row's degrees, called ``names``."""
-    degrees = tuple(row[name] for name in names)
-    layout = ReplicaLayout(row["cluster"], row["nodes"], row["precision"], *degrees)
-    return replicas[layout, policy_of(row["policy"]).framework]
+    return replicas[ReplicaLayout.of(row, names), policy_of(row["policy"]).framework]

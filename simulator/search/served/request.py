@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from ....datasets.clusters import Cluster
+from ....datasets.clusters import Cluster, load_cluster
 from ....datasets.loading import choice, number, whole
 from ...question.canonical import RequestError
 from ...question.declaration import setting
@@ -27,7 +27,10 @@ FIGURES = (
 )
 LAYOUT = ("tp", "pp", "dp", "ep")
 OF_PREFILL = ("prefill_tp", "prefill_pp", "prefill_dp", "prefill_ep")
-OF_POINT = ("cluster", "precision", "pools", "policy", *LAYOUT, "batch", "max_tokens", *OF_PREFILL, "ratio")
+OF_POINT = (
+    *("cluster", "precision", "pools", "policy", *LAYOUT, "batch", "max_tokens"),
+    *("prefill_cluster", *OF_PREFILL, "ratio"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class ServedSpace(SearchAxes):
         "pools": lambda name, value: choice(RequestError, name, word(name, value), POOLS),
         "policy": lambda name, value: choice(RequestError, name, word(name, value), POLICIES),
         "ratio": lambda name, value: ratio_of(word(name, value)),
+        "prefill_cluster": lambda name, value: load_cluster(word(name, value)),
     }
 
     pools: tuple[str, ...] = setting((), "together (each replica prefills and decodes) | apart; [] = both")
@@ -60,6 +64,9 @@ class ServedSpace(SearchAxes):
     )
     ratio: tuple[str, ...] = setting(
         (), 'of pools apart, prefill:decode replicas, such as ["1:3"]; [] = the best that fits'
+    )
+    prefill_cluster: tuple[str, ...] = setting(
+        (), "of pools apart, whose GPUs prefill, with as many nodes as those that decode; [] = the same GPUs"
     )
     rules: tuple[str, ...] = setting((), 'what must hold of a point, such as ["replica_devices <= 8"]')
 
@@ -133,6 +140,8 @@ class ServedSearchRequest(SearchQuestion):
                 raise RequestError(f"prices has {name}, which is not searched: {', '.join(names)} are")
         if self.rate is not None and number(RequestError, "rate", self.rate) == 0:
             raise RequestError("rate=0 asks for nothing: leave rate out, or give requests a second")
+        if self.space.prefill_cluster and self.space.pools == ("together",):
+            raise RequestError("space.prefill_cluster is of pools apart: leave space.pools=together out")
         if CHANCE in self.objectives and (self.objectives[0] != CHANCE or not self.rate or not self.slo.ttft_ms):
             raise RequestError("objectives=[chance] stands first, and needs a rate and slo.ttft_ms")
         if self.rate is not None and self.objectives == USUAL_OBJECTIVES:
@@ -147,6 +156,9 @@ class ServedSearchRequest(SearchQuestion):
         for name in (*LAYOUT, "cp", "vpp", "etp"):
             if getattr(parallel, name) != getattr(usual, name):
                 raise RequestError(f"parallel.{name}={getattr(parallel, name)} is said by the search: space.{name}")
+
+    def clusters(self, also: Sequence[str] = ()) -> dict[str, Cluster]:
+        return super().clusters((*also, *self.space.prefill_cluster))
 
     @property
     def size_for(self) -> float | None:
@@ -191,6 +203,12 @@ class ReplicaLayout:
     def values(self, prefix: str = "") -> dict[str, int]:
         """Degrees by name."""
         return {f"{prefix}{name}": getattr(self, name) for name in LAYOUT}
+
+    @classmethod
+    def of(cls, row: Row, names: Sequence[str]) -> Self:
+        """The layout of a row's replicas, whose degrees are called ``names``: :data:`LAYOUT` or :data:`OF_PREFILL`."""
+        other = row["prefill_cluster"] if names is OF_PREFILL else ""
+        return cls(other or row["cluster"], row["nodes"], row["precision"], *(row[name] for name in names))
 
 
 def step_of(request: ServedSearchRequest, layout: ReplicaLayout, clusters: Mapping[str, Cluster]) -> SimulateRequest:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ....datasets.clusters import Cluster
 from ...trace.models import resolve
 from .request import LAYOUT, OF_PREFILL, ServedSearchRequest
 
@@ -31,6 +32,7 @@ class ServedRole:
     quantization: str
     kv_dtype: str
     replicas: int
+    cluster: str
 
     @property
     def ranks(self) -> int:
@@ -67,14 +69,17 @@ def longest(request: ServedSearchRequest) -> int:
     return max(tokens, min(with_room, int(most)))
 
 
-def placed(servers: Sequence[ServedRole], per_node: int) -> list[PlacedServer]:
+def placed(servers: Sequence[ServedRole], clusters: Mapping[str, Cluster]) -> list[PlacedServer]:
     """Every copy of every role on GPUs of its own, node by node, with a port that no other on its node has.
 
-    A server of more than a node's GPUs has whole nodes, and no list of its GPUs.
+    A server of more than a node's GPUs has whole nodes, and no list of its GPUs. Roles on unlike GPUs share no node.
     """
     copies: list[PlacedServer] = []
     node = used = 0
     for role in servers:
+        per_node = clusters[role.cluster].devices_per_node
+        if used and role.cluster != copies[-1].role.cluster:
+            node, used = node + 1, 0
         for copy in range(role.replicas):
             if role.devices > per_node:
                 node, used = (node + 1, 0) if used else (node, used)
@@ -97,12 +102,11 @@ def roles(request: ServedSearchRequest, row: Mapping[str, Any]) -> list[ServedRo
     kv_dtype = "" if dtype == "same" else dtype
     common = {"max_len": max_len, "room": room, "quantization": row["precision"], "kv_dtype": kv_dtype}
     degrees = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in LAYOUT), strict=True))
-    settings = {**degrees, "batch": row["batch"], **common, "replicas": row["replicas"]}
+    settings = {**degrees, "batch": row["batch"], **common, "replicas": row["replicas"], "cluster": row["cluster"]}
     if row["pools"] == "together":
         return [ServedRole(BOTH, max_tokens=row["max_tokens"], **settings)]
     first = dict(zip(("tp", "pp", "dp", "ep"), (row[name] for name in OF_PREFILL), strict=True))
+    first |= {"replicas": row["prefill_replicas"], "cluster": row["prefill_cluster"] or row["cluster"]}
     prompts = max(row["max_tokens"] // request.input_len, 1)
-    one = ServedRole(
-        PREFILL, **first, batch=prompts, max_tokens=row["max_tokens"], **common, replicas=row["prefill_replicas"]
-    )
+    one = ServedRole(PREFILL, **first, batch=prompts, max_tokens=row["max_tokens"], **common)
     return [one, ServedRole(DECODE, max_tokens=max(row["batch"], 256), **settings)]

@@ -26,6 +26,7 @@ from ...serving.policies import policy_of
 from ..answer import Counted, Search, answer
 from ..expressions import Columns, Expression
 from ..outcome import OK, Row, SearchOutcome, after_rules, fitting_together
+from ..rank import ranked
 from ..result import SearchReport
 from ..space import Facts, combinations, facts_of
 from ..spread import Crew
@@ -36,7 +37,7 @@ from .kept import PlayedWays
 from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
-from .shortlist import Shortlist, kind_of, plays
+from .shortlist import OF_PLAYED, Shortlist, kind_of, plays
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (2048, 8192)
@@ -75,7 +76,7 @@ def set_up(request: ServedSearchRequest) -> ServedSearchSetup:
     powers = [2**n for n in range(11)]
     policies = space.policy or ("vllm",)
     natural: dict[str, Sequence[Any]] = {
-        "cluster": list(clusters),
+        "cluster": () if step.cluster is None else (step.cluster.id,),
         "nodes": nodes,
         "precision": [step.quantization or step.precision],
         "pools": ["together", "apart"],
@@ -86,9 +87,10 @@ def set_up(request: ServedSearchRequest) -> ServedSearchSetup:
         "ep": [n for n in powers if n <= most and facts.experts % n == 0] if facts.experts else [1],
         "batch": BATCHES,
         "max_tokens": sorted({*CHUNKS, *(usual_max_tokens(cluster) for cluster in policies)}),
+        "prefill_cluster": [""],
     }
     axes = {name: getattr(space, name) or tuple(values) for name, values in natural.items()}
-    columns = combinations({name: axes[name] for name in ("cluster", "nodes", "precision", *LAYOUT)})
+    columns = combinations({"cluster": [*clusters]} | {name: axes[name] for name in ("nodes", "precision", *LAYOUT)})
     count = len(columns["tp"])
     layouts, left_out = fitting_together(requirements(columns, clusters, facts, bool(space.ep)), count, "layouts")
     rows = zip(*(column[layouts].tolist() for column in columns.values()), strict=True)
@@ -158,29 +160,46 @@ def search_serving(
         shortlist = Shortlist(request, replicas, remake, search.interval, kept, threads)
         outcome.rows = shortlist.played(outcome.rows)
         once(outcome)
+    once_for_a_rate(outcome, request)
     counted = Counted(setup.combinations, len(outcome.rows) + outcome.count, setup.left_out)
     report = answer(search.search(), outcome, counted, started)
     if not playing and request.confirm:
         best = [{**row, "confirmed": confirmed(request, row, replicas)} for row in report.best[: request.confirm]]
         report = replace(report, best=(*best, *report.best[request.confirm :]))
-    return replace(report, wall_time_s=time.perf_counter() - started)
+    return replace(report, slo_named=request.slo.named, wall_time_s=time.perf_counter() - started)
 
 
 def once(outcome: SearchOutcome) -> None:
     """Leave out ways that nobody can tell from others: those with room for more sequences than ever run."""
-    by_settings: dict[tuple[Any, ...], Row] = {}
-    rows = []
-    for row in sorted(outcome.rows, key=lambda row: row["batch"]):
+
+    def alike(row: Row) -> tuple[Any, ...]:
         figures = (row[name] for name in ("requests_per_s", "tpot_ms", "ttft_ms"))
-        alike = *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.4g}" for value in figures)
-        if by_settings.setdefault(alike, row) is row or not row["meets_slo"]:
-            rows.append(row)
-        else:
-            outcome.leave(
-                "alike", row, f"does the same with batch={by_settings[alike]['batch']}: no more run at a time"
-            )
-    ids = {id(row) for row in rows}
-    outcome.rows = [row for row in outcome.rows if id(row) in ids]
+        return *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.4g}" for value in figures)
+
+    rows = sorted((row for row in outcome.rows if row["meets_slo"]), key=lambda row: row["batch"])
+    keep_first(outcome, rows, alike, "alike", "does the same with batch={batch}: no more run at a time")
+
+
+def once_for_a_rate(outcome: SearchOutcome, request: ServedSearchRequest) -> None:
+    """Leave out ways that serve the rate asked for on as many GPUs as a better one, with other batches or chunks."""
+    if request.size_for is not None:
+        rows = ranked(request.good(outcome.rows), request.objectives)
+        why = "needs as many GPUs with batch={batch} max_tokens={max_tokens}"
+        keep_first(outcome, rows, lambda row: (*kind_of(row), row["devices"]), "tied", why)
+
+
+def keep_first(
+    outcome: SearchOutcome, rows: Sequence[Row], key: Callable[[Row], tuple[Any, ...]], reason: str, why: str
+) -> None:
+    """Leave out all but the first of the ``rows`` that have one key, for a reason that the first fills in."""
+    firsts: dict[tuple[Any, ...], Row] = {}
+    left = set()
+    for row in rows:
+        first = firsts.setdefault(key(row), row)
+        if first is not row:
+            outcome.leave(reason, row, why.format(**first))
+            left.add(id(row))
+    outcome.rows = [row for row in outcome.rows if id(row) not in left]
 
 
 def again(
@@ -191,6 +210,7 @@ def again(
     ratio = (row["ratio"],) if rate is None and row["ratio"] else ()
     request = replace(setup.request, rate=rate, space=replace(setup.request.space, ratio=ratio))
     replica, moved = find(row, LAYOUT, replicas), {**row, **changes}
+    moved = {name: value for name, value in moved.items() if name not in OF_PLAYED}
     if held_tokens(request, moved["policy"]) * moved["batch"] > replica.served.kv.tokens:
         return {}
     prefill = find(row, OF_PREFILL, replicas) if row["pools"] == "apart" else None
@@ -295,6 +315,8 @@ def row_of(
     settings = {"cluster": layout.cluster, "precision": layout.precision, "policy": policy, **layout.values()}
     pools = "together" if prefill is None else "apart"
     other = dict.fromkeys(OF_PREFILL, 0) if prefill is None else prefill.values("prefill_")
+    unlike = prefill is not None and prefill.cluster != layout.cluster
+    other["prefill_cluster"] = prefill.cluster if unlike else ""
     row = {**settings, "pools": pools, "batch": batch, "max_tokens": max_tokens, **other, "ratio": ""}
     return {name: row[name] for name in OF_POINT} | {"nodes": layout.nodes}
 
@@ -306,11 +328,10 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
     grid: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
     for policy in axes["policy"]:
         of_engine = [replica for (_, engine), replica in replicas.items() if engine == policy_of(policy).framework]
-        for replica in of_engine:
+        for replica in (one for one in of_engine if one.layout.cluster in axes["cluster"]):
             others: list[LayoutReplica | None] = [None] if "together" in axes["pools"] else []
             if "apart" in axes["pools"]:
-                alike = (replica.layout.cluster, replica.layout.nodes, replica.layout.precision)
-                others += [x for x in of_engine if (x.layout.cluster, x.layout.nodes, x.layout.precision) == alike]
+                others += [other for other in of_engine if beside(setup, other.layout, replica.layout)]
             for other, chunk in product(others, axes["max_tokens"]):
                 first = None if other is None else other.layout
                 more = () if request.space.batch else limits(request, replica, policy, chunk, other is None, curves)
@@ -336,6 +357,12 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
         same = list(group)
         for (row, _, _), figures in zip(same, figures_of_alike(setup, same, curves), strict=True):
             outcome.rows += [{**row, "status": OK, "why": "", **replica} for replica in figures]
+
+
+def beside(setup: ServedSearchSetup, prefill: ReplicaLayout, decode: ReplicaLayout) -> bool:
+    """Whether replicas of one layout may prefill for those of the other."""
+    clusters = {name or decode.cluster for name in setup.axes["prefill_cluster"]}
+    return prefill.cluster in clusters and (prefill.nodes, prefill.precision) == (decode.nodes, decode.precision)
 
 
 def limits(
@@ -375,19 +402,24 @@ def figures_of_alike(
     setup: ServedSearchSetup, ways: Sequence[tuple[Row, LayoutReplica, LayoutReplica | None]], curves: LoadCurves
 ) -> list[list[dict[str, Any]]]:
     """The figures of points that differ in their batch alone."""
-    (row, replica, prefill), request = ways[0], setup.request
-    devices, price = setup.devices(replica.layout), price_of(setup, replica.layout)
+    (row, replica, prefill), request, devices = ways[0], setup.request, setup.devices(ways[0][1].layout)
     policy, max_tokens, batches = row["policy"], row["max_tokens"], [way["batch"] for way, _, _ in ways]
     if prefill is not None:
-        several = apart(request, prefill, replica, policy, batches, max_tokens, devices, curves)
-        return [[completed(request, way, price, devices) for way in figures] for figures in several]
-    most = devices // replica.layout.devices
-    made_of = []
-    for batch, load in zip(batches, loads(request, replica, policy, batches, max_tokens, most, curves), strict=True):
-        replicas, way = sized(request, replica, policy, batch, max_tokens, most, curves, float(load))
-        way |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas, "devices": replicas * replica.layout.devices}
-        made_of.append([completed(request, way, price, devices)])
-    return made_of
+        room = room_of(setup, prefill.layout, replica.layout)
+        several = apart(request, prefill, replica, policy, batches, max_tokens, room, curves)
+        devices = room[-1]
+    else:
+        most, several = devices // replica.layout.devices, []
+        for batch, load in zip(
+            batches, loads(request, replica, policy, batches, max_tokens, most, curves), strict=True
+        ):
+            replicas, way = sized(request, replica, policy, batch, max_tokens, most, curves, float(load))
+            way |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas}
+            several.append([{**way, "devices": replicas * replica.layout.devices}])
+    return [
+        [completed(request, way, hourly_cost(setup, way, replica, prefill), devices) for way in figures]
+        for figures in several
+    ]
 
 
 def sized(
@@ -412,6 +444,22 @@ def sized(
         if figures["requests_per_s"] >= rate and figures["meets_slo"]:
             return count, figures
     return most, every
+
+
+def room_of(setup: ServedSearchSetup, prefill: ReplicaLayout, decode: ReplicaLayout) -> tuple[int, int, int]:
+    """How many GPUs may prefill, may decode, and may do either: pools of unlike GPUs take none of each other's."""
+    first, second = setup.devices(prefill), setup.devices(decode)
+    return first, second, second if prefill.cluster == decode.cluster else first + second
+
+
+def hourly_cost(
+    setup: ServedSearchSetup, figures: Mapping[str, Any], decode: LayoutReplica, prefill: LayoutReplica | None
+) -> float:
+    """What an hour of all GPUs of a way costs, each at its own price."""
+    cost = figures["replicas"] * decode.layout.devices * price_of(setup, decode.layout)
+    if prefill is not None:
+        cost += figures["prefill_replicas"] * prefill.layout.devices * price_of(setup, prefill.layout)
+    return cost
 
 
 def price_of(setup: ServedSearchSetup, layout: ReplicaLayout) -> float:

@@ -29,6 +29,7 @@ NEAR = (0.8, 1.25)  # batches beside that of the best
 SIZINGS = 3  # of a way for the rate asked for
 SEEDS = (1, 2, 3, 4)  # of the requests of more runs, beside the first
 TIED, SURE, NEARBY = 1.04, 4, 1.03  # rows so near the best, at most so many, whose rates lie so near each other
+OF_PLAYED = ("confirmed", "closed_form_rate")  # what rows that were played have besides
 BETTER = 1 / PRECISION  # how near a row that is tried must come for its rate to be looked for
 Again = Callable[[Row, Mapping[str, Any], float | None], Row]
 
@@ -73,15 +74,20 @@ class Shortlist:
         others = {
             key: self._behind(row, best) for key, row in self._corrected(by_key, tried).items() if key not in tried
         }
-        return [dict(row) for row in (others | tried).values()]
+        return [dict(row) for row in (tried | others).values()]
 
     def _behind(self, row: Row, best: Row | None) -> Row:
-        """A row that was not played, said to be no better than the best that was."""
+        """A row that was not played, said to be no better than the best that was: not with as many GPUs either."""
         figure, sign = OF_SERVING[self.request.objectives[0]]
-        if best is None or not row["meets_slo"] or figure in ("devices", "hourly_cost"):
+        if best is None or not row["meets_slo"]:
             return row
-        share = min((row[figure] / best[figure]) ** sign / PRECISION, 1.0)
-        times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
+        times = {"rate": row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
+        if figure not in ("devices", "hourly_cost"):
+            times["rate"] *= min((row[figure] / best[figure]) ** sign / PRECISION, 1.0)
+        elif row[figure] == best[figure] and ranked([best, row], self.request.objectives)[0] is row:
+            times |= {name: max(row[name], best[name]) for name in ("ttft_ms", "tpot_ms")}
+        else:
+            return row
         return with_load(self.request, row, times)
 
     def _with_chances(self, rows: Sequence[Row], most: int) -> Iterator[Row]:
@@ -131,7 +137,8 @@ class Shortlist:
         """The best with other batches, where any may be."""
         if best is None or self.request.space.batch or self.request.confirm is not None:
             return []
-        near = (self.again(best, {"batch": max(round(best["batch"] * factor), 1)}, None) for factor in NEAR)
+        batches = [{"batch": max(round(best["batch"] * factor), 1)} for factor in NEAR]
+        near = (self.again(best, change, self.request.size_for) for change in batches)
         return [row for row in near if row]
 
     def _roomier(self, row: Row, tried: Mapping[tuple[Any, ...], Row]) -> Row:

@@ -170,15 +170,20 @@ LOGGED = {
 
 
 @pytest.mark.parametrize(
-    ("chip", "told"),
-    [("mi300x", {"fp8_params": True}), ("mi355x", {"fp8_params": True}), ("h200_sxm", {"attention_dtype": "fp8"})],
+    ("cells", "told"),
+    [
+        ({"chip": "mi300x"}, {"fp8_params": True}),
+        ({"chip": "mi355x"}, {"fp8_params": True}),
+        ({"chip": "h200_sxm"}, {"attention_dtype": "fp8", "fp8_params": True}),
+        ({"chip": "h200_sxm", "source": "MLPerf Training v5.1, logs of Cisco"}, {"fp8_params": True}),
+    ],
 )
 def test_a_table_of_logs_is_read_by_its_chips_and_the_first_layers_that_run_again(
-    tmp_path: Path, chip: str, told: dict[str, object]
+    tmp_path: Path, cells: dict[str, str], told: dict[str, object]
 ) -> None:
-    (row,) = read_table(written(tmp_path, LOGGED | {"chip": chip})).rows
+    (row,) = read_table(written(tmp_path, LOGGED | cells)).rows
     assert isinstance(row, TrainingRow)
-    assert (row.hardware.device, row.model, row.framework) == (chip, "llama2-70b", "nemo")
+    assert (row.hardware.device, row.model, row.framework) == (cells["chip"], "llama2-70b", "nemo")
     assert (row.recompute, row.lora_rank, row.options) == ("full:21", 16, told)
 
 
@@ -410,6 +415,16 @@ def test_steps_of_whole_models(
 @pytest.mark.parametrize(("engine", "said"), [("onnx:x", "neither FasterTransformer"), ("FT-sparse", "sparse weights")])
 def test_engines_that_nothing_is_known_of(tmp_path: Path, engine: str, said: str) -> None:
     assert said in refused(tmp_path, ENCODER | {"engine": engine})
+
+
+def test_a_batch_without_a_time_hears_which_columns_have_one(tmp_path: Path) -> None:
+    static = {name: WHOLE[name] for name in ("row_id", "model_canon", "num_gpus", "precision", "batch_size")}
+    static |= {"stack": "vllm", "gpu_canon": "h100_sxm", "input_len_tokens": "1000", "output_len_tokens": "100"}
+    said = refused(tmp_path, static | {"e2e_latency_ms": "500"})
+    columns = {"latency_ms": "e2e", "ttft_ms": "ttft", "itl_ms": "tpot", "out_tokens_per_s_total": "throughput"}
+    for column, quantity in columns.items():
+        assert column in said
+        assert only(tmp_path, static | {column: "500"}, InferenceRow).measured == {quantity: 500}
 
 
 def test_a_pipeline_of_fastertransformer_takes_a_batch_in_parts(tmp_path: Path) -> None:

@@ -142,6 +142,24 @@ def test_a_rate_has_the_fewest_gpus_that_serve_it(serving: Asking, bench: Workbe
     assert not nothing.best
 
 
+def test_what_is_recommended_was_played_and_stands_once(serving: Asking, bench: Workbench) -> None:
+    axes = {"pools": "together", "batch": (8, 16, 32), "max_tokens": (256, 512)}
+    whole = bench.search_serving(serving(axes, slo=SLO, confirm=0)).best[0]
+    rate = 0.4 * whole["requests_per_s"]
+    found = bench.search_serving(serving(axes, slo=SLO, confirm=1, rate=rate))
+    first = found.best[0]
+    assert first["confirmed"]["rate"] == first["requests_per_s"] >= rate
+    assert first["confirmed"]["slo_attainment"] >= SLO.share
+    hardware = [tuple(row[name] for name in ("pools", "tp", "ratio", "devices")) for row in found.best]
+    assert len(set(hardware)) == len(hardware) > 1
+    assert "needs as many GPUs with batch=" in found.pruned_by["tied"].why
+    assert found.evaluated + found.pruned == found.points
+    for row, after in zip(found.best, found.best[1:], strict=False):
+        figures = {"gpus": "devices", "hourly_cost": "hourly_cost", "tokens_per_s_per_user": "tokens_per_s_per_user"}
+        objective = row["reason"].partition(" better in ")[2].partition(":")[0]
+        assert row[figures[objective]] != after[figures[objective]]
+
+
 def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> None:
     two = {"pools": "together", "cluster": ("dgx_h100", "dgx_h200"), "tp": (1,)}
     usual = {"slo": SLO, "confirm": 0, "rate": 5.0, "objectives": ("hourly_cost",)}
@@ -157,6 +175,14 @@ def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> N
         assert found.chips[1]["hourly_cost"] > best["hourly_cost"]
         assert any(table.caption == "best of each chip" and len(table.rows) == 2 for table in tables(found, WAYS))
         assert best["hourly_cost"] == best["devices"] * 1.0
+
+
+def test_ways_that_cost_the_same_are_as_good(serving: Asking, bench: Workbench) -> None:
+    two = {"pools": "together", "cluster": ("dgx_h100", "dgx_h200"), "tp": (1,)}
+    found = bench.search_serving(serving(two, slo=SLO, confirm=0, rate=5.0, objectives=("hourly_cost",)))
+    assert [row["hourly_cost"] for row in found.best[:2]] == [2.0, 2.0]
+    assert found.best[0]["reason"].startswith("as good in hourly_cost")
+    assert "cluster" in found.best[0]["differs_from_next"]
 
 
 def test_a_price_of_a_cluster_that_is_not_searched_is_refused(serving: Asking) -> None:

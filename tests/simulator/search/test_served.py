@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from opcast.datasets.clusters import load_cluster
@@ -56,8 +57,10 @@ def test_an_answer_explains_itself(whole: SearchReport) -> None:
     values = [row["tokens_per_s_per_gpu"] for row in whole.best]
     assert values == sorted(values, reverse=True)
     for row in whole.best[:-1]:
-        share, _, parts = row["reason"].partition("% better in tokens_per_s_per_gpu")
-        assert float(share) >= 0
+        how, _, rest = row["reason"].partition(" in ")
+        objective, _, parts = rest.partition(":")
+        assert how == "as good" or float(how.removesuffix("% better")) >= 0
+        assert objective in whole.objectives
         assert not parts or " ms " in parts or parts.endswith("under way")
     for before, row in zip(whole.best, whole.best[1:], strict=False):
         near = abs(before["tokens_per_s_per_gpu"] / row["tokens_per_s_per_gpu"] - 1) <= 0.03
@@ -221,6 +224,11 @@ def test_what_cannot_be_compared(text: str, says: str, serving: Asking, bench: W
 def test_points_of_ways_are_a_file(serving: Asking, bench: Workbench, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is a folder: name a file, as .*ways\.parquet"):
         bench.search_serving(serving({}), points=tmp_path)
+
+
+def test_what_was_played_is_in_the_file_whichever_row_is_first(tmp_path: Path) -> None:
+    write_points([{"tp": 1}, {"tp": 2, "confirmed": {"rate": 3.0}}], tmp_path / "ways.parquet")
+    assert [row["confirmed"] for row in pq.read_table(tmp_path / "ways.parquet").to_pylist()] == [None, {"rate": 3.0}]
 
 
 def test_a_reason_names_no_difference_that_cannot_be_seen() -> None:

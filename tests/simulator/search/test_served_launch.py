@@ -39,6 +39,7 @@ TOGETHER: dict[str, Any] = {
     "replicas": 2,
     "ratio": "",
     "prefill_replicas": 0,
+    "prefill_cluster": "",
     "prefill_tp": 0,
     "prefill_pp": 0,
     "prefill_dp": 0,
