@@ -223,9 +223,15 @@ def test_gradients_that_are_converted_pass_memory_once_more(dense: Graph, assert
         data_parallel(dense, plan(1, replace(MIXED, converts_gradients=converts))) for converts in (False, True)
     )
     assert_sound(converted)
-    moved = [sum(n.bytes_moved for n in made.nodes() if n.phase == "backward") for made in (straight, converted)]
-    added = sum(n.bytes_moved for n in straight.nodes() if n.phase == "backward" and n.source == "aten.add_")
-    assert moved[1] - moved[0] == added / 12 * 6 > 0
+
+    def backward(graph: Graph, source: str = "") -> list[Node]:
+        return [n for n in graph.nodes() if n.phase == "backward" and source in n.source]
+
+    casts = [backward(graph, "_to_copy") for graph in (straight, converted)]
+    moved = [sum(n.bytes_moved for n in backward(graph)) for graph in (straight, converted)]
+    numel = [sum(n.op.numel for n in nodes if n.op is not None) for nodes in casts]
+    assert len(casts[1]) - len(casts[0]) >= 4 * 7 + 1  # the weights of products
+    assert moved[1] - moved[0] == 6 * (numel[1] - numel[0])
 
 
 def test_buckets_hold_whole_gradients_in_order(dense: Graph):
