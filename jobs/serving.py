@@ -266,7 +266,7 @@ def show_report(report: ServingReport) -> None:
         show(times)
     else:
         print("milliseconds: none served")
-    show_answer("", others, served_view.notes(report))
+    show_answer("", others, report.all_notes)
 
 
 def show_capacity(best: Capacity, unit: str) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..report import served_view
-from ..report.served import ServingReport, TimeSpread
-from ..report.served_view import TIMES, adapter_table, class_table, kind_table, pool_table, rejection_table, tier_table
+from ..report.served import ServingReport
+from ..report.served_times import TIMES, TimeSpread
+from ..report.served_view import adapter_table, class_table, kind_table, pool_table, rejection_table, tier_table
 from ..report.view import ViewTable
 from . import colours, units
 from .charts import LEGEND, RIGHT, curve, dashed, figure, hover, titled
@@ -35,7 +36,7 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
     kinds = "Replicas of two kinds in one pool: the router chooses between them."
     fleet = "Replicas start, drain before they stop, fail and come back."
     rejected = {"Classes": class_table(report), "Rejected requests": rejection_table(report)}
-    notes = tuple(served_view.notes(report))
+    notes = tuple(report.all_notes)
     return Page(
         title=title,
         subtitle=f"{count_text(report.completed, 'request')} in {units.duration(report.duration_s * 1e6)} of traffic, "
@@ -44,7 +45,7 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
         cards=tuple(cards(report)),
         sections=(
             *(rates_section(rates) if rates else ()),
-            *section("times", "What users wait for", waits, cdfs(report), {"Times": served_view.times_table(report)}),
+            *section("times", "What users wait for", waits, cdfs(report), {"Times": report.times_table()}),
             *section("summary", "What was served", "", (), {"In short": served_view.summary_table(report)}),
             *over_time_section(report),
             *section("targets", "Targets", targets_text(report), target_pictures(report)),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...datasets.dtypes import itemsize
 from ..graph import Graph, Node
@@ -115,12 +116,9 @@ def _widen(
         return True
     addend, casts = rename_gradient(draft, gradient, places, numel * itemsize(old), old), []
     if stack.converts_gradients and dtype != old:
-        made, addend = addend, draft.local(section, numel * itemsize(dtype), dtype)
-        formats = {"dtype": old, "out_dtype": dtype}
-        cast = elementwise(
-            "aten._to_copy", numel, (made,), (addend,), phase=node.phase, path=node.path, frees=(made,), **formats
-        )
-        casts = [cast]
+        product, addend = addend, draft.local(section, numel * itemsize(dtype), dtype)
+        cast = partial(elementwise, "aten._to_copy", numel, (product,), (addend,), frees=(product,))
+        casts = [cast(phase=node.phase, path=node.path, dtype=old, out_dtype=dtype)]
     insertions.after(section, position, [*casts, addition(gradient, addend, numel, dtype, node)])
     return False
 

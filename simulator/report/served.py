@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .answer import plain
 from .display import display_html, notebook_table
-from .view import counted
-
-
-@dataclass(frozen=True)
-class TimeSpread:
-    """A time over all requests, in milliseconds; NaN where ``count`` is 0: nobody had it."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    count: int
-    cdf: tuple[tuple[float, float], ...] = field(default=(), repr=False)  # (ms, share of requests at most as long)
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Without the CDF; None where nobody had it."""
-        had = self.count > 0
-        return {name: getattr(self, name) if had else None for name in ("mean", "p50", "p90", "p99")}
-
-
-NOBODY = TimeSpread(math.nan, math.nan, math.nan, math.nan, 0)
-"""A time that nobody had."""
+from .served_times import TIMES, TimeSpread, times_table
+from .view import ViewTable, counted
 
 
 @dataclass(frozen=True)
@@ -120,9 +99,16 @@ class ServingReport:
     sources: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
 
-    def _repr_html_(self) -> str:
-        from .served_view import notes, times_table
+    @property
+    def all_notes(self) -> list[str]:
+        """What a reader should know, the worst first."""
+        return [note for note in (self.overload, *self.notes) if note]
 
+    def times_table(self) -> ViewTable:
+        """How long requests took, and on a page how sure that is."""
+        return times_table({name: getattr(self, name) for name in TIMES}, self.intervals)
+
+    def _repr_html_(self) -> str:
         facts = [
             ("served", f"{self.completed:,} of {self.requests:,} requests"),
             ("requests/s", f"{self.requests_per_s:,.4g}"),
@@ -131,7 +117,7 @@ class ServingReport:
             ("KV memory", f"{self.kv_tokens:,} tokens a replica, {self.kv_peak:.0%} in use at most"),
         ]
         title = f"Traffic on {counted(self.replicas, 'replica')}, {counted(self.devices, 'GPU')}"
-        return display_html(title, facts, notebook_table(times_table(self)), " ".join(notes(self)))
+        return display_html(title, facts, notebook_table(self.times_table()), " ".join(self.all_notes))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; CDFs and spans of time are in ``cdf`` and ``over_time``."""

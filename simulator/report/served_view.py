@@ -7,42 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .served import ServingReport
+from .served_times import NAME
 from .view import CURRENCY, PAGE, Toned, ViewColumn, ViewTable, counted, number_text, shares_text
 
 NO_SLO = "no slo is set"
-TIMES = {  # the report's name -> what it is called, what it is; those that moved caches have a row where any did
-    "ttft_ms": ("TTFT", "until the first token"),
-    "tpot_ms": ("TPOT", "of each later token of a request, on average"),
-    "itl_ms": ("ITL", "between two tokens"),
-    "e2e_ms": ("end to end", "until the last token"),
-    "queue_ms": ("queue", "until the request runs"),
-    "normalised_ms": ("per output token", "end to end over tokens of the answer"),
-    "prefill_e2e_ms": ("prefill", "until the prompt is computed, of requests whose cache moves"),
-    "kv_transfer_ms": ("KV transfer", "of a cache to the pool that decodes"),
-    "decode_e2e_ms": ("decode", "from the arrival of the cache to the last token"),
-}
-STATISTICS = ("mean", "p50", "p90", "p99")
 USER_TIMES = ("ttft_ms", "tpot_ms")
 INTERVALS = {"ttft_ms.p50": "TTFT p50", "tpot_ms.p50": "TPOT p50", "output_tokens_per_s": "tokens/s"}
 TIERS = {"gpu": "GPU", "host": "host memory", "ssd": "drives", "remote": "shared store"}
 TIER_COUNTS = ("tokens_found", "loads", "tokens_kept", "tokens_evicted")
-NAME = ViewColumn("", "words")
-
-
-def times_table(report: ServingReport) -> ViewTable:
-    """How long requests took, and on a page how sure that is."""
-    quantiles = ("p50", "p99") if report.intervals else ()
-    sure = [ViewColumn(f"interval of {quantile}", "ms_range", only=PAGE) for quantile in quantiles]
-    rows = [
-        [
-            Toned(title, hint=meaning),
-            *(getattr(spread, statistic) for statistic in STATISTICS),
-            *(report.intervals.get(f"{name}.{quantile}") for quantile in quantiles),
-        ]
-        for name, (title, meaning) in TIMES.items()
-        if (spread := getattr(report, name)) is not None
-    ]
-    return ViewTable("milliseconds", [NAME, *(ViewColumn(name, "time_ms") for name in STATISTICS), *sure], rows)
 
 
 def time_columns(upper: str) -> list[ViewColumn]:
@@ -279,12 +251,7 @@ def kind_table(report: ServingReport) -> ViewTable:
 def tables(report: ServingReport) -> list[ViewTable]:
     """All tables of a report, the most asked for first."""
     parts = (class_table, rejection_table, kind_table, pool_table, tier_table, adapter_table)
-    return [times_table(report), summary_table(report), *(part(report) for part in parts)]
-
-
-def notes(report: ServingReport) -> list[str]:
-    """What a reader should know, the worst first."""
-    return [note for note in (report.overload, *report.notes) if note]
+    return [report.times_table(), summary_table(report), *(part(report) for part in parts)]
 
 
 def sweep_table(reports: Sequence[tuple[float, ServingReport]], unit: str) -> ViewTable:

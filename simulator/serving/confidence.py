@@ -15,7 +15,8 @@ from typing import Any
 
 from ..question.serving import ServingRequest
 from ..question.work import COVERAGE
-from ..report.served import ServingReport, TimeSpread
+from ..report.served import ServingReport
+from ..report.served_times import TimeSpread
 from .figures import Z90, at_quantile
 from .host import fitted_hosts
 from .replica import ServedReplica

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..question.serving import ServingRequest
-from ..report.served import TimeSpread
+from ..report.served_times import TimeSpread
 from .histogram import Histogram
 from .rules import ServingSetup, first_decode_rank
 from .state import LoopState

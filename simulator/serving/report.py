@@ -14,7 +14,8 @@ from ..question.expert_balance import ExpertBalance
 from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
-from ..report.served import NOBODY, ServingReport, TimeSpread
+from ..report.served import ServingReport
+from ..report.served_times import NOBODY, TimeSpread
 from ..report.view import number_text
 from .adapter_costs import most_in_host, most_loras
 from .autoscale import fleet_figures
