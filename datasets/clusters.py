@@ -31,6 +31,7 @@ of 410 GB/s, copies among them: 20 to 25 % (DeepSpeed's blogs/zenflow-corebindin
 CORE_GBPS = 10.0
 """Of one core: it waits for 16 cache lines of 64 bytes at a time (line fill buffers), some 100 ns each."""
 MESHED = ("cdna3", "cdna4")  # whose nodes join each pair by one link (AMD Instinct platform data sheet)
+HOST_MAKERS = ("amd", "arm", "intel")
 NCCL_ALGORITHMS = ("ring", "tree", "nvls", "collnet")
 NCCL_PROTOCOLS = ("LL", "LL128", "Simple")
 NCCL_SETTINGS = {"algorithm": NCCL_ALGORITHMS, "protocol": NCCL_PROTOCOLS, "nvls": (True, False)}
@@ -53,7 +54,8 @@ class Cluster:
     to one other device and there is no switch (xGMI), so that few devices of a node have few of them; 0: a switch. With
     ``peers`` cards on PCIe reach each other's memory, whatever the host did that their tables are of. ``host_gbps`` is
     the bandwidth of a node's host memory by its data sheet, ``host_cores`` its processor cores: what is offloaded is
-    computed with them (usual: two processors of 64 cores with eight channels of DDR4-3200 each).
+    computed with them (usual: two EPYC of 64 cores with eight channels of DDR4-3200 each). By their ``host_maker`` NCCL
+    chooses between nodes.
     """
 
     id: str
@@ -72,6 +74,7 @@ class Cluster:
     peers: bool = False
     host_gbps: float = 409.6
     host_cores: int = 128
+    host_maker: str = "amd"
     price_per_device_hour: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -112,6 +115,7 @@ class Cluster:
                 raise ClusterError(f"cluster.{name}={value!r} must be a positive number")
         for name in ("link", "fabric"):
             choice(ClusterError, f"cluster.{name}", getattr(self, name), LINKS)
+        choice(ClusterError, "cluster.host_maker", self.host_maker, HOST_MAKERS)
         if not isinstance(self.topology, Mapping):
             raise ClusterError(f"cluster.topology={self.topology!r} must be a mapping, such as {{shape: rails}}")
         check_nccl(self.nccl)

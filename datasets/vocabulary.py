@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -293,6 +293,29 @@ def define(
         return kind
 
     return register
+
+
+@dataclass(frozen=True)
+class OpColumns:
+    """n ops of one kind and format: ``columns`` holds an array [n] for each dim; ``out_dtype`` None is ``dtype``.
+
+    ``cache`` says whether inputs lie in the last-level cache as far as they fit (``warm``) or not (``cold``).
+    """
+
+    kind: str
+    columns: Mapping[str, np.ndarray]
+    dtype: str
+    out_dtype: str | None = None
+    cache: str = "warm"
+
+    @property
+    def cost(self) -> Cost:
+        """What the ops move and compute, in arrays [n]."""
+        return cost_columns(self.kind, self.columns, self.dtype, self.out_dtype)
+
+    def take(self, rows: np.ndarray) -> OpColumns:
+        """Those at some places, or where a mask [n] is set."""
+        return replace(self, columns={name: np.asarray(values)[rows] for name, values in self.columns.items()})
 
 
 def cost_columns(kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str | None = None) -> Cost:

@@ -7,7 +7,7 @@ with the rows say of rows that were left out. Steps have no truth here: times an
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..datasets.store import Store
+from ..simulator.report.view import Toned, ViewColumn, ViewTable
 from .planning import answer_step, planned_steps
-from .show import print_json, say, table
+from .show import print_json, say, show
 
+TONES = {"better": "good", "new": "good", "no better": "poor"}
 MOST_ROWS = 2000  # of a table that are asked about: more do not move a median
 ENGINES = {"order": ["measured", "learned", "transfer", "network", "analytical"]}
 
@@ -59,31 +61,46 @@ def run(store: Store, config: dict[str, Any], as_json: bool) -> int:
     kinds = list(kind_gains(store, Path(config["predictors"]).expanduser()))
     steps = step_gains(config)
     page = Path(str(config["report"])).expanduser() if config["report"] else None
+    by_kind, by_step = kinds_table(store, kinds), steps_table(steps)
     if page is not None:
         from ..simulator.html import gain, write
 
-        write(gain.page(str(store.path), kinds, steps), page)
+        better = sum(row.verdict in ("better", "new") for row in kinds)
+        facts = f"{sum(row.rows for row in kinds):,} rows", f"{better} of {len(kinds)} tables are better"
+        write(gain.page(str(store.path), facts, by_kind, by_step), page)
     if as_json:
         values = [{**asdict(kind), "verdict": kind.verdict} for kind in kinds]
         print_json({"store": str(store.path), "kinds": values, "steps": [asdict(step) for step in steps]})
         return 0
-    heads = ("op", "backend", "device", "rows", "before %", "inside", "after %", "inside", "")
-    table(f"{store.path}: median error of one op", heads, [row_of(kind) for kind in kinds] or [("no rows",)])
-    if steps:
-        rows = [(step.step, milliseconds(step.before_ms), milliseconds(step.after_ms)) for step in steps]
-        table("steps, in ms", ("step", "before", "after"), rows)
+    show(by_kind)
+    show(by_step)
     if page is not None:
         say(f"report: {page}")
     return 0
 
 
-def row_of(gain: KindGain) -> tuple[str, ...]:
-    """A row of the table of kinds."""
-    errors = (gain.before_ape, gain.before_coverage, gain.after_ape, gain.after_coverage)
-    texts = (
-        "" if value is None else f"{value:.1f}" if at % 2 == 0 else f"{value:.0%}" for at, value in enumerate(errors)
-    )
-    return gain.kind, gain.backend, gain.device, f"{gain.rows:,}", *texts, gain.verdict
+def kinds_table(store: Store, gains: Sequence[KindGain]) -> ViewTable:
+    """What became better, a row for each kind, backend and device."""
+    names = [ViewColumn(title, "words") for title in ("op", "backend", "device")]
+    errors = [
+        column
+        for when in ("before", "after")
+        for column in (ViewColumn(f"{when} %", "tenths", bar=True), ViewColumn("inside", "percent"))
+    ]
+    rows = []
+    for gain in gains:
+        figures = gain.before_ape, gain.before_coverage, gain.after_ape, gain.after_coverage
+        verdict = Toned(gain.verdict, TONES.get(gain.verdict, "fair"))
+        rows.append([gain.kind, gain.backend, gain.device, gain.rows, *figures, verdict])
+    columns = [*names, ViewColumn("rows", "count"), *errors, ViewColumn("", "words")]
+    nothing = [["no rows", *([None] * (len(columns) - 1))]]
+    return ViewTable(f"{store.path}: median error of one op", columns, rows or nothing)
+
+
+def steps_table(gains: Sequence[StepGain]) -> ViewTable:
+    """The times of each step."""
+    rows = [[gain.step, milliseconds(gain.before_ms), milliseconds(gain.after_ms)] for gain in gains]
+    return ViewTable("steps, in ms", [ViewColumn("step", "words"), ViewColumn("before"), ViewColumn("after")], rows)
 
 
 def milliseconds(answer: tuple[float, float, float] | None) -> str:
@@ -122,12 +139,9 @@ def errors_of(engine: Any, measured: Any) -> tuple[float | None, float | None]:
     """Median error in percent of an engine on a table, and its coverage; None where it answers nothing."""
     some = np.random.default_rng(0).permutation(len(measured))[:MOST_ROWS]
     part = measured.take(np.sort(some))
-    states = np.stack([part.dtype, part.out_dtype, part.cache])
     errors, inside = np.full(len(part), np.nan), np.zeros(len(part), dtype=bool)
-    for state in np.unique(states, axis=1).T:
-        rows = np.flatnonzero((states == state[:, None]).all(axis=0))
-        columns = {name: values[rows] for name, values in part.columns.items()}
-        answers = engine.answer(part.kind, columns, *map(str, state))
+    for rows, ops in part.groups():
+        answers = engine.answer(ops.kind, ops.columns, ops.dtype, ops.out_dtype, ops.cache)
         errors[rows] = np.abs(answers.latency_us / part.latency_us[rows] - 1.0)
         inside[rows] = (answers.low_us <= part.latency_us[rows]) & (part.latency_us[rows] <= answers.high_us)
     finite = np.isfinite(errors)

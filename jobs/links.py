@@ -8,8 +8,8 @@ from typing import Any
 
 from ..datasets.ops import KINDS, Op, OpError
 from ..simulator.report.answer import OpPrediction
-from ..simulator.report.link_tables import fullest_table, slowdown_table, times, transfer_table
-from .show import BadInputError, microseconds, say, table
+from ..simulator.report.link_tables import critical_table, fullest_table, slowdown_table, transfer_table
+from .show import BadInputError, microseconds, say
 from .show import show as show_table
 from .writing import write_text
 
@@ -58,9 +58,10 @@ def with_ranks(values: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
 def write(prediction: OpPrediction, config: Mapping[str, Any]) -> None:
     """The page of ``report=`` and the picture of ``picture=``, where they were asked for."""
     if config.get("report"):
-        from ..simulator.html import write_network_report
+        from ..simulator.html import network
+        from ..simulator.html import write as write_html
 
-        say(f"report: {write_network_report(prediction, Path(config['report']))}")
+        say(f"report: {write_html(network.page(prediction), Path(config['report']))}")
     if config.get("picture"):
         from ..simulator.network.picture import draw_svg
 
@@ -98,5 +99,4 @@ def show_links(network: Mapping[str, Any], whole: str = "whole time", what: str 
     study = network.get("faults_study")
     if study:
         show_table(slowdown_table(study, what), empty=True)
-        worst: list[tuple[object, ...]] = [(each["where"], times(each["slowdown"])) for each in study["critical"]]
-        table("most critical links", ("link", "mean slowdown"), worst)
+        show_table(critical_table(study), empty=True)

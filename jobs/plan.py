@@ -20,9 +20,10 @@ def run(config: dict[str, Any]) -> int:
     files = places(config, "report", "picture")
     report = resolve.bench(config).plan(resolve.request_of("plan", config))
     if "report" in files:
-        from ..simulator.job.page import write_page
+        from ..simulator.html import write
+        from ..simulator.job.page import page
 
-        say(f"report: {write_page(report, files['report'])}")
+        say(f"report: {write(page(report), files['report'])}")
     if "picture" in files:
         from ..simulator.job.picture import draw_job
 

@@ -20,9 +20,10 @@ def run(config: dict[str, Any]) -> int:
     files = places(config, "report", "picture")
     report = resolve.bench(config).posttrain(resolve.request_of("posttrain", config))
     if "report" in files:
-        from ..simulator.post_training.page import write_page
+        from ..simulator.html import write
+        from ..simulator.post_training.page import page
 
-        say(f"report: {write_page(report, files['report'])}")
+        say(f"report: {write(page(report), files['report'])}")
     if "picture" in files:
         from ..simulator.post_training.picture import draw_phases
 

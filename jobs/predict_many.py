@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, make_op
+from ..datasets.vocabulary import OpColumns
 from ..simulator.predict.columns import Predicted, predict_columns
 from ..simulator.report.answer import OpPrediction
 from . import resolve, shapes
@@ -74,8 +75,8 @@ def tables(
     engine, registries, limits = resolve.engine(config, target), resolve.registries(config), resolve.limits(config)
 
     def ask(group: shapes.AlikeRows) -> Predicted:
-        about = (group.kind, group.columns, group.dtype, group.out_dtype, target, engine, config["cache"])
-        return predict_columns(*about, registries, limits, config.get("backend"))
+        asked = OpColumns(group.kind, group.columns, group.dtype, group.out_dtype, config["cache"])
+        return predict_columns(asked, target, engine, registries, limits, config.get("backend"))
 
     names = shapes.dim_names(shapes.kinds_in(path, default))
     for part in parts:

@@ -124,9 +124,9 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
         ops=[op for name in WORKLOADS for op in compare_operators(name, reports[name], operators[name])],
     )
     say("5/5  writing the report")
-    from ..simulator.html import write_quickstart_report
+    from ..simulator.html import quickstart, write
 
-    report = write_quickstart_report(comparison, Path(str(config["report"])).expanduser())
+    report = write(quickstart.page(comparison), Path(str(config["report"])).expanduser())
     wall_time_s = time.perf_counter() - started
     if as_json:
         print_json(result(comparison, report, wall_time_s))

@@ -66,9 +66,10 @@ def run_search(
     else:
         report = bench.search(request, crew, points, progress_bar)
     if report.best and "report" in files:
-        from ..simulator.search.view import write_page
+        from ..simulator.html import write
+        from ..simulator.search.view import page
 
-        say(f"report: {write_page(report, view_of(serving), files['report'])}")
+        say(f"report: {write(page(report, view_of(serving)), files['report'])}")
     if report.best and "launch" in files:
         text = launch_text(config, request, report.best[0])
         say(f"launch file: {write_text('launch', files['launch'], text)}")

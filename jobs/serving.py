@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import choice, number, whole
+from ..simulator.report import served_view
 from ..simulator.report.served import ServingReport
 from ..simulator.search.spread import Crew
 from . import resolve
 from .questions import as_list
 from .serving_observed import observed_beside, show_observed
-from .serving_tables import show, show_capacity, show_sweep, show_ways
 from .serving_unread import check_read, check_words
-from .show import BadInputError, print_json, say, wants_json
+from .show import BadInputError, print_json, say, show, show_answer, table, wants_json
 from .simulate import apart, spelled
 from .validate import progress_bar
-from .writing import places, write, write_text
+from .writing import folder_at, places, write, write_text
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
-    from ..simulator.serving.capacity import Apply
+    from ..simulator.serving.capacity import Apply, Capacity
     from ..simulator.serving.serve import ServedTraffic
 
 SUBJECT = "what"
@@ -117,6 +117,7 @@ def with_observed_traffic(config: dict[str, Any]) -> dict[str, Any]:
 def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> int:
     """The same traffic several times: a sweep of rates, the largest that is good enough, or pools side by side."""
     from ..simulator.serving import studies
+    from ..simulator.serving.comparison import ways_table
 
     bench, apply = resolve.bench(config), apply_of(config)
     if config["what"] == "caps":
@@ -128,7 +129,7 @@ def run_many(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
         if as_json:
             print_json(studies.ways_values(found))
         else:
-            show_ways(request, found)
+            show(ways_table(found))
         return 0
     if config["what"] == "sweep":
         reports = studies.serving_sweep(request, checked_rates(config["rates"]), bench, apply)
@@ -184,10 +185,8 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     from ..simulator.serving.timeline import MOST_ITERATIONS
 
     logged = MOST_ITERATIONS if config["trace"] else 0
-    folder = Path(str(config["chakra"])).expanduser() if config["chakra"] else None
+    folder = folder_at("chakra", config["chakra"]) if config["chakra"] else None
     if folder is not None:
-        if folder.exists() and not folder.is_dir():
-            raise BadInputError(f"chakra={folder} is a file; name a folder")
         logged = max(logged, most_iterations(request))
     keeping = Keeping(logged, bool(config["requests"] or config["trace"] or folder))
     served = resolve.bench(config).serving(request, keeping, progress_bar)
@@ -212,7 +211,7 @@ def run_once(config: dict[str, Any], request: ServingRequest, as_json: bool) -> 
     if as_json:
         print_json(served.report.to_dict() | ({"observed": beside} if beside else {}))
         return 0
-    show(served.report)
+    show_report(served.report)
     if beside:
         show_observed(beside)
     return 0
@@ -246,7 +245,8 @@ def write_page(
     """The HTML page, where one is asked for."""
     if not config["report"]:
         return
-    from ..simulator.html import write_serving_report
+    from ..simulator.html import serving
+    from ..simulator.html import write as write_html
 
     traffic = request.traffic
     sent = f"{traffic.arrival}, {traffic.rate:,g} requests/s" if traffic.arrival != "closed" else (
@@ -256,8 +256,43 @@ def write_page(
     if report.replicas > 1:
         facts = (*facts, f"router {request.router}")
     title = f"{config['model']['name']} on {resolve.device(config).name}" if request.step else "Served traffic"
-    named = [(f"{rate:.4g}", rate, rate_report) for rate, rate_report in rates]
-    say(f"report: {write_serving_report(report, title, facts, Path(str(config['report'])), named)}")
+    say(f"report: {write_html(serving.page(report, title, facts, rates), Path(str(config['report'])))}")
+
+
+def show_report(report: ServingReport) -> None:
+    """Times, throughput, memory, and what a reader should know."""
+    times, *others = served_view.tables(report)
+    if report.completed:
+        show(times)
+    else:
+        print("milliseconds: none served")
+    show_answer("", others, served_view.notes(report))
+
+
+def show_capacity(best: Capacity, unit: str) -> None:
+    """The rate, how sure it is, and what was tried."""
+    tried = [(f"{rate:.4g}", f"{share:.1%}", "yes" if met else "no") for rate, share, met in sorted(best.tried)]
+    table("rates tried", (unit, "had all of slo", "enough"), tried)
+    sure = f", {best.interval[0]:.4g} to {best.interval[1]:.4g} over {len(best.rates)} seeds" if best.rates[1:] else ""
+    print(f"capacity: {best.rate:.4g} {unit}{sure}, {best.requests_per_s_per_gpu:.4g} per GPU")
+    if best.attained[1:]:
+        print(f"at this rate {best.seeds_met} of {len(best.attained)} seeds have the share of slo; the first of them:")
+    if best.rates_of_errors is not None:
+        slow, fast = best.rates_of_errors
+        print(f"by 90 % of the errors of known steps: {f'{slow:.4g}' if slow else 'none'} to {fast:.4g} {unit}")
+    if best.p_p99_ttft_met is not None:
+        print(f"the 99th percentile of TTFT is within slo.ttft_ms there with a chance of {best.p_p99_ttft_met:.0%}")
+    show_report(best.at_rate)
+
+
+def show_sweep(reports: Sequence[tuple[float, ServingReport]], unit: str) -> None:
+    """Latency against rate, and the KV memory of the fullest run."""
+    show(served_view.sweep_table(reports, unit))
+    fullest = max((report for _, report in reports), key=lambda report: report.kv_peak)
+    for name, kv in (fullest.pools or {"": vars(fullest)}).items():
+        print(f"KV memory{f' of the {name} pool' if name else ''}: {served_view.memory_text(kv)}")
+    for note in dict.fromkeys(note for _, report in reports for note in report.notes):
+        say(note)
 
 
 def most_iterations(request: ServingRequest) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
-from ..simulator.report.view import TERMINAL, ViewTable, written
+from ..simulator.report.view import TERMINAL, ViewTable, finite, written
 
 CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
 GAP = 3  # characters between columns of a table
@@ -27,6 +28,7 @@ class BadInputError(ValueError):
 OWN: Mapping[str, Callable[[Any], str]] = {  # how a terminal writes values of some kinds
     "seconds": lambda seconds: microseconds(1e6 * seconds),
     "us": lambda us: microseconds(us),
+    "time_ms": lambda ms: "-" if math.isnan(ms) else f"{ms:,.1f}",  # a heading says the unit
     "bytes": lambda size: f"{size / 2**20:,.4g} MiB",
 }
 
@@ -59,18 +61,8 @@ def json_lines() -> Iterator[None]:
 
 def print_json(value: Any) -> None:
     """Exactly one JSON object on stdout, for who reads it while the command goes on. NaN and infinities become null."""
-    text = json.dumps(_finite(value), indent=_INDENT.get(), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(value), indent=_INDENT.get(), ensure_ascii=False, allow_nan=False)
     print(text, flush=True)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and value - value != 0.0:
-        return None
-    return value
 
 
 def say(text: str) -> None:
@@ -154,11 +146,6 @@ def with_units(text: str) -> str:
         return match[1] + next((f"{size // each}{unit}" for unit, each in units if size and size % each == 0), match[2])
 
     return re.sub(r"(\bsize_bytes=)(\d+)\b", shown, text)
-
-
-def listed(shares: Mapping[str, float]) -> str:
-    """Shares that matter, in percent."""
-    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
 def microseconds(value: float) -> str:

@@ -13,15 +13,15 @@ from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
+from ..simulator.report.view import CURRENCY, shares_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
-from .show import BadInputError, listed, microseconds, print_json, say, table, wants_json, with_units
+from .show import BadInputError, microseconds, print_json, say, table, wants_json, with_units
 
 if TYPE_CHECKING:
-    from ..simulator.html import ClusterView
+    from ..simulator.html.page import Page
 
-CURRENCY = "in the currency of the price"
 FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
 ADDED = (
     *LINK_FAULTS[1:],
@@ -90,7 +90,9 @@ def run(config: dict[str, Any]) -> int:
     if config["strict"] is not None and config["strict"] is not False:
         trust.check_strict(report.trust, report.measure_next, strictness(config["strict"]))
     if config["report"]:
-        say(f"report: {write_report(report, Path(str(config['report'])), target, engine)}")
+        from ..simulator.html import write
+
+        say(f"report: {write(page_of(report, target, engine), Path(str(config['report'])))}")
     if config["trace"]:
         say(
             f"timeline: {write_timeline(report, Path(str(config['trace'])), config['expand'])} (https://ui.perfetto.dev)"
@@ -119,30 +121,15 @@ def answer(report: StepReport | InferenceReport, within_s: float | None) -> dict
     return values
 
 
-def page_of(report: StepReport | InferenceReport, target: Device, engine: FusedEngine) -> str:
-    """The HTML report, with the pictures of a cluster where the step ran on one."""
-    from ..simulator.html import step_page
-
-    return step_page(*shown_step(report, target, engine))
-
-
-def shown_step(
-    report: StepReport | InferenceReport, target: Device, engine: FusedEngine
-) -> tuple[StepReport | InferenceReport, Device, ClusterView | None]:
-    """What a page of a step is made of: the report with its timeline, the device, and what a cluster adds."""
+def page_of(report: StepReport | InferenceReport, target: Device, engine: FusedEngine) -> Page:
+    """The page of a step with its timeline, and with the pictures of a cluster where it ran on one."""
+    from ..simulator.html import step
     from ..simulator.html.view import view
     from ..simulator.report.timeline import timeline
 
     if report.devices == 1 or isinstance(report, InferenceReport):
         report = replace(report, timeline=timeline(report.state) if report.state else ())
-    return report, target, view(report, engine)
-
-
-def write_report(report: StepReport | InferenceReport, path: Path, target: Device, engine: FusedEngine) -> Path:
-    """Write the HTML report and return its path; ReportError when it cannot be written."""
-    from ..simulator.html.page import write_text
-
-    return write_text(page_of(report, target, engine), path)
+    return step.page(report, target, view(report, engine))
 
 
 def write_timeline(report: StepReport | InferenceReport, path: Path, expand: int) -> Path:
@@ -236,9 +223,9 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
             f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, {'fits' if report.fits else 'DOES NOT FIT'}",
         ),
         *([] if report.p_oom is None else [("P(out of memory)", f"{report.p_oom:.1%}")]),
-        ("answered by", listed(report.provenance)),
-        ("time that is", listed(report.trust)),
-        ("measured by", listed(report.sources)),
+        ("answered by", shares_text(report.provenance)),
+        ("time that is", shares_text(report.trust)),
+        ("measured by", shares_text(report.sources)),
         *price(report),
     ]
     unfit = "" if report.fits else " (does not fit)"

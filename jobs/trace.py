@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..datasets.loading import nearest, whole
 from .show import BadInputError, microseconds, print_json, say, show, table, wants_json
 from .trace_files import files_of, given, run_at, sighted
+from .writing import folder_at
 
 if TYPE_CHECKING:
     from ..datasets.traces.linking import LinkReport
@@ -81,9 +82,7 @@ def link(config: dict[str, Any]) -> int:
     from ..datasets.traces.linking import link_files
 
     path = given(config, "path", "the profiler's trace, or a folder with one of each rank")
-    output = given(config, "output", "the folder to write to")
-    if output.exists() and not output.is_dir():
-        raise BadInputError(f"output={output} is a file; name a folder")
+    output = folder_at("output", given(config, "output", "the folder to write to"))
     hosts = files_of(Path(str(config["host"])).expanduser()) if config["host"] else []
     traces, reports, groups = link_files(files_of(path), hosts)
     for rank, trace in traces.items():

@@ -8,16 +8,14 @@ from typing import Any
 from ..datasets.traces import protobuf
 from ..datasets.traces.groups import RankedTraces, groups_text, write_groups
 from .show import BadInputError, print_json, say, wants_json
-from .writing import write_text
+from .writing import folder_at, write_text
 
 WORKLOADS = (".txt", ".csv")
 
 
 def folder(setting: str, path: Path) -> Path:
     """A folder to write to. BadInputError where a file stands, or one of its traces would be mixed with others."""
-    if path.exists() and not path.is_dir():
-        raise BadInputError(f"{setting}={path} is a file; name a folder")
-    if path.is_dir() and any(path.glob("*.et*")):
+    if folder_at(setting, path).is_dir() and any(path.glob("*.et*")):
         raise BadInputError(f"{setting}={path} holds traces already; name a new folder")
     return path
 

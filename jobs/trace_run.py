@@ -12,6 +12,7 @@ from ..datasets.loading import choice, whole
 from ..simulator.report.answer import InferenceReport, StepReport
 from . import resolve
 from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .writing import folder_at
 
 if TYPE_CHECKING:
     from ..datasets.clusters import Cluster
@@ -143,9 +144,7 @@ def write(report: StepReport | InferenceReport, folder: str) -> str:
     """Write the execution traces of a simulation; what was written, in words."""
     from ..simulator.execution.emit import emit
 
-    target = Path(folder).expanduser()
-    if target.exists() and not target.is_dir():
-        raise BadInputError(f"chakra={folder} is a file; name a folder")
+    target = folder_at("chakra", folder)
     assert report.state is not None
     files = emit(report.state, target)
     return f"{len(files):,} in {target}"

@@ -38,6 +38,14 @@ def check_place(setting: str, path: Path) -> None:
         raise BadInputError(f"{setting}={path} is a folder; name a file in it")
 
 
+def folder_at(setting: str, value: Any) -> Path:
+    """A folder to write to, there or not. BadInputError, naming the setting, where a file stands."""
+    path = Path(str(value)).expanduser()
+    if path.exists() and not path.is_dir():
+        raise BadInputError(f"{setting}={value} is a file; name a folder")
+    return path
+
+
 def write_text(setting: str, path: Path, text: str) -> Path:
     """Write a text; see :func:`write`."""
     return write(setting, path, lambda temporary: temporary.write_text(text, "utf-8"))

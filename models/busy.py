@@ -5,12 +5,12 @@ Only what computes follows the clock of compute units. So a lower clock lengthen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..datasets.devices import Device
+from ..datasets.vocabulary import OpColumns
 from . import analytical
 
 
@@ -36,12 +36,10 @@ class Parts:
         return np.asarray(self.flops / (latency_us * (1.0 - self.rest / self.whole) * 1e6))
 
 
-def parts(
-    kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
-) -> Parts:
+def parts(ops: OpColumns, device: Device) -> Parts:
     """The analytical law's terms as power sees them."""
     result = []
-    for latency, _, law, _, setting in analytical.terms(kind, columns, dtype, out_dtype, device, cache):
+    for latency, _, law, _, setting in analytical.terms(ops, device):
         of_law = (law.compute, law.memory, setting.cost.flops)
         compute, memory, flops = (np.broadcast_to(np.asarray(values, dtype=float), latency.shape) for values in of_law)
         result.append((compute, memory, np.maximum(latency - np.maximum(compute, memory), 0.0), flops))

@@ -23,7 +23,7 @@ from ..datasets.columns import numbers, values
 from ..datasets.devices import DEVICE_DIRECTORY, RATE_OF, Device, DeviceError, load_device
 from ..datasets.dtypes import itemsize
 from ..datasets.row_clocks import burst_mhz, relative_clocks
-from ..datasets.vocabulary import KINDS
+from ..datasets.vocabulary import KINDS, OpColumns
 from .busy import parts
 from .labs import HARNESS
 
@@ -76,24 +76,15 @@ def steady_rate(device: Device, dtype: str, limit_w: float) -> float:
     return min(rate, device.tensor_rate(dtype))
 
 
-def at_boost(
-    kind: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str,
-    cache: str,
-    device: Device,
-    latency_us: np.ndarray,
-    clock: np.ndarray,
-) -> np.ndarray:
+def at_boost(ops: OpColumns, device: Device, latency_us: np.ndarray, clock: np.ndarray) -> np.ndarray:
     """Microseconds of ops [n] at boost clock, of those that took ``latency_us`` at a ``clock`` relative to it.
 
     Only the time in which products compute follows the clock. Where a format has no anchor nobody slows them again, and
     they stay as they are; so do other families.
     """
-    if (clock >= 1.0).all() or anchor(device, rate_name(kind, dtype)) is None:
+    if (clock >= 1.0).all() or anchor(device, rate_name(ops.kind, ops.dtype)) is None:
         return latency_us
-    return latency_us / parts(kind, columns, dtype, out_dtype, device, cache).slower(clock)
+    return latency_us / parts(ops, device).slower(clock)
 
 
 def rate_name(kind: str, dtype: str) -> str:
@@ -145,7 +136,7 @@ def _long_rates(device: Device, kind: str, rows: pa.Table) -> dict[str, tuple[np
         if itemsize(out_dtype) > MOST_WRITTEN or not name or not device.supports(dtype):
             continue
         at = np.flatnonzero(long & (states == state).all(axis=1))
-        busy = parts(kind, {dim: numbers(rows[dim])[at] for dim in names}, dtype, out_dtype, device, cache)
+        busy = parts(OpColumns(kind, {dim: numbers(rows[dim])[at] for dim in names}, dtype, out_dtype, cache), device)
         found.setdefault(name, []).append((busy.tflops(latency[at] / busy.slower(clock[at])), clock[at]))
     return {name: tuple(np.concatenate(each) for each in zip(*made, strict=True)) for name, made in found.items()}  # type: ignore[misc]
 

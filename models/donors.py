@@ -15,11 +15,10 @@ import numpy as np
 
 from ..datasets.devices import RATE_OF
 from ..datasets.dtypes import itemsize
-from ..datasets.vocabulary import KINDS, cost_columns
+from ..datasets.vocabulary import KINDS, OpColumns
 
 Columns = Mapping[str, np.ndarray]
-Moved = tuple[str, Columns, str, str]  # an op's kind, dims, format and output format
-Recast = Callable[[Moved, str], Columns]
+Recast = Callable[[OpColumns, str], Columns]
 
 MOST_TOPK = 8  # experts a token: with more rows or fewer, the tables of experts hold the same products
 ROUNDED_COLS = 4096
@@ -53,36 +52,36 @@ class Donor:
         return (*RATE_OF.get(dtype, ()), dtype) if self.units else (dtype, *ANY_FORMAT)
 
 
-def same(moved: Moved, dtype: str) -> Columns:
+def same(ops: OpColumns, dtype: str) -> Columns:
     """The very dims."""
-    return moved[1]
+    return ops.columns
 
 
-def as_elements(moved: Moved, dtype: str) -> Columns:
+def as_elements(ops: OpColumns, dtype: str) -> Columns:
     """A sum of two tensors that moves as many bytes."""
-    numel = _bytes(moved) / (3 * itemsize(dtype))
+    numel = _bytes(ops) / (3 * itemsize(dtype))
     return _whole("elementwise", numel=numel, inputs=2)
 
 
-def as_rounding(moved: Moved, dtype: str) -> Columns:
+def as_rounding(ops: OpColumns, dtype: str) -> Columns:
     """A rounding to 8 bits by a known scale that moves as many bytes."""
-    rows = _bytes(moved) / (ROUNDED_COLS * (itemsize(dtype) + 1))
+    rows = _bytes(ops) / (ROUNDED_COLS * (itemsize(dtype) + 1))
     return _whole("quantize", rows=rows, cols=ROUNDED_COLS, part=APPLY)
 
 
-def as_layer_norm(moved: Moved, dtype: str) -> Columns:
+def as_layer_norm(ops: OpColumns, dtype: str) -> Columns:
     """A norm of the same rows."""
-    return _rows("layer_norm", moved[1])
+    return _rows("layer_norm", ops.columns)
 
 
-def as_softmax(moved: Moved, dtype: str) -> Columns:
+def as_softmax(ops: OpColumns, dtype: str) -> Columns:
     """A softmax of the same rows."""
-    return _rows("softmax", moved[1])
+    return _rows("softmax", ops.columns)
 
 
-def as_experts(moved: Moved, dtype: str) -> Columns:
+def as_experts(ops: OpColumns, dtype: str) -> Columns:
     """Gated experts with this product as their first: of as many rows, in as many experts."""
-    columns = moved[1]
+    columns = ops.columns
     experts = columns["experts"]
     topk = np.minimum(MOST_TOPK, experts)
     return _whole(
@@ -139,9 +138,9 @@ def able(kind_name: str, columns: Columns) -> np.ndarray:
     return columns["direction"] == 0 if kind_name == "copy" else np.ones(count, dtype=bool)
 
 
-def _bytes(moved: Moved) -> np.ndarray:
+def _bytes(ops: OpColumns) -> np.ndarray:
     """Bytes that each op moves [n]."""
-    return np.asarray(cost_columns(*moved).bytes, dtype=np.float64)
+    return np.asarray(ops.cost.bytes, dtype=np.float64)
 
 
 def _rows(donor: str, columns: Columns) -> Columns:

@@ -24,11 +24,11 @@ import numpy as np
 from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.dtypes import BITS
 from ..datasets.row_checks import unit_of
-from ..datasets.vocabulary import KINDS
+from ..datasets.vocabulary import KINDS, OpColumns
 from .analytical import BOUNDS, latency_us, limits, roofline_us
 from .analytical.setting import SUSTAINED_TENSOR, whole_rate
 from .clocks import PRODUCTS
-from .donors import Donor, Moved
+from .donors import Donor
 from .envelope import UNSEEN_CODE
 from .features import Frame, alike, frame
 from .intervals import COVERAGE, Intervals, partly_physics
@@ -86,17 +86,18 @@ class Kin:
 
         def answer(chunk: Mapping[str, np.ndarray]) -> Prediction:
             output = self.dtype if out_dtype == dtype else out_dtype
-            ops = frame(kind_name, chunk, self.dtype, output, uncut_device, cache)
-            question = kind_name, chunk, dtype, out_dtype
+            query, learned = (
+                OpColumns(kind_name, chunk, *f, cache) for f in ((dtype, out_dtype), (self.dtype, output))
+            )
+            ops = frame(learned, uncut_device)
             analytical, least = ops.analytical_us, np.zeros(1)
             if dtype != self.dtype:
-                analytical, least = latency_us(*question, uncut_device, cache), roofline_us(*question, device, cache)
+                analytical, least = latency_us(query, uncut_device), roofline_us(query, device)
             if uncut_device is not device:
-                least = least_of_cut(*question, device, cache)
-            moved = kind_name, chunk, self.dtype, output
-            laws = self.laws(ops, moved, cache)
-            latency = np.maximum(analytical * np.exp(self.correction(ops, laws, moved, uncut_device, cache)), least)
-            slower = self._held(question, device, cache)
+                least = least_of_cut(query, device)
+            laws = self.laws(ops, learned)
+            latency = np.maximum(analytical * np.exp(self.correction(ops, laws, learned, uncut_device)), least)
+            slower = self._held(query, device)
             latency = np.maximum(latency * slower, np.minimum(latency, ops.roofline_us))
             for relative in self.predictors if self.tier != TIERS[-1] and dtype == self.dtype else ():
                 if no_less(relative.device, device) and not no_less(device, relative.device):
@@ -110,20 +111,18 @@ class Kin:
 
         return in_parts(columns, answer, [relative.correction for relative in self.predictors])
 
-    def _held(self, moved: Moved, device: Device, cache: str) -> np.ndarray:
+    def _held(self, query: OpColumns, device: Device) -> np.ndarray:
         """How many times as long products take [n] as kin say, which have other watts and other units.
 
         Where compute bounds them, by watts for each FLOP; where memory does, by what so many units draw.
         """
-        kind_name, _, dtype, _ = moved
-        count = len(next(iter(moved[1].values())))
-        if self.tier == "vendor" or KINDS[kind_name].family not in PRODUCTS:
-            return np.ones(count)
+        if self.tier == "vendor" or KINDS[query.kind].family not in PRODUCTS:
+            return np.ones(len(next(iter(query.columns.values()))))
         shares = [clock_share(predictor.device, self.dtype) for predictor in self.predictors]
-        clocks = float(np.average(shares, weights=self.voices)) / clock_share(device, dtype)
+        clocks = float(np.average(shares, weights=self.voices)) / clock_share(device, query.dtype)
         watts_shares = [drawn_share(predictor.device) for predictor in self.predictors]
         reads = float(np.average(watts_shares, weights=self.voices)) / drawn_share(device)
-        bound = limits(*moved, device, cache)[1]
+        bound = limits(query, device)[1]
         return np.select([bound == BOUNDS.index("compute"), bound == BOUNDS.index("memory")], [clocks, reads], 1.0)
 
     def _recast(
@@ -133,15 +132,13 @@ class Kin:
         uncut_device = uncut(device)
 
         def answer(chunk: Mapping[str, np.ndarray]) -> Prediction:
-            question = self.kind, chunk, dtype, out_dtype
-            recast = donor.recast(question, self.dtype)
+            query = OpColumns(self.kind, chunk, dtype, out_dtype, cache)
             output = donor.out_dtype or (out_dtype if donor.units else self.dtype)
-            ops = frame(donor.kind, recast, self.dtype, output, uncut_device, cache)
-            law = latency_us(*question, uncut_device, cache)
-            moved = donor.kind, recast, self.dtype, output
-            laws = self.laws(ops, moved, cache)
-            shortfall = donor.share * self.correction(ops, laws, moved, uncut_device, cache)
-            least = (roofline_us if uncut_device is device else least_of_cut)(*question, device, cache)
+            learned = OpColumns(donor.kind, donor.recast(query, self.dtype), self.dtype, output, cache)
+            ops, law = frame(learned, uncut_device), latency_us(query, uncut_device)
+            laws = self.laws(ops, learned)
+            shortfall = donor.share * self.correction(ops, laws, learned, uncut_device)
+            least = (roofline_us if uncut_device is device else least_of_cut)(query, device)
             latency = np.maximum(law * np.exp(shortfall), least)
             inside = np.max([predictor.envelope.excess(ops.matrix) <= 0.0 for predictor in self.predictors], axis=0)
             widths = self.intervals.widths(ops.analytical_us, np.zeros(len(law)), np.zeros(len(law)))
@@ -150,10 +147,10 @@ class Kin:
 
         return in_parts(columns, answer, [predictor.correction for predictor in self.predictors])
 
-    def laws(self, ops: Frame, moved: Moved, cache: str) -> list[np.ndarray]:
-        """Microseconds by physics of n ops, as they were ``asked``, by predictor: on its own device if that counts."""
+    def laws(self, ops: Frame, learned: OpColumns) -> list[np.ndarray]:
+        """Microseconds by physics of ``learned`` ops [n], by predictor: on its own device if that counts."""
         return [
-            latency_us(*moved, predictor.device, cache) if predictor.hidden_us else ops.analytical_us
+            latency_us(learned, predictor.device) if predictor.hidden_us else ops.analytical_us
             for predictor in self.predictors
         ]
 
@@ -162,38 +159,34 @@ class Kin:
         parts = [predictor.seen(law_us) for predictor, law_us in zip(self.predictors, laws, strict=True)]
         return np.asarray(np.average(parts, axis=0, weights=self.voices))
 
-    def correction(
-        self, ops: Frame, laws: Sequence[np.ndarray], moved: Moved, device: Device, cache: str
-    ) -> np.ndarray:
+    def correction(self, ops: Frame, laws: Sequence[np.ndarray], learned: OpColumns, device: Device) -> np.ndarray:
         """ln(latency / analytical) of n ops: the mean of all by their voices, nowhere below the device's roofline."""
         parts = [
-            predictor.shortfall(self._as_known(predictor, ops, moved, device, cache), law_us)
+            predictor.shortfall(self._as_known(predictor, ops, learned, device), law_us)
             for predictor, law_us in zip(self.predictors, laws, strict=True)
         ]
         mean = np.average(parts, axis=0, weights=self.voices)
         with np.errstate(divide="ignore"):  # what moves nothing has no roofline
             return np.asarray(np.maximum(mean, np.log(ops.roofline_us / ops.analytical_us)))
 
-    def _as_known(self, predictor: Predictor, ops: Frame, moved: Moved, device: Device, cache: str) -> Frame:
+    def _as_known(self, predictor: Predictor, ops: Frame, learned: OpColumns, device: Device) -> Frame:
         """Ops of matrix units with the features of the predictor's own device where memory bounds them on both.
 
         There, what they take of arithmetic is no matter: a card with half of the FLOPs reads as well.
         """
         if unit_of(self.predictors[0].kind) != "tensor":
             return ops
-        both = memory_bound(moved, device, cache) & memory_bound(moved, predictor.device, cache)
+        both = memory_bound(learned, device) & memory_bound(learned, predictor.device)
         if not both.any():
             return ops
-        kind_name, columns, dtype, out_dtype = moved
-        chunk = {name: np.asarray(values)[both] for name, values in columns.items()}
         matrix = ops.matrix.copy(order="F")
-        matrix[both] = frame(kind_name, chunk, dtype, out_dtype, predictor.device, cache).matrix
+        matrix[both] = frame(learned.take(both), predictor.device).matrix
         return replace(ops, matrix=matrix)
 
 
-def memory_bound(moved: Moved, device: Device, cache: str) -> np.ndarray:
+def memory_bound(ops: OpColumns, device: Device) -> np.ndarray:
     """Which of n ops a device waits for memory in, by physics [n]."""
-    return np.asarray(limits(*moved, device, cache)[1] == BOUNDS.index("memory"))
+    return np.asarray(limits(ops, device)[1] == BOUNDS.index("memory"))
 
 
 def tier(device: Device, other: Device, dtype: str) -> str | None:
@@ -242,17 +235,15 @@ def uncut(device: Device) -> Device:
     return device if rates == dict(device.tensor_tflops) else replace(device, tensor_tflops=rates)
 
 
-def least_of_cut(
-    kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
-) -> np.ndarray:
+def least_of_cut(ops: OpColumns, device: Device) -> np.ndarray:
     """What ops take [n] where matrix units that are cut decide, in us.
 
     All else of a product hides behind those. In attention exponentials take turns with products: units get no further
     than whole ones.
     """
-    if KINDS[kind_name].family in PRODUCTS or unit_of(kind_name) != "tensor":
-        return latency_us(kind_name, columns, dtype, out_dtype, device, cache)
-    return roofline_us(kind_name, columns, dtype, out_dtype, device, cache) / SUSTAINED_TENSOR
+    if KINDS[ops.kind].family in PRODUCTS or unit_of(ops.kind) != "tensor":
+        return latency_us(ops, device)
+    return roofline_us(ops, device) / SUSTAINED_TENSOR
 
 
 def generation(device: Device) -> tuple[str, int]:

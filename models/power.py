@@ -14,7 +14,7 @@ watts than the cap or the TDP. An answer under a cap that binds is outside the e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,7 @@ from ..datasets.devices import Device
 from ..datasets.dtypes import itemsize
 from ..datasets.loading import finite
 from ..datasets.ops import Op, iterate_groups
-from ..datasets.vocabulary import KINDS, cost_columns
+from ..datasets.vocabulary import KINDS, OpColumns
 from . import clocks
 from .analytical.setting import fp32_pj, whole_rate
 from .busy import Parts, parts
@@ -159,11 +159,11 @@ def demand_by_rate(
     return Demand(np.full(len(core), clocks.floor_w(device)), moving, core)
 
 
-def _added_bytes(kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str) -> np.ndarray | float:
+def _added_bytes(ops: OpColumns) -> np.ndarray | float:
     """Bytes of fp32 results of products in fewer bits: gradients of weights, which the product adds to."""
-    if out_dtype != "fp32" or itemsize(dtype) >= itemsize(out_dtype):
+    if ops.out_dtype != "fp32" or itemsize(ops.dtype) >= itemsize(ops.out_dtype):
         return 0.0
-    return np.asarray(cost_columns(kind, columns, dtype, out_dtype).write_bytes, dtype=float)
+    return np.asarray(ops.cost.write_bytes, dtype=float)
 
 
 def held(device: Device, busy: Parts, demands: Sequence[Demand], limits: Limits) -> tuple[np.ndarray, np.ndarray]:
@@ -197,17 +197,7 @@ def answers(kind: str, device: Device, limits: Limits) -> bool:
     return KINDS[kind].family not in WITHOUT_POWER and (limits.asked or (device.tdp_w > 0 and not device.synchronous))
 
 
-def drawn(
-    model: Predictor | None,
-    kind: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str,
-    device: Device,
-    cache: str,
-    limits: Limits,
-    latency_us: np.ndarray,
-) -> Drawn:
+def drawn(model: Predictor | None, ops: OpColumns, device: Device, limits: Limits, latency_us: np.ndarray) -> Drawn:
     """Watts and slowdown of n ops that take ``latency_us`` at full clock; by :func:`estimated_w` without a ``model``.
 
     A device whose ``tdp_w`` lies below its data sheet's is under that cap. Without a model watts are outside any
@@ -219,18 +209,17 @@ def drawn(
             f"a cap of {limits.cap_w:g} W is no more than {device.name} draws with nothing to do: ask for more than "
             f"{clocks.idle_w(usual):.0f} W"
         )
-    busy = parts(kind, columns, dtype, out_dtype, usual, cache)
+    busy = parts(ops, usual)
     if model is None:
-        watts = estimated_w(kind, columns, dtype, out_dtype, usual, latency_us)
+        watts = estimated_w(ops, usual, latency_us)
         inside = np.zeros(len(watts), dtype=bool)
     else:
-        watts, inside = modelled_w(model, busy, frame(kind, columns, dtype, out_dtype, usual, cache), usual)
-    if limits.cap_w is not None and _knows_its_cap(kind, dtype, device):
+        watts, inside = modelled_w(model, busy, frame(ops, usual), usual)
+    if limits.cap_w is not None and _knows_its_cap(ops.kind, ops.dtype, device):
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
     rated: list[Demand] = []
-    if is_held(kind, dtype, usual):
-        added = _added_bytes(kind, columns, dtype, out_dtype)
-        law = demand_by_rate(usual, clocks.rate_name(kind, dtype), busy, latency_us, added)
+    if is_held(ops.kind, ops.dtype, usual):
+        law = demand_by_rate(usual, clocks.rate_name(ops.kind, ops.dtype), busy, latency_us, _added_bytes(ops))
         rated = [law.where(law.core > LEAST_CORE * usual.tdp_w)]
         if model is None:
             watts = np.maximum(watts, np.minimum(rated[0].at(np.ones(len(watts)), busy, usual.alpha), usual.tdp_w))
@@ -254,34 +243,30 @@ def is_held(kind: str, dtype: str, device: Device) -> bool:
     return family in PRODUCTS or anchored
 
 
-def estimated_w(
-    kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, latency_us: np.ndarray
-) -> np.ndarray:
+def estimated_w(ops: OpColumns, device: Device, latency_us: np.ndarray) -> np.ndarray:
     """Watts of n ops that take ``latency_us``, where nobody measured them; no more than the limit.
 
     Idle power, :data:`.clocks.MEMORY_PJ` for each byte, what matrix units draw at the rate that they reach, and of all
     kernels but plain products a share for lanes and caches.
     """
-    gbps, core = demands(kind, columns, dtype, out_dtype, device, latency_us)
-    share = 0.0 if KINDS[kind].family == "gemm" else ACTIVE_SHARE
+    gbps, core = demands(ops, device, latency_us)
+    share = 0.0 if KINDS[ops.kind].family == "gemm" else ACTIVE_SHARE
     watts = clocks.idle_w(device) + share * clocks.stock_limit_w(device) + traffic_w(device, gbps) + core
     return np.asarray(np.minimum(watts, device.tdp_w))
 
 
-def demands(
-    kind: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, latency_us: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def demands(ops: OpColumns, device: Device, latency_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """GB/s that n ops move, and watts of matrix units at the rate that they reach (:func:`.clocks.core_w`)."""
-    cost, took_us = cost_columns(kind, columns, dtype, out_dtype), np.maximum(latency_us, 1e-3)
+    cost, took_us = ops.cost, np.maximum(latency_us, 1e-3)
     gbps = np.broadcast_to(np.asarray(cost.bytes, dtype=float), took_us.shape) / took_us * 1e-3
     tflops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape) / took_us * 1e-6
-    if KINDS[kind].family not in WITH_MATRICES or not device.supports(dtype):
+    if KINDS[ops.kind].family not in WITH_MATRICES or not device.supports(ops.dtype):
         return gbps, np.zeros(took_us.shape)
     usual = at_stock_limit(device)
-    if clocks.anchor(usual, dtype) is not None:
-        return gbps, clocks.core_w(usual, dtype, tflops)
+    if clocks.anchor(usual, ops.dtype) is not None:
+        return gbps, clocks.core_w(usual, ops.dtype, tflops)
     room = max(usual.tdp_w - clocks.floor_w(usual), 0.0)
-    return gbps, np.asarray(room * tflops / (LIMITING_RATE * whole_rate(device, dtype)))
+    return gbps, np.asarray(room * tflops / (LIMITING_RATE * whole_rate(device, ops.dtype)))
 
 
 def traffic_w(device: Device, gbps: np.ndarray | float) -> np.ndarray:
@@ -317,8 +302,8 @@ def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend
     for kind, dtype, out_dtype, at, columns in iterate_groups(list(ops)):
         model = None if KINDS[kind].family in WITHOUT_POWER else find(roots, kind, device.id, backend)
         if model is not None:
-            asked = kind, columns, dtype, out_dtype, usual, "warm"
-            drawn_w, _ = modelled_w(model, parts(*asked), frame(*asked), usual)
+            group = OpColumns(kind, columns, dtype, out_dtype)
+            drawn_w, _ = modelled_w(model, parts(group, usual), frame(group, usual), usual)
             watts[at] = np.clip(drawn_w, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
     return watts
 
@@ -408,10 +393,6 @@ def train(
 
 def _baselines(table: MeasurementTable) -> np.ndarray:
     watts = np.empty(len(table))
-    unique, codes = table.states()
-    for index, (dtype, out_dtype, cache) in enumerate(unique):
-        rows = np.flatnonzero(codes == index)
-        columns = {name: values[rows].astype(np.float64) for name, values in table.columns.items()}
-        busy = parts(table.kind, columns, str(dtype), str(out_dtype), table.device, str(cache))
-        watts[rows] = baseline_w(table.device, busy)
+    for rows, ops in table.groups():
+        watts[rows] = baseline_w(table.device, parts(ops, table.device))
     return watts

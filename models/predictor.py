@@ -25,7 +25,7 @@ import numpy as np
 
 from ..datasets.devices import Device, DeviceError
 from ..datasets.reading import read_json
-from ..datasets.vocabulary import Op, iterate_groups
+from ..datasets.vocabulary import Op, OpColumns, iterate_groups
 from .analytical import latency_us
 from .correction import Correction, nested, part
 from .envelope import Envelope
@@ -117,10 +117,8 @@ class Predictor:
         if not same_device and in_domain and not self._near(target, dtype):
             prediction.in_envelope[:] = False
         if device is not None and same_device and not self._as_trained(device):
-            question = columns, dtype, out_dtype
-            change = latency_us(self.kind, *question, device, cache) / latency_us(
-                self.kind, *question, self.device, cache
-            )
+            query = OpColumns(self.kind, columns, dtype, out_dtype, cache)
+            change = latency_us(query, device) / latency_us(query, self.device)
             nowhere = np.zeros(len(prediction), dtype=bool)
             return Prediction(
                 prediction.latency_us * change, prediction.low_us * change, prediction.high_us * change, nowhere
@@ -143,7 +141,7 @@ class Predictor:
         in_domain: bool,
     ) -> Prediction:
         def answer(chunk: Mapping[str, np.ndarray]) -> Prediction:
-            return self.predict_frame(frame(self.kind, chunk, dtype, out_dtype, device, cache), in_domain)
+            return self.predict_frame(frame(OpColumns(self.kind, chunk, dtype, out_dtype, cache), device), in_domain)
 
         return in_parts(columns, answer, [self.correction])
 

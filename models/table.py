@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,7 @@ from ..datasets.backends import DEFAULT_BACKEND
 from ..datasets.columns import number_array
 from ..datasets.devices import Device
 from ..datasets.row_clocks import burst_mhz, relative_clocks
-from ..datasets.vocabulary import KINDS, kind
+from ..datasets.vocabulary import KINDS, OpColumns, kind
 from .choice import ranked
 from .clocks import at_boost
 from .features import Frame, feature_names, frame
@@ -79,27 +79,23 @@ class MeasurementTable:
             site=None if self.site is None else self.site[rows],
         )
 
-    def states(self) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct (dtype, out_dtype, cache) as text [s, 3], and which one each row has: int64 [n]."""
-        parts = [self.dtype.astype(str), self.out_dtype.astype(str), self.cache.astype(str)]
-        codes = combined(parts)
-        first = np.unique(codes, return_index=True)[1]
-        return np.stack([values[first] for values in parts], axis=1), codes
+    def groups(self) -> Iterator[tuple[np.ndarray, OpColumns]]:
+        """Rows of one dtype and cache state at a time, int64, and their ops."""
+        codes = combined([self.dtype.astype(str), self.out_dtype.astype(str), self.cache.astype(str)])
+        for code, first in zip(*np.unique(codes, return_index=True), strict=True):
+            rows = np.flatnonzero(codes == code)
+            columns = {name: values[rows] for name, values in self.columns.items()}
+            state = (str(values[first]) for values in (self.dtype, self.out_dtype, self.cache))
+            yield rows, OpColumns(self.kind, columns, *state)
 
     def frame(self) -> Frame:
         """Features and analytical times of all rows, computed per dtype and cache state."""
         matrix = np.empty((len(self), len(feature_names(self.kind))), dtype=np.float32)
         analytical, roofline = np.empty(len(self)), np.empty(len(self))
-        unique, codes = self.states()
-        for index, (dtype, out_dtype, cache) in enumerate(unique):
-            rows = np.flatnonzero(codes == index)
-            columns = {name: values[rows] for name, values in self.columns.items()}
-            features = frame(self.kind, columns, str(dtype), str(out_dtype), self.device, str(cache))
-            matrix[rows], analytical[rows], roofline[rows] = (
-                features.matrix,
-                features.analytical_us,
-                features.roofline_us,
-            )
+        for rows, ops in self.groups():
+            features = frame(ops, self.device)
+            matrix[rows] = features.matrix
+            analytical[rows], roofline[rows] = features.analytical_us, features.roofline_us
         return Frame(matrix, analytical, roofline)
 
 
@@ -162,7 +158,9 @@ def _at_boost(
         columns = {name: _column(rows, name)[at] for name in KINDS[kind_name].names}
         dtype, out_dtype, cache = state
         if device.supports(dtype):
-            boosted[at] = at_boost(kind_name, columns, dtype, out_dtype, cache, device, latency_us[at], clock[at])
+            boosted[at] = at_boost(
+                OpColumns(kind_name, columns, dtype, out_dtype, cache), device, latency_us[at], clock[at]
+            )
     return boosted
 
 

@@ -108,7 +108,8 @@ def measurements(cells: Cells, output_len: int) -> dict[str, float]:
     if memory := cells.positive("mem_gb"):
         figures["peak_memory"] = memory * GB_IN_GIB
     if not figures:
-        raise TruthError("neither latency nor throughput is published")
+        columns_named = "latency_ms, ttft_ms, itl_ms or out_tokens_per_s_total"
+        raise TruthError(f"neither latency nor throughput is published: its columns are {columns_named}")
     return figures
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...datasets.ops import KINDS
+from ...datasets.vocabulary import OpColumns
 from ...models.forest import compile_walks
 from ...models.power import Limits
 from ...simulator.predict.columns import Predicted, check_format, predict_columns
@@ -115,8 +116,8 @@ def answer_table(
         compile_walks()
 
     def ask(group: shapes.AlikeRows) -> Predicted:
-        about = (group.kind, group.columns, group.dtype, group.out_dtype, target, engine, cache)
-        return predict_columns(*about, bench.registries, limits, sources.backend)
+        asked = OpColumns(group.kind, group.columns, group.dtype, group.out_dtype, cache)
+        return predict_columns(asked, target, engine, bench.registries, limits, sources.backend)
 
     names = shapes.dim_names(sorted({str(k) for k in _kinds(table, kind)}))
     return written(chunks, lambda chunk: shapes.answer_table(chunk, ask, target.id, cache, names, encoded=True))

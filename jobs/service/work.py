@@ -88,19 +88,18 @@ def served_capped(
 
 def pictured(request: PredictRequest, part: Part = "page") -> str:
     """The HTML page of a collective on links, or its body alone."""
-    from ...simulator.html import network_body, network_page
+    from ...simulator.html import network, render, render_body
 
-    write = network_page if part == "page" else network_body
-    return write(bench_of(request).predict(request)[0])
+    return (render if part == "page" else render_body)(network.page(bench_of(request).predict(request)[0]))
 
 
 def reported(request: SimulateRequest, part: Part = "page") -> str:
     """The HTML page of a step, or its body alone."""
-    from ...simulator.html import step_body, step_page
+    from ...simulator.html import render, render_body
     from ...simulator.report.workload_file import FileReport
-    from ..simulate import shown_step
+    from ..simulate import page_of
 
     answered = bench_of(request).answered(request)
     assert not isinstance(answered.report, FileReport)
-    write = step_page if part == "page" else step_body
-    return write(*shown_step(answered.report, answered.device, answered.engine))
+    page = page_of(answered.report, answered.device, answered.engine)
+    return (render if part == "page" else render_body)(page)

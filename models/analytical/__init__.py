@@ -9,14 +9,14 @@ FLOP/s, cache, or compute units of the same kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 
 from ...datasets.devices import Device
-from ...datasets.vocabulary import KINDS, OpError, cost_columns, kind
+from ...datasets.vocabulary import KINDS, OpColumns, OpError, cost_columns, kind
 from . import attention, matmul, mixers, moe, network, rows
 from .setting import Dims, Setting, Terms
 
@@ -63,92 +63,52 @@ LAWS: dict[str, Callable[[Dims, Setting], Terms]] = {
 }
 
 
-def latency_us(
-    kind_name: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str | None,
-    device: Device,
-    cache: str = "warm",
-) -> np.ndarray:
-    """Latency in us of ops of one kind and dtype. ``columns`` holds an array of n values per dim; returns [n].
+def latency_us(ops: OpColumns, device: Device) -> np.ndarray:
+    """Latency of ops in us [n].
 
-    ``cache`` says whether inputs lie in the last-level cache as far as they fit (``warm``) or not (``cold``).
     Raises OpError for an unknown kind, DeviceError when the device has no matrix units for the dtype.
     """
-    parts = [_bounded(*chunk)[0] for chunk in _chunks(kind_name, columns, dtype, out_dtype, device, cache)]
+    parts = [_bounded(ops.kind, *chunk)[0] for chunk in _chunks(ops, device)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def roofline_us(
-    kind_name: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str | None,
-    device: Device,
-    cache: str = "warm",
-) -> np.ndarray:
+def roofline_us(ops: OpColumns, device: Device) -> np.ndarray:
     """The pure lower bound in us: FLOPs over peak, bytes over peak bandwidth (of the cache as far as warm), links."""
-    parts = [
-        _roofline(law_dims, setting)
-        for _, law_dims, setting in _chunks(kind_name, columns, dtype, out_dtype, device, cache)
-    ]
+    parts = [_roofline(*chunk) for chunk in _chunks(ops, device)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def bound(
-    kind_name: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str | None,
-    device: Device,
-    cache: str = "warm",
-) -> np.ndarray:
+def bound(ops: OpColumns, device: Device) -> np.ndarray:
     """What holds each op back, one of :data:`BOUNDS`; objects [n]."""
-    return np.array(BOUNDS, dtype=object)[limits(kind_name, columns, dtype, out_dtype, device, cache)[1]]
+    return np.array(BOUNDS, dtype=object)[limits(ops, device)[1]]
 
 
-def limits(
-    kind_name: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str | None,
-    device: Device,
-    cache: str = "warm",
-) -> tuple[np.ndarray, np.ndarray]:
+def limits(ops: OpColumns, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """The roofline of ops in us (:func:`roofline_us`), and what holds them back as places in :data:`BOUNDS`, uint8."""
-    parts = [
-        (_roofline(dims, setting), _bound(name, dims, setting))
-        for name, dims, setting in _chunks(kind_name, columns, dtype, out_dtype, device, cache)
-    ]
+    parts = [(_roofline(*chunk), _bound(ops.kind, *chunk)) for chunk in _chunks(ops, device)]
     if not parts:
         return np.zeros(0), np.zeros(0, np.uint8)
     floor, bounds = zip(*parts, strict=True)
     return np.concatenate(floor), np.concatenate(bounds)
 
 
-def terms(
-    kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str, device: Device, cache: str
-) -> Iterator[tuple[np.ndarray, np.ndarray, Terms, Dims, Setting]]:
+def terms(ops: OpColumns, device: Device) -> Iterator[tuple[np.ndarray, np.ndarray, Terms, Dims, Setting]]:
     """Latency, roofline, terms, dims and setting of each chunk of ops, in order: what features are made of."""
-    for name, dims, setting in _chunks(kind_name, columns, dtype, out_dtype, device, cache):
-        latency, floor, law = _bounded(name, dims, setting)
+    for dims, setting in _chunks(ops, device):
+        latency, floor, law = _bounded(ops.kind, dims, setting)
         yield latency, floor, law, dims, setting
 
 
-def _chunks(
-    kind_name: str, columns: Mapping[str, np.ndarray], dtype: str, out_dtype: str | None, device: Device, cache: str
-) -> Iterator[tuple[str, Dims, Setting]]:
-    if cache not in CACHES:
-        raise ValueError(f"cache={cache!r} is not one of {', '.join(CACHES)}")
-    definition = kind(kind_name)
-    out_dtype = out_dtype or dtype
-    arrays = {name: np.asarray(columns[name]).reshape(-1) for name in definition.names}
+def _chunks(ops: OpColumns, device: Device) -> Iterator[tuple[Dims, Setting]]:
+    if ops.cache not in CACHES:
+        raise ValueError(f"cache={ops.cache!r} is not one of {', '.join(CACHES)}")
+    out_dtype = ops.out_dtype or ops.dtype
+    arrays = {name: np.asarray(ops.columns[name]).reshape(-1) for name in kind(ops.kind).names}
     count = len(next(iter(arrays.values())))
     for start in range(0, count, CHUNK):
         chunk = {name: values[start : start + CHUNK].astype(np.float64) for name, values in arrays.items()}
-        cost = cost_columns(kind_name, chunk, dtype, out_dtype)
-        yield kind_name, SimpleNamespace(**chunk), Setting(device, dtype, out_dtype, cache == "warm", cost)
+        cost = cost_columns(ops.kind, chunk, ops.dtype, out_dtype)
+        yield SimpleNamespace(**chunk), Setting(device, ops.dtype, out_dtype, ops.cache == "warm", cost)
 
 
 def _law(kind_name: str) -> Callable[[Dims, Setting], Terms]:

@@ -7,7 +7,6 @@ scales evenly; nothing depends on other rows, so a row's features never change w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.dtypes import BITS, family_format
-from ...datasets.vocabulary import KINDS, kind
+from ...datasets.vocabulary import KINDS, OpColumns, kind
 from ..analytical import terms
 from ..analytical.setting import Dims, Setting, Terms
 from .device import device_figures
@@ -35,39 +34,22 @@ class Frame:
     roofline_us: np.ndarray  # float64 [n]
 
 
-def features(
-    kind_name: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str | None,
-    device: Device,
-    cache: str = "warm",
-) -> np.ndarray:
+def features(ops: OpColumns, device: Device) -> np.ndarray:
     """float32 [n, f]: one row per op, columns as in :func:`feature_names`. Raises as ``analytical.latency_us``."""
-    return frame(kind_name, columns, dtype, out_dtype, device, cache).matrix
+    return frame(ops, device).matrix
 
 
-def frame(
-    kind_name: str,
-    columns: Mapping[str, np.ndarray],
-    dtype: str,
-    out_dtype: str | None,
-    device: Device,
-    cache: str = "warm",
-) -> Frame:
+def frame(ops: OpColumns, device: Device) -> Frame:
     """Features with the analytical and roofline time of the same ops."""
-    names = kind(kind_name).names
-    count = len(np.atleast_1d(columns[names[0]]))
-    matrix = np.empty((len(feature_names(kind_name)), count), dtype=np.float32).T
+    count = len(np.atleast_1d(ops.columns[kind(ops.kind).names[0]]))
+    matrix = np.empty((len(feature_names(ops.kind)), count), dtype=np.float32).T
     latency, floor = np.empty(count), np.empty(count)
     start = 0
-    for part_latency, part_floor, law, dims, setting in terms(
-        kind_name, columns, dtype, out_dtype or dtype, device, cache
-    ):
+    for part_latency, part_floor, law, dims, setting in terms(ops, device):
         stop = start + len(part_latency)
         latency[start:stop], floor[start:stop] = part_latency, part_floor
         block = matrix[start:stop]
-        for index, values in enumerate(_columns(kind_name, part_latency, part_floor, law, dims, setting).values()):
+        for index, values in enumerate(_columns(ops.kind, part_latency, part_floor, law, dims, setting).values()):
             block[:, index] = values
         start = stop
     return Frame(matrix, latency, floor)
@@ -77,7 +59,7 @@ def frame(
 def feature_names(kind_name: str) -> tuple[str, ...]:
     """The columns of :func:`features` for a kind, in order. OpError for an unknown kind."""
     one = {dim.name: np.array([float(max(dim.low, dim.default or 0))]) for dim in kind(kind_name).dims}
-    latency, floor, law, dims, setting = next(terms(kind_name, one, "bf16", "bf16", _REFERENCE, "warm"))
+    latency, floor, law, dims, setting = next(terms(OpColumns(kind_name, one, "bf16", "bf16", "warm"), _REFERENCE))
     return tuple(_columns(kind_name, latency, floor, law, dims, setting))
 
 

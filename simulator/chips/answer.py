@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import plain
-from ..report.display import NotebookTable, display_html
+from ..report.display import display_html, notebook_table
 from ..report.view import ViewColumn, ViewTable
 
 
@@ -63,11 +63,7 @@ class ChipsReport:
         return plain(self)
 
     def _repr_html_(self) -> str:
-        rows = [
-            (row.cluster, f"{row.speed:.2f}", "" if row.joules is None else f"{row.joules:.4g}") for row in self.rows
-        ]
-        table = NotebookTable(("cluster", "speed", "J a token"), rows, [row.speed for row in self.rows])
-        return display_html(f"{self.workload} of {self.model}", [], table, " ".join(self.notes))
+        return display_html(f"{self.workload} of {self.model}", [], notebook_table(table(self)), " ".join(self.notes))
 
 
 def table(report: ChipsReport) -> ViewTable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...datasets.devices import Device
+from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ...models.choice import LAW
 from ...models.intervals import UNCALIBRATED_FACTOR
@@ -19,7 +20,7 @@ class AnalyticalEngine:
     name: str = "analytical"
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        latency = analytical.latency_us(kind, columns, dtype, out_dtype, self.device, cache)
+        latency = analytical.latency_us(OpColumns(kind, columns, dtype, out_dtype, cache), self.device)
         answers = Answers.declined(len(latency))
         answers.latency_us[:] = latency
         answers.low_us[:] = latency / UNCALIBRATED_FACTOR

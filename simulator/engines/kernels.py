@@ -44,6 +44,8 @@ class KernelsEngine:
             matches = (rows >= choice.least_tokens) & ((rows <= choice.most_tokens) | (choice.most_tokens == 0))
             if choice.most_ep:
                 matches &= columns["ep"][open_] <= choice.most_ep
+            if choice.unaligned:
+                matches &= columns["hidden"][open_] % choice.unaligned > 0
             if choice.kv_dtype:
                 matches &= columns["kv_dtype"][open_] == KV_DTYPE.choices.index(choice.kv_dtype)
             open_ = open_[matches]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...datasets.devices import Device
+from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ...models.analytical.network import SUSTAINED_LINK
 from ...models.choice import OWN_SUM
@@ -115,7 +116,7 @@ class NormSumsEngine:
         answers = in_turn(self.plain, kind, alone, *formats)
         dtype, out_dtype, cache = formats
         with_sum, less = (
-            analytical.latency_us(kind, op_columns, dtype, out_dtype, self.device, cache)
+            analytical.latency_us(OpColumns(kind, op_columns, dtype, out_dtype, cache), self.device)
             for op_columns in (columns, alone)
         )
         added = with_sum - less

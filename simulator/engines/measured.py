@@ -12,6 +12,7 @@ from ...datasets.devices import Device
 from ...datasets.launches import ANYONE, Caller
 from ...datasets.ops import KINDS
 from ...datasets.store import Exact, Store
+from ...datasets.vocabulary import OpColumns
 from ...models.choice import OTHER, OWN, OWN_ROWS, ROW, is_own, launched, ranked
 from ...models.clocks import at_boost
 from ...models.intervals import PERCENTILES
@@ -66,26 +67,20 @@ class MeasuredEngine:
         if hits:
             hit_positions = np.array(positions)
             self._put_hits(answers, kind, hit_positions, hits)
-            self._rescale_to_boost(answers, hit_positions, hits, kind, columns, (dtype, out_dtype, cache))
+            query = OpColumns(kind, columns, dtype, out_dtype, cache)
+            self._rescale_to_boost(answers, hit_positions, hits, query)
         return answers
 
     def _rescale_to_boost(
-        self,
-        answers: Answers,
-        positions: np.ndarray,
-        hits: Sequence[Exact],
-        kind: str,
-        columns: Columns,
-        formats: tuple[str, str, str],
+        self, answers: Answers, positions: np.ndarray, hits: Sequence[Exact], query: OpColumns
     ) -> None:
         """Bring rows that were timed at a clock which the power limit left to boost clock: steps slow them again."""
         clock = np.array([hit.clock for hit in hits])
         throttled = positions[clock < 1.0]
         if not len(throttled):
             return
-        throttled_columns = {name: values[throttled] for name, values in columns.items()}
         latency = answers.latency_us[throttled]
-        factor = at_boost(kind, throttled_columns, *formats, self.device, latency, clock[clock < 1.0]) / latency
+        factor = at_boost(query.take(throttled), self.device, latency, clock[clock < 1.0]) / latency
         for bound in (answers.latency_us, answers.low_us, answers.high_us):
             bound[throttled] *= factor
 

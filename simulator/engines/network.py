@@ -110,6 +110,7 @@ class NetworkEngine:
             device.architecture,
             bool(cluster.topology.get("reduces", False)),
             mesh_links=cluster.mesh_links if nvlink else 0,
+            host=cluster.host_maker,
             **cluster.nccl,
         )
 

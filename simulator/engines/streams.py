@@ -13,6 +13,7 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.dtypes import weight_itemsize
+from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ...models.choice import BEYOND_MEMORY
 from .answers import Answers, Columns, Engine, in_turn
@@ -58,4 +59,4 @@ class StreamEngine:
         if kind == "gemm":
             weights = 1.0 * columns["batch"] * columns["n"] * columns["k"] * weight_itemsize(dtype)
             return np.asarray(weights / (self.device.memory_gbps * 1e3))
-        return analytical.roofline_us(kind, columns, dtype, out_dtype, self.device, "warm")
+        return analytical.roofline_us(OpColumns(kind, columns, dtype, out_dtype, "warm"), self.device)

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.dtypes import WEIGHT_BITS
+from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ...models.choice import SIXTEEN_BITS_RATE
 from ..question.kernels import Unpacking
@@ -74,5 +75,7 @@ class UnpackedEngine:
         slowed = replace(
             self.device, tensor_tflops={name: rate * share for name, rate in self.device.tensor_tflops.items()}
         )
-        packed_us = analytical.roofline_us("gemm", columns, dtype, out_dtype, slowed, cache)
-        return packed_us / analytical.roofline_us("gemm", columns, SIXTEEN_BITS[0], out_dtype, self.device, cache)
+        packed_us = analytical.roofline_us(OpColumns("gemm", columns, dtype, out_dtype, cache), slowed)
+        return packed_us / analytical.roofline_us(
+            OpColumns("gemm", columns, SIXTEEN_BITS[0], out_dtype, cache), self.device
+        )

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import StageShare
+from ..report.view import ViewColumn, ViewTable
 from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units
 from .charts import bars, figure, from_top, hover, label, round_number, where_room
 from .gantt import pipeline_charts
 from .links import links_section, time_section
-from .page import Cell, Column, Figure, LayeredTimeline, Legend, Note, PageSection, Part, Table
+from .page import Figure, LayeredTimeline, Legend, Note, PageSection, Part, drawn_table
 
 GROUP_WORDS = {
     "tp": "tensor",
@@ -131,31 +132,25 @@ def parallelism_section(
     chart = parallelism_chart([(name, exposed_s.get(name, 0.0), hidden_s.get(name, 0.0)) for name in names], step_s)
     parts: list[Part] = [Figure("By parallel dimension", {"": chart}), Legend()]
     if exchanges:
-        parts.append(exchanges_table(exchanges))
+        parts.append(drawn_table(exchanges_table(exchanges)))
     if not links_simulated:
         parts.append(Note("", ("Ask with network=flow to see how full each link is and what sharing links costs.",)))
     return PageSection("communication", "Communication", text, tuple(parts))
 
 
-def exchanges_table(exchanges: Sequence[tuple[str, str, float, float]]) -> Table:
+def exchanges_table(exchanges: Sequence[tuple[str, str, float, float]]) -> ViewTable:
     """What a device exchanges over which kind of link."""
     columns = (
-        Column("for", words=True),
-        Column("over", "the slowest kind of link that the group crosses", words=True),
-        Column("operations", "of one device in a step"),
-        Column("time", "of them all, hidden or not"),
+        ViewColumn("for", "words"),
+        ViewColumn("over", "words", "the slowest kind of link that the group crosses"),
+        ViewColumn("operations", "count", "of one device in a step"),
+        ViewColumn("time", "seconds", "of them all, hidden or not", bar=True),
     )
-    longest = max(seconds for *_, seconds in exchanges) or 1.0
     rows = [
-        (
-            Cell(GROUP_WORDS.get(group, group)),
-            Cell(LINK_WORDS.get(link, link)),
-            Cell(units.count(round(count))),
-            Cell(units.duration(seconds * 1e6), bar=seconds / longest),
-        )
+        [GROUP_WORDS.get(group, group), LINK_WORDS.get(link, link), count, seconds]
         for group, link, count, seconds in exchanges
     ]
-    return Table("Kinds of link", columns, rows)
+    return ViewTable("Kinds of link", columns, rows)
 
 
 def parallelism_chart(rows: Sequence[tuple[str, float, float]], step_s: float) -> dict[str, Any]:
@@ -191,11 +186,11 @@ def stages_section(
     stages: Sequence[StageShare], memory_gib: Sequence[Mapping[str, float]], limit_gib: float | None
 ) -> PageSection | None:
     """What every stage holds and does."""
-    parts: list[Figure | Legend | Table] = []
+    parts: list[Part] = []
     if memory_gib:
         parts += [Figure("Memory at the peak of each stage", {"": memory_chart(memory_gib, limit_gib)}), Legend()]
     if stages:
-        parts.append(stages_table(stages))
+        parts.append(drawn_table(stages_table(stages)))
     if not parts:
         return None
     mark = " The line is where the device ends." if memory_gib and limit_gib else ""
@@ -230,25 +225,14 @@ def memory_chart(memory_gib: Sequence[Mapping[str, float]], limit_gib: float | N
     )
 
 
-def stages_table(stages: Sequence[StageShare]) -> Table:
+def stages_table(stages: Sequence[StageShare]) -> ViewTable:
     """One row per stage."""
-    columns = (
-        Column("stage"),
-        Column("layers"),
-        Column("parameters", "on each of its devices"),
-        Column("busy", "time in forwards and backwards"),
-        Column("bubble", "time waiting for other stages"),
-    )
-    longest = max((stage.busy_s for stage in stages), default=0.0) or 1.0
-    idle = max((stage.bubble_s for stage in stages), default=0.0) or 1.0
-    rows = [
-        (
-            Cell(str(stage.stage)),
-            Cell(str(stage.layers)),
-            Cell(units.with_prefix(float(stage.parameters), "").rstrip()),
-            Cell(units.duration(stage.busy_s * 1e6), bar=stage.busy_s / longest),
-            Cell(units.duration(stage.bubble_s * 1e6), bar=stage.bubble_s / idle, bar_tone="measured"),
-        )
-        for stage in stages
-    ]
-    return Table("Work of each stage", columns, rows)
+    columns = {
+        "stage": ViewColumn("stage"),
+        "layers": ViewColumn("layers"),
+        "parameters": ViewColumn("parameters", "quantity", "on each of its devices"),
+        "busy_s": ViewColumn("busy", "seconds", "time in forwards and backwards", bar=True),
+        "bubble_s": ViewColumn("bubble", "seconds", "time waiting for other stages", bar=True),
+    }
+    rows = [[getattr(stage, name) for name in columns] for stage in stages]
+    return ViewTable("Work of each stage", [*columns.values()], rows)

@@ -2,24 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from . import units
-from .page import Cell, Column, Page, PageSection, Table
-
-TONES = {"better": "good", "new": "good", "no better": "poor"}
-
-
-def page(store: str, kinds: Sequence[Any], steps: Sequence[Any]) -> Page:
-    """The page of some gains (``jobs.gain``)."""
-    better = sum(row.verdict in ("better", "new") for row in kinds)
-    sections = [PageSection("kinds", "Kinds of op", KINDS, (kinds_table(kinds),))]
-    if steps:
-        sections.append(PageSection("steps", "Steps", STEPS, (steps_table(steps),)))
-    facts = (f"{sum(row.rows for row in kinds):,} rows", f"{better} of {len(kinds)} tables are better")
-    return Page("What became better", store, facts, (), tuple(sections))
-
+from ..report.view import ViewTable
+from .page import Page, PageSection, drawn_table
 
 KINDS = (
     "Median error of one op. Before: without these rows. After: predictors trained with them, on rows that were left "
@@ -28,37 +12,9 @@ KINDS = (
 STEPS = "The same questions without these rows and with them. The interval is meant to hold 90 % of the truths."
 
 
-def kinds_table(kinds: Sequence[Any]) -> Table:
-    """A row for each kind, backend and device."""
-    most = max([row.before_ape or 0.0 for row in kinds] + [row.after_ape or 0.0 for row in kinds] + [1e-9])
-    columns = (*(Column(name, words=True) for name in ("op", "backend", "device")), Column("rows"), Column("before"))
-    columns = (*columns, Column("inside"), Column("after"), Column("inside"), Column("", words=True))
-    rows = [
-        (
-            *(Cell(text) for text in (row.kind, row.backend, row.device, f"{row.rows:,}")),
-            *_error(row.before_ape, row.before_coverage, most),
-            *_error(row.after_ape, row.after_coverage, most),
-            Cell(row.verdict, TONES.get(row.verdict, "fair")),
-        )
-        for row in kinds
-    ]
-    return Table("", columns, rows)
-
-
-def steps_table(steps: Sequence[Any]) -> Table:
-    """A row for each step."""
-    columns = (Column("step", words=True), *(Column(name) for name in ("before", "interval", "after", "interval")))
-    return Table("", columns, [(Cell(row.step), *_time(row.before_ms), *_time(row.after_ms)) for row in steps])
-
-
-def _error(ape: float | None, coverage: float | None, most: float) -> tuple[Cell, Cell]:
-    if ape is None or coverage is None:
-        return Cell("none"), Cell("")
-    return Cell(f"{ape:.1f} %", bar=ape / most), Cell(units.share(coverage))
-
-
-def _time(answer: tuple[float, float, float] | None) -> tuple[Cell, Cell]:
-    if answer is None:
-        return Cell("no answer"), Cell("")
-    value, low, high = (1e3 * seconds for seconds in answer)
-    return Cell(units.duration(value)), Cell(units.duration_range(low, high))
+def page(store: str, facts: tuple[str, ...], kinds: ViewTable, steps: ViewTable) -> Page:
+    """The page of what became better by kind and, where there are any, by step (``jobs.gain``)."""
+    sections = [PageSection("kinds", "Kinds of op", KINDS, (drawn_table(kinds, ""),))]
+    if steps.rows:
+        sections.append(PageSection("steps", "Steps", STEPS, (drawn_table(steps),)))
+    return Page("What became better", store, facts, (), tuple(sections))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..report.link_tables import fullest_table, slowdown_table, times
+from ..report.link_tables import critical_table, fullest_table, slowdown_table
 from . import units
 from .charts import curve, figure, hover
-from .page import Cell, Column, Figure, Legend, PageSection, Part, Picture, Table, drawn_table
+from .page import Figure, Legend, PageSection, Part, Picture, drawn_table
 
 HUES = ("blue", "orange", "green", "red", "purple", "cyan", "brown", "pink", "lime", "indigo")
 
@@ -49,16 +49,6 @@ def _fault_study(study: Mapping[str, Any], subject: str) -> list[Part]:
     steps = curve(slowdowns, [100.0 * share for share in shares], "red", {"shape": "hv"}, **marks)
     axes = {"xaxis": {"ticksuffix": "\u00a0x"}, "yaxis": {"ticksuffix": "\u00a0%", "range": [0, 102]}}
     title = f"{subject.capitalize()} with faults, {study['trials']} samples"
-    worst_excess = max([item["slowdown"] - 1.0 for item in study["critical"] if item["slowdown"]], default=0.0)
-    bars = [
-        1.0 if item["slowdown"] is None else (item["slowdown"] - 1.0) / (worst_excess or 1.0)
-        for item in study["critical"]
-    ]
-    worst = [
-        (Cell(item["where"]), Cell(times(item["slowdown"]), bar=bar))
-        for item, bar in zip(study["critical"], bars, strict=True)
-    ]
-    critical = Column("link or node", words=True), Column("time", "mean of its samples")
     pictures = (
         [Figure(f"{title}: how many take at most so long", {"": figure([steps], height=260, **axes)})]
         if slowdowns
@@ -67,7 +57,7 @@ def _fault_study(study: Mapping[str, Any], subject: str) -> list[Part]:
     return [
         *pictures,
         drawn_table(slowdown_table(study, subject), title),
-        Table("Most critical places", critical, worst),
+        drawn_table(critical_table(study), "Most critical places"),
     ]
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...datasets.files import write_atomically
-from ..report.view import PAGE, Toned, ViewColumn, ViewTable, written
+from ..report.view import PAGE, Toned, ViewColumn, ViewTable, finite, written
 from . import units
 from .colours import PALETTE
 
@@ -25,12 +24,19 @@ PLOTLY = HERE / "plotly-basic.min.js.gz"  # npm plotly.js-basic-dist-min 4.1.1 (
 UNITS = {  # how a page writes values of some kinds
     "seconds": lambda seconds: units.duration(1e6 * seconds),
     "us": units.duration,
+    "us_range": lambda ends: units.duration_range(*ends),
+    "error": lambda percent: units.percent(percent, signed=True),
     "digits": units.three_digits,
     "ms": lambda ms: units.duration(1e3 * ms),
     "fine_ms": lambda ms: units.duration(1e3 * ms),
+    "time_ms": lambda ms: units.duration(1e3 * ms),
+    "ms_range": lambda ends: units.duration_range(*(1e3 * ms for ms in ends)),
+    "size": lambda size: units.with_prefix(size, "B"),
+    "quantity": lambda value: units.with_prefix(value, "").rstrip(),
     "share": units.share,
     "bytes": lambda size: units.gib(size / 2**30),
 }
+LEAST_BAR = {"cost": 0.01, "share": 1.0}  # what a full bar stands for at least
 
 
 class ReportError(ValueError):
@@ -191,11 +197,11 @@ class Page:
     glossary: tuple[tuple[str, str], ...] = field(default=())
 
 
-def drawn_table(view: ViewTable, caption: str | None = None) -> Table:
-    """A table of an answer as a page has it, under a caption of its own or the table's."""
+def drawn_table(view: ViewTable, caption: str | None = None, variant: str = "") -> Table:
+    """A table of an answer as a page has it, under a caption of its own or the table's; ``variant`` as in Table."""
     columns, rows = view.on(PAGE)
     most = [
-        max([0.01 if column.kind == "cost" else 1e-300, *(row[at] or 0.0 for row in rows)]) if column.bar else 0.0
+        max([LEAST_BAR.get(column.kind, 1e-300), *(_length(row[at]) for row in rows)]) if column.bar else 0.0
         for at, column in enumerate(columns)
     ]
     return Table(
@@ -205,14 +211,20 @@ def drawn_table(view: ViewTable, caption: str | None = None) -> Table:
             tuple(_cell(value, own, largest) for value, own, largest in zip(row, columns, most, strict=True))
             for row in rows
         ],
+        variant,
     )
 
 
 def _cell(value: Any, column: ViewColumn, most: float) -> Cell:
-    text = written(value, column.kind, UNITS)
-    if isinstance(value, Toned):
-        return Cell(text, value.tone, hint=value.hint)
-    return Cell(text, bar=max(value or 0.0, 0.0) / most if column.bar else None)
+    bar = _length(value) / most if column.bar else None
+    tone, hint = (value.tone, value.hint) if isinstance(value, Toned) else ("", "")
+    return Cell(written(value, column.kind, UNITS), tone, bar, hint=hint)
+
+
+def _length(value: Any) -> float:
+    """How long a value's bar is; nothing behind words and what is below 0."""
+    value = value.value if isinstance(value, Toned) else value
+    return 0.0 if value is None or isinstance(value, str) else max(value, 0.0)
 
 
 def render(page: Page) -> str:
@@ -267,25 +279,11 @@ def has_figures(page: Page) -> bool:
 
 def embed(value: Any) -> str:
     """JSON that can stand inside a script element. NaN and infinities become null."""
-    text = json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
 
 
 def write(page: Page, path: Path) -> Path:
     """Write the page whole or not at all, and return its path; ReportError when it cannot be written."""
-    return write_text(render(page), path)
-
-
-def write_text(text: str, path: Path) -> Path:
-    """Write a file whole or not at all, and return its path; ReportError when it cannot be written."""
+    text = render(page)
     return write_atomically(path, lambda file: file.write_text(text, "utf-8"), ReportError, "the report to ")

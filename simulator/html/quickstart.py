@@ -9,8 +9,9 @@ from typing import Any
 
 from ..report.answer import ape
 from ..report.comparison import Comparison, OpComparison, StepComparison
+from ..report.view import Toned, ViewColumn, ViewTable
 from . import charts, colours, units, wording
-from .page import Card, Cell, Column, Figure, Legend, Note, Page, PageSection, Part, Strip, Table
+from .page import Card, Cell, Column, Figure, Legend, Note, Page, PageSection, Part, Strip, Table, drawn_table
 from .sites import Errors, Site, errors_by_kind, errors_of, sites
 from .timeline import timeline
 
@@ -114,31 +115,26 @@ def strip(step: StepComparison) -> Strip:
 
 def steps_section(comparison: Comparison) -> PageSection:
     """The steps as a table, with what the cards leave out."""
-    heads = ("step", "predicted", "interval", "measured", "spread", "runs", "error", "tokens/s", "MFU", "peak memory")
+    columns = (
+        *(ViewColumn("step", "words"), ViewColumn("predicted", "time_ms"), ViewColumn("interval", "ms_range")),
+        *(ViewColumn("measured", "time_ms"), ViewColumn("spread"), ViewColumn("runs", "count")),
+        *(ViewColumn("error", "error"), ViewColumn("tokens/s", "digits"), ViewColumn("MFU", "share")),
+        ViewColumn("peak memory", "bytes"),
+    )
     rows = []
     for step in comparison.steps:
         report, error = step.report, signed_error(step)
-        rows.append(
-            (
-                Cell(wording.workload(step.workload)),
-                Cell(units.duration(step.predicted_ms * 1e3)),
-                Cell(units.duration_range(step.low_ms * 1e3, step.high_ms * 1e3)),
-                Cell(units.duration(step.measured_ms * 1e3)),
-                Cell(f"\u00b1 {units.percent(step.spread)}"),
-                Cell(units.count(len(step.measured_runs_ms))),
-                Cell(units.percent(error, signed=True), colours.of_error(error)),
-                Cell(units.three_digits(report.tokens_per_s_per_gpu)),
-                Cell(units.share(report.mfu)),
-                Cell(units.gib(report.memory.peak_gib)),
-            )
-        )
-    columns = tuple(Column(head, words=head == "step") for head in heads)
+        times = step.predicted_ms, (step.low_ms, step.high_ms), step.measured_ms, f"\u00b1 {units.percent(step.spread)}"
+        rates = report.tokens_per_s_per_gpu, report.mfu, report.memory.peak_gib * 2**30
+        toned = Toned(error, colours.of_error(error))
+        rows.append([wording.workload(step.workload), *times, len(step.measured_runs_ms), toned, *rates])
+    table = ViewTable("Predicted and measured steps", columns, rows)
     text = (
         "Each prediction was made from operators whose shapes are none of this model's. "
         "Measured is the median of real steps; their spread is half the way from the 10th to the 90th percentile. "
         "Tokens per second, MFU and peak memory are the predicted ones."
     )
-    return PageSection("steps", "The steps", text, (Table("Predicted and measured steps", columns, rows),))
+    return PageSection("steps", "The steps", text, (drawn_table(table),))
 
 
 def choices(by_workload: Mapping[str, Sequence[OpComparison]], everything: bool) -> tuple[tuple[str, str], ...]:
@@ -172,36 +168,29 @@ def agreement_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Seq
             "Error over measured time", {n: charts.error_by_size(s) for n, s in sites_of_variant.items()}, half=True
         ),
     )
-    tables = [worst_table(group, name) for name, group in sites_of_variant.items()]
+    tables = [drawn_table(worst_table(group), variant=name) for name, group in sites_of_variant.items()]
     return PageSection(
         "ops", "Operator by operator", text, (*figures, Legend(), *tables), choices(by_workload, everything=True)
     )
 
 
-def worst_table(sites: Sequence[Site], variant: str) -> Table:
+def worst_table(sites: Sequence[Site]) -> ViewTable:
     """The call sites that add or take most."""
-    columns = (
-        Column("op", words=True),
-        Column("where", words=True),
-        Column("calls"),
-        Column("predicted", "per call"),
-        Column("measured", "per call"),
-        Column("error"),
-        Column("adds", "predicted minus measured, all calls together"),
-    )
+    names = [ViewColumn(title, "words") for title in ("op", "where")]
+    times = [ViewColumn(title, "us", "per call") for title in ("predicted", "measured")]
+    adds = ViewColumn("adds", "us", "predicted minus measured, all calls together")
     rows = [
-        (
-            Cell(site.detail, hint=site.source),
-            Cell(site.path or "the model itself", hint=f"{site.workload}, {site.phase}"),
-            Cell(units.count(site.calls)),
-            Cell(units.duration(site.predicted_us)),
-            Cell(units.duration(site.measured_us)),
-            Cell(units.percent(site.error, signed=True), colours.of_error(site.error)),
-            Cell(units.duration(site.off_us)),
-        )
+        [
+            Toned(site.detail, hint=site.source),
+            Toned(site.path or "the model itself", hint=f"{site.workload}, {site.phase}"),
+            *(site.calls, site.predicted_us, site.measured_us),
+            Toned(site.error, colours.of_error(site.error)),
+            site.off_us,
+        ]
         for site in sorted(sites, key=lambda site: -abs(site.off_us))[:WORST_SITES]
     ]
-    return Table("Where most of the error comes from", columns, rows, variant)
+    columns = [*names, ViewColumn("calls", "count"), *times, ViewColumn("error", "error"), adds]
+    return ViewTable("Where most of the error comes from", columns, rows)
 
 
 def errors_section(ops: Sequence[OpComparison], by_workload: Mapping[str, Sequence[OpComparison]]) -> PageSection:

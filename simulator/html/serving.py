@@ -6,29 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..report import served_view
 from ..report.served import ServingReport, TimeSpread
+from ..report.served_view import TIMES, adapter_table, class_table, kind_table, pool_table, rejection_table, tier_table
+from ..report.view import ViewTable
 from . import colours, units
 from .charts import LEGEND, RIGHT, curve, dashed, figure, hover, titled
-from .fleet import fleet_section, kinds_section
-from .page import Card, Cell, Column, Figure, Note, Page, PageSection, Part, Table
+from .fleet import fleet_pictures
+from .page import Card, Figure, Note, Page, PageSection, drawn_table
 
-TIMES = {  # figures with a CDF -> (short name, what it is, the target that limits it)
-    "ttft_ms": ("TTFT", "until the first token", "ttft_ms"),
-    "tpot_ms": ("TPOT", "of each later token of a request, on average", "tpot_ms"),
-    "itl_ms": ("ITL", "between two tokens", ""),
-    "e2e_ms": ("end to end", "until the last token", "e2e_ms"),
-}
-MORE_TIMES = {
-    "queue_ms": ("queue", "until the request runs", ""),
-    "normalised_ms": ("per output token", "end to end over tokens of the answer", ""),
-    "prefill_e2e_ms": ("prefill", "until the prompt is computed, of requests whose cache moves", ""),
-    "kv_transfer_ms": ("KV transfer", "of a cache to the pool that decodes", ""),
-    "decode_e2e_ms": ("decode", "from the arrival of the cache to the last token", ""),
-}
-PARTS = ("mean", "p50", "p90", "p99")
-CLASS_TIMES = tuple((time, part) for time in ("ttft", "tpot") for part in ("p50", "p99"))
-TIER_COUNTS = ("tokens_found", "loads", "tokens_kept", "tokens_evicted")
-TIERS = {"gpu": "GPU", "host": "host memory", "ssd": "drives", "remote": "shared store"}
+CURVES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")  # times with a CDF
 POOLS = {
     "all": "all replicas",
     "prefill": "prefill",
@@ -36,39 +23,49 @@ POOLS = {
     "first": "replicas of the first kind",
     "second": "of the second",
 }
-RateSweep = Sequence[tuple[str, float, ServingReport]]  # (name, rate, what came of it)
+RateSweep = Sequence[tuple[float, ServingReport]]
 
 
 def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: RateSweep = ()) -> Page:
     """Everything the page shows of a run, and of other ``rates`` where there are any."""
-    sections = [
-        rates_section(rates) if rates else None,
-        times_section(report),
-        over_time_section(report),
-        targets_section(report),
-        classes_section(report),
-        tiers_section(report),
-        adapters_section(report),
-        experts_section(report),
-        pools_section(report),
-        kinds_section(report),
-        fleet_section(report),
-    ]
-    notes = tuple(note for note in (report.overload, *report.notes) if note)
-    notes_section = (PageSection("notes", "Notes", "", (Note("", notes),)),) if notes else ()
+    waits = "How long requests take. A dashed line is the target."
+    order = "Requests of a lower priority number go first. A rejected request has no times, and misses its targets."
+    moved = units.with_prefix(report.kv_transfer_bytes, "B")
+    pools = f"One pool prefills, one decodes; {moved} of caches moved between them."
+    kinds = "Replicas of two kinds in one pool: the router chooses between them."
+    fleet = "Replicas start, drain before they stop, fail and come back."
+    rejected = {"Classes": class_table(report), "Rejected requests": rejection_table(report)}
+    notes = tuple(served_view.notes(report))
     return Page(
         title=title,
         subtitle=f"{count_text(report.completed, 'request')} in {units.duration(report.duration_s * 1e6)} of traffic, "
         f"{count_text(report.replicas, 'replica')} on {count_text(report.devices, 'GPU')}, simulated",
         facts=tuple(facts),
         cards=tuple(cards(report)),
-        sections=(*(section for section in sections if section is not None), *notes_section),
+        sections=(
+            *(rates_section(rates) if rates else ()),
+            *section("times", "What users wait for", waits, cdfs(report), {"Times": served_view.times_table(report)}),
+            *section("summary", "What was served", "", (), {"In short": served_view.summary_table(report)}),
+            *over_time_section(report),
+            *section("targets", "Targets", targets_text(report), target_pictures(report)),
+            *section("classes", "Classes and rejections", order, (), rejected),
+            *section("tiers", "Prefix cache", "Where prompts were found.", (), {"Tiers": tier_table(report)}),
+            *section("adapters", "Adapters", "", (), {"The most asked for": adapter_table(report)}),
+            *section("experts", "Experts", "", expert_pictures(report)),
+            *section("pools", "Pools", pools, (), {"Pools": pool_table(report)}),
+            *section("kinds", "Kinds of replicas", kinds, (), {"Kinds": kind_table(report)}),
+            *section("fleet", "Fleet", fleet, fleet_pictures(report)),
+            *([PageSection("notes", "Notes", "", (Note("", notes),))] if notes else ()),
+        ),
     )
 
 
-def microseconds(time_ms: float | None) -> float | None:
-    """A time that nobody may have had."""
-    return None if time_ms is None else time_ms * 1e3
+def section(
+    name: str, title: str, text: str, pictures: Sequence[Figure], tables: Mapping[str, ViewTable] | None = None
+) -> list[PageSection]:
+    """A section of pictures and tables (by caption); none where there are neither pictures nor rows."""
+    drawn = [drawn_table(table, caption) for caption, table in (tables or {}).items() if table.rows]
+    return [PageSection(name, title, text, (*pictures, *drawn))] if pictures or drawn else []
 
 
 def count_text(count: int, what: str) -> str:
@@ -128,30 +125,18 @@ def price_card(report: ServingReport) -> Card:
     return Card("A million tokens", (head,), tuple(lines), verdict)
 
 
-def times_section(report: ServingReport) -> PageSection:
-    """CDFs of what users see, and all times as a table."""
-    figures = [
+def cdfs(report: ServingReport) -> list[Figure]:
+    """CDFs of what users see."""
+    return [
         Figure(f"{TIMES[name][0]}: share of requests at most as long", {"": cdf(report, name)}, half=True)
-        for name in TIMES
+        for name in CURVES
         if getattr(report, name).cdf
     ]
-    rows = [
-        (Cell(short, hint=what), *(Cell(units.duration(getattr(spread_ms, quantile) * 1e3)) for quantile in PARTS),
-         Cell(spread(report, f"{name}.p50")), Cell(spread(report, f"{name}.p99")))
-        for name, (short, what, _) in (TIMES | MORE_TIMES).items()
-        if (spread_ms := getattr(report, name)) is not None
-    ]  # fmt: skip
-    columns = Column("", words=True), *map(Column, PARTS), Column("interval of p50"), Column("interval of p99")
-    if not report.intervals:
-        rows, columns = [row[:5] for row in rows], columns[:5]
-    parts: list[Part] = [*figures, Table("Times", columns, rows)]
-    text = "How long requests take. A dashed line is the target."
-    return PageSection("times", "What users wait for", text, tuple(parts))
 
 
 def cdf(report: ServingReport, name: str) -> dict[str, Any]:
     """The CDF of a time, its target and what share meets it."""
-    short, what, target = TIMES[name]
+    short, what = TIMES[name]
     points: tuple[tuple[float, float], ...] = getattr(report, name).cdf
     hints = [
         hover(f"{units.share(share)} of requests", f"{short} at most {units.duration(ms * 1e3)}")
@@ -159,7 +144,7 @@ def cdf(report: ServingReport, name: str) -> dict[str, Any]:
     ]
     times, shares = [ms for ms, _ in points], [100 * share for _, share in points]
     line = curve(times, shares, "blue", {"width": 2}, hovertext=hints, hoverinfo="text")
-    limit = report.slo.get(target)
+    limit = report.slo.get(name)
     shapes = [] if limit is None else [dashed("x", limit)]
     positive = [ms for ms, _ in points if ms > 0]
     wide = positive and positive[-1] > 20 * positive[0]
@@ -170,24 +155,24 @@ def cdf(report: ServingReport, name: str) -> dict[str, Any]:
     return figure([line], 300, shapes=shapes, xaxis=axis, yaxis=titled("% of requests", range=[0, 101]))
 
 
-def over_time_section(report: ServingReport) -> PageSection | None:
+def over_time_section(report: ServingReport) -> list[PageSection]:
     """Batches, KV memory and the queue over time, pool by pool."""
     pools = {name: rows for name, rows in report.over_time.items() if rows}
     if not pools:
-        return None
+        return []
     pictures = {
         "Sequences that decode in a batch, and prompt tokens of one": batches,
         "KV memory in use": lambda rows: filled_curve(rows, "kv_share", 100.0, "% of KV blocks", "orange"),
         "Requests that wait on a replica": lambda rows: filled_curve(rows, "waiting", 1.0, "requests", "red"),
         "Time that replicas compute": lambda rows: filled_curve(rows, "busy_share", 100.0, "% of time", "green"),
     }
-    parts: list[Part] = [
+    parts = [
         Figure(label, {name if len(pools) > 1 else "": draw(rows) for name, rows in pools.items()}, half=True)
         for label, draw in pictures.items()
     ]
     choices = tuple((name, POOLS[name]) for name in pools) if len(pools) > 1 else ()
     text = "Means of spans of equal length, over all replicas, weighted by the length of iterations."
-    return PageSection("time", "Over time", text, tuple(parts), choices)
+    return [PageSection("time", "Over time", text, tuple(parts), choices)]
 
 
 def batches(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -218,12 +203,19 @@ def filled_curve(rows: Sequence[Mapping[str, float]], name: str, factor: float, 
     return figure([line], 300, xaxis=titled("seconds"), yaxis=titled(what, rangemode="tozero"))
 
 
-def targets_section(report: ServingReport) -> PageSection | None:
-    """Share of requests, and goodput, by how strict the targets are; None without targets."""
-    if not report.slo_curve:
-        return None
+def targets_text(report: ServingReport) -> str:
+    """What was asked for, in words; empty where nothing was."""
     limits = {name: f"{value:,g} ms" for name, value in report.slo.items() if name != "share"}
     limits_text = ", ".join(f"{name.removesuffix('_ms').upper()} at most {value}" for name, value in limits.items())
+    return limits_text and (
+        f"Asked: {limits_text}, for {units.share(report.slo['share'])} of the requests. What other targets would give:"
+    )
+
+
+def target_pictures(report: ServingReport) -> list[Figure]:
+    """Share of requests, and goodput, by how strict the targets are; none without targets."""
+    if not report.slo_curve:
+        return []
     scales = [scale for scale, _ in report.slo_curve]
     rate = report.requests / report.duration_s
     axis = titled("targets, times as long as asked", type="log", tickvals=[0.1, 0.2, 0.5, 1, 2, 5, 10])
@@ -231,161 +223,57 @@ def targets_section(report: ServingReport) -> PageSection | None:
         "Share of requests that meet all targets": (100.0, "% of requests", "blue", {"range": [0, 101]}),
         "Goodput: requests a second that meet all targets": (rate, "requests/s", "teal", {"rangemode": "tozero"}),
     }
-    parts: list[Part] = []
+    parts = []
     for label, (factor, what, hue, axis_options) in pictures.items():
         shares = [share * factor for _, share in report.slo_curve]
         hint = f"%{{y:.3g}} {what} at %{{x:.2g}} times<extra></extra>"
         line = curve(scales, shares, hue, {"width": 2}, hovertemplate=hint)
         picture = figure([line], 300, shapes=[dashed("x", 1.0)], xaxis=axis, yaxis=titled(what, **axis_options))
         parts.append(Figure(label, {"": picture}, half=True))
-    text = (
-        f"Asked: {limits_text}, for {units.share(report.slo['share'])} of the requests. What other targets would give:"
-    )
-    return PageSection("targets", "Targets", text, tuple(parts))
+    return parts
 
 
-def classes_section(report: ServingReport) -> PageSection | None:
-    """What each class of requests saw, and which limits rejected them; None where nobody was told apart or rejected."""
-    parts: list[Part] = []
-    if report.classes:
-        rows = [
-            (Cell(name), Cell(str(seen["priority"])), Cell(units.count(seen["completed"])),
-             Cell(units.count(seen["requests"] - seen["completed"])),
-             *(Cell(units.duration(microseconds(seen[f"{time}_ms"][part]))) for time, part in CLASS_TIMES),
-             Cell(units.share(seen["slo_attainment"]), bar=seen["slo_attainment"]))
-            for name, seen in report.classes.items()
-        ]  # fmt: skip
-        numbers = ("priority", "served", "rejected", "TTFT p50", "p99", "TPOT p50", "p99", "had all targets")
-        parts.append(Table("Classes", (Column("class", words=True), *map(Column, numbers)), rows))
-    if report.rejections:
-        limits = [
-            (Cell(name.replace("_", " ")),
-             Cell(units.count(limit["requests"]), bar=limit["requests"] / report.requests),
-             Cell(f"{limit.get('most', limit.get('most_tokens', 0)):,g}"), Cell(limit["setting"]))
-            for name, limit in report.rejections.items()
-        ]  # fmt: skip
-        heads = Column("limit", words=True), Column("rejected"), Column("at most"), Column("setting", words=True)
-        parts.append(Table("Rejected requests", heads, limits))
-    if not parts:
-        return None
-    text = "Requests of a lower priority number go first. A rejected request has no times, and misses its targets."
-    return PageSection("classes", "Classes and rejections", text, tuple(parts))
-
-
-def tiers_section(report: ServingReport) -> PageSection | None:
-    """Where the prefix cache found tokens; None without tiers."""
-    tiers = {name: tier for name, tier in report.kv_tiers.items() if name != "loads"}
-    if not tiers:
-        return None
-    rows = [
-        (Cell(TIERS[name]), Cell(units.share(tier["share"]), bar=tier["share"]),
-         *(Cell(units.count(tier[name]) if name in tier else "") for name in TIER_COUNTS),
-         Cell(units.with_prefix(tier["bytes_read"], "B") if "bytes_read" in tier else ""))
-        for name, tier in tiers.items()
-    ]  # fmt: skip
-    numbers = ("of all tokens", "tokens found", "loads", "tokens kept", "tokens forgotten", "read")
-    loads = report.kv_tiers["loads"]
-    text = (
-        "Tokens of prompts that were found in place of computed. "
-        f"{units.count(loads['loads'])} loads from below the GPU took {units.duration(loads['mean_ms'] * 1e3)} each."
-    )
-    return PageSection(
-        "tiers", "Prefix cache", text, (Table("Tiers", (Column("tier", words=True), *map(Column, numbers)), rows),)
-    )
-
-
-def adapters_section(report: ServingReport) -> PageSection | None:
-    """What low-rank adapters took, and what the requests of each had; None without adapters."""
-    figures = report.adapters
-    if not figures:
-        return None
-    rows = [
-        (Cell(f"{row['adapter']}"), Cell(units.count(row["requests"]), bar=row["requests"] / report.requests),
-         Cell(f"{row['requests_per_s']:,.3g}"), Cell(f"{row['output_tokens_per_s']:,.3g}"),
-         Cell(units.duration(row["ttft_ms"] * 1e3)))
-        for row in figures["by_adapter"]
-    ]  # fmt: skip
-    text = (
-        f"{figures['in_batch']:.1f} adapters were in a batch, of at most {figures['on_gpu']} on a GPU. "
-        f"{units.count(figures['loads'])} loads took {units.duration(figures['load_ms'] * 1e3)} each, and "
-        f"{units.count(figures['waited'])} requests waited for a place."
-    )
-    heads = Column("adapter"), *map(Column, ("requests", "requests/s", "output tokens/s", "mean TTFT"))
-    return PageSection("adapters", "Adapters", text, (Table("The most asked for", heads, rows),))
-
-
-def experts_section(report: ServingReport) -> PageSection | None:
-    """How uneven the GPUs of experts were, iteration by iteration; None where experts are even."""
-    figures = report.expert_balance
-    if not figures:
-        return None
+def expert_pictures(report: ServingReport) -> list[Figure]:
+    """How uneven the GPUs of experts were, iteration by iteration; none where experts are even."""
+    points = report.expert_balance.get("over_time")
+    if not points:
+        return []
+    starts, factors = zip(*points, strict=True)
     hint = "%{y:.3g} times the mean at iteration %{x:,}<extra></extra>"
-    line = curve((), [factor for _, factor in figures["over_time"]], "blue", hovertemplate=hint)
-    line["x"] = [start for start, _ in figures["over_time"]]
+    line = curve((), factors, "blue", hovertemplate=hint) | {"x": list(starts)}
     axes = {"xaxis": titled("iterations"), "yaxis": titled("busiest GPU over the mean")}
-    text = (
-        f"The busiest GPU had {figures['mean']:.2f} times the mean: {units.duration(figures['longer_ms'] * 1e3)} "
-        f"an iteration. {units.count(figures['rebalances'])} rebalances took "
-        f"{units.duration(figures['move_ms'] * 1e3)} each."
-    )
-    return PageSection("experts", "Experts", text, (Figure("Load of experts", {"": figure([line], 300, **axes)}),))
+    return [Figure("Load of experts", {"": figure([line], 300, **axes)})]
 
 
-def pools_section(report: ServingReport) -> PageSection | None:
-    """The pools that prefill and decode, and what moves between them; None with one pool."""
-    if not report.pools:
-        return None
-    rows = [
-        (Cell(name), Cell(units.count(pool["replicas"])), Cell(units.count(pool["devices"])),
-         Cell(units.share(pool["utilisation"]), bar=pool["utilisation"]),
-         Cell(units.count(pool["kv_tokens"])), Cell(units.share(pool["kv_peak"]), bar=pool["kv_peak"]))
-        for name, pool in report.pools.items()
-    ]  # fmt: skip
-    numbers = ("replicas", "GPUs", "busy", "KV tokens a replica", "most KV memory")
-    columns = (Column("pool", words=True), *map(Column, numbers))
-    moved = units.with_prefix(report.kv_transfer_bytes, "B")
-    text = f"One pool prefills, one decodes; {moved} of caches moved between them."
-    return PageSection("pools", "Pools", text, (Table("Pools", columns, rows),))
-
-
-def rates_section(rates: RateSweep) -> PageSection:
+def rates_section(rates: RateSweep) -> list[PageSection]:
     """Latency and throughput against rate, as curves and as a table."""
     columns_of_time = {"ttft_ms": "TTFT, ms", "tpot_ms": "TPOT, ms"}
-    parts: list[Part] = []
+    parts = []
     for name, what in columns_of_time.items():
-        spreads = [getattr(run, name) for _, _, run in rates]
+        spreads = [getattr(run, name) for _, run in rates]
         data = [
             _against(rates, [getattr(spread, quantile) for spread in spreads], quantile, hue)
             for quantile, hue in (("p50", "blue"), ("p90", "orange"), ("p99", "red"))
         ]
-        limit = rates[0][2].slo.get(name)
+        limit = rates[0][1].slo.get(name)
         shapes = [] if limit is None else [dashed("y", limit)]
         parts.append(Figure(f"{what} against rate", {"": _curves(data, what, shapes=shapes)}, half=True))
-    rate = [_against(rates, [run.requests_per_s for _, _, run in rates], "served", "blue")]
-    if rates[0][2].slo:
-        rate.append(_against(rates, [run.goodput for _, _, run in rates], "met all targets", "teal"))
-    rate_per_gpu = [run.output_tokens_per_s_per_gpu for _, _, run in rates]
+    rate = [_against(rates, [run.requests_per_s for _, run in rates], "served", "blue")]
+    if rates[0][1].slo:
+        rate.append(_against(rates, [run.goodput for _, run in rates], "met all targets", "teal"))
+    rate_per_gpu = [run.output_tokens_per_s_per_gpu for _, run in rates]
     tokens = [_against(rates, rate_per_gpu, "tokens/s per GPU", "purple")]
     parts.append(Figure("Requests served a second", {"": _curves(rate, "requests/s")}, half=True))
     parts.append(Figure("Output tokens a second and GPU", {"": _curves(tokens, "tokens/s")}, half=True))
-    quantiles = [Column(f"{head} {quantile}") for head in ("TTFT", "TPOT") for quantile in ("p50", "p90")]
-    columns = (Column("rate"), *quantiles, Column("tokens/s"), Column("targets"), Column("", words=True))  # fmt: skip
-    rows = [
-        (Cell(name), *(Cell(units.duration(getattr(getattr(run, figure_name), quantile) * 1e3))
-                       for figure_name in columns_of_time for quantile in ("p50", "p90")),
-         Cell(units.count(run.output_tokens_per_s)), Cell(units.share(run.slo_attainment) if run.slo else ""),
-         Cell("overload" if run.overload else "", tone="poor", hint=run.overload))
-        for name, _, run in rates
-    ]  # fmt: skip
-    parts.append(Table("Rates", columns, rows))
+    table = served_view.sweep_table(rates, "rate")
     text = "The same traffic, sent at other rates. What follows below is the last of them."
-    return PageSection("rates", "Latency against rate", text, tuple(parts))
+    return section("rates", "Latency against rate", text, parts, {"Rates": table})
 
 
 def _against(rates: RateSweep, values: Sequence[float], name: str, hue: str) -> dict[str, Any]:
     hint = f"{name} %{{y:.4g}} at %{{x:.4g}} requests/s<extra></extra>"
     more = {"mode": "lines+markers", "name": name, "hovertemplate": hint}
-    return curve([rate for _, rate, _ in rates], values, hue, {"width": 2}, **more)
+    return curve([rate for rate, _ in rates], values, hue, {"width": 2}, **more)
 
 
 def _curves(data: list[dict[str, Any]], what: str, **layout: Any) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from itertools import cycle
 
 from ...datasets.devices import Device, DeviceError, load_device
 from ..report.answer import InferenceReport, Memory, Span, StepReport
+from ..report.view import Toned, ViewColumn, ViewTable
 from . import charts, colours, units, wording
 from .cluster import ClusterView, sections
-from .page import Card, Cell, Column, Figure, Legend, Note, Page, PageSection, Part, Piece, StackedBar, Strip, Table
+from .page import Card, Figure, Legend, Note, Page, PageSection, Part, Piece, StackedBar, Strip, drawn_table
 from .sites import call_site
 from .timeline import timeline
 from .trust import trust_section
@@ -219,40 +220,27 @@ def timeline_section(report: StepReport | InferenceReport) -> PageSection | None
     parts: tuple[Part, ...] = (
         Figure("Timeline", {"": timeline(report.timeline)}, zoom=True),
         Legend(),
-        top_table(report.timeline, length),
+        drawn_table(top_table(report.timeline, length)),
     )
     return PageSection("timeline", "The step in time", text, parts)
 
 
-def top_table(spans: Sequence[Span], total_us: float) -> Table:
+def top_table(spans: Sequence[Span], total_us: float) -> ViewTable:
     """The calls with the most time, all layers together."""
     groups: dict[tuple[str, ...], list[Span]] = {}
     for span in spans:
         groups.setdefault((span.kind, span.name, call_site(span.path), span.phase), []).append(span)
     times = {key: sum(span.duration_us for span in group) for key, group in groups.items()}
-    longest = sorted(times, key=lambda key: -times[key])[:TOP_OPS]
-    columns = (
-        Column("op", words=True),
-        Column("where", words=True),
-        Column("phase", words=True),
-        Column("calls"),
-        Column("time"),
-        Column("share", "of the time shown above"),
-        Column("answered by", words=True),
-    )
-    rows = [
-        (
-            Cell(key[0], hint=key[1]),
-            Cell(key[2] or "the model itself"),
-            Cell(key[3]),
-            Cell(units.count(len(groups[key]))),
-            Cell(units.duration(times[key]), bar=times[key] / (times[longest[0]] or 1.0)),
-            Cell(units.share(times[key] / total_us)),
-            Cell(", ".join(sorted({span.engine for span in groups[key]}))),
-        )
-        for key in longest
-    ]
-    return Table("The longest calls", columns, rows)
+    texts = [ViewColumn(title, "words") for title in ("op", "where", "phase")]
+    figures = ViewColumn("calls", "count"), ViewColumn("time", "us", bar=True)
+    ends = ViewColumn("share", "share", "of the time shown above"), ViewColumn("answered by", "words")
+    rows = []
+    for key in sorted(times, key=lambda key: -times[key])[:TOP_OPS]:
+        kind, name, site, phase = key
+        engines = ", ".join(sorted({span.engine for span in groups[key]}))
+        place = Toned(kind, hint=name), site or "the model itself", phase
+        rows.append([*place, len(groups[key]), times[key], times[key] / total_us, engines])
+    return ViewTable("The longest calls", [*texts, *figures, *ends], rows)
 
 
 def unmapped_section(report: StepReport | InferenceReport) -> PageSection | None:

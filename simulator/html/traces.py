@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from ..execution import tables
 from ..execution.analysis import CDF_SHARES, LateRank, RankAccount, SizeShare
 from ..execution.usage import Imbalance, TraceMemory
+from ..report.view import ViewColumn, ViewTable
 from . import units
 from .charts import figure
-from .page import Card, Cell, Column, Figure, Page, PageSection, Piece, StackedBar, Table, drawn_table
+from .page import Card, Figure, Page, PageSection, Piece, StackedBar, drawn_table
 
 MAX_RANKS = 64  # ranks on the page
 MAX_CURVES = 8  # classes that have a curve of durations
@@ -128,12 +129,12 @@ def _comparison(class_rows: Sequence[tuple[str, int, float, int, float]], other_
 
 def _rank_comparison(accounts: Sequence[RankAccount], others: Sequence[RankAccount], other_name: str) -> PageSection:
     account_there = {account.rank: account for account in others}
-    columns = ("rank", "time", "time there", "compute", "compute there", "communication alone", "alone there", "idle",
-               "idle there")  # fmt: skip
+    titles = [name + there for name in ("time", "compute", "communication alone", "idle") for there in ("", " there")]
     rows = []
     for account in [account for account in accounts if account.rank in account_there][:MAX_RANKS]:
         pairs = [(getattr(account, name), getattr(account_there[account.rank], name)) for name in
                  ("total_us", "compute_us", "exposed_us", "idle_us")]  # fmt: skip
-        rows.append([Cell(f"{account.rank}"), *(Cell(units.duration(us)) for pair in pairs for us in pair)])
-    table = Table("", tuple(Column(column) for column in columns), rows)
-    return PageSection("besides", "Ranks of both", f"The time of each rank here and in {other_name}.", (table,))
+        rows.append([account.rank, *(us for pair in pairs for us in pair)])
+    table = ViewTable("", [ViewColumn("rank"), *(ViewColumn(title, "us") for title in titles)], rows)
+    text = f"The time of each rank here and in {other_name}."
+    return PageSection("besides", "Ranks of both", text, (drawn_table(table),))

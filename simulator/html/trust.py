@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..report.answer import InferenceReport, StepReport
+from ..report.view import ViewColumn, ViewTable
 from . import units
-from .page import Cell, Column, PageSection, Part, Piece, StackedBar, Table
+from .page import PageSection, Piece, StackedBar, drawn_table
 
 HUES = {
     "measured": "green",
@@ -31,13 +32,11 @@ def trust_section(report: StepReport | InferenceReport) -> PageSection | None:
         for name, share in report.trust.items()
         if share >= 5e-4
     )
-    parts: list[Part] = [StackedBar("Time that is", pieces), *figures(report)]
-    if report.measure_next:
-        parts.append(missing_table(report))
-    return PageSection("trust", "How far to trust it", WORDS, tuple(parts))
+    tables = [drawn_table(table) for table in (figures(report), missing_table(report)) if table.rows]
+    return PageSection("trust", "How far to trust it", WORDS, (StackedBar("Time that is", pieces), *tables))
 
 
-def figures(report: StepReport | InferenceReport) -> list[Table]:
+def figures(report: StepReport | InferenceReport) -> ViewTable:
     """Quantiles, the chance of running out of memory, power, energy and cost."""
     unit = 1e6 if isinstance(report, StepReport) else 1e3
     rows = [(name, units.duration(value * unit)) for name, value in report.quantiles.items()]
@@ -52,25 +51,14 @@ def figures(report: StepReport | InferenceReport) -> list[Table]:
         rows.append(("cost of the step, in the currency of the price", f"{report.cost:,.4g}"))
         tokens = f"{report.cost_per_million_tokens or 0:,.4g}"
         rows.append(("cost of a million tokens, in the currency of the price", tokens))
-    if not rows:
-        return []
-    return [Table("Chances and costs", (Column("", words=True), Column("")), [(Cell(a), Cell(b)) for a, b in rows])]
+    return ViewTable("Chances and costs", [ViewColumn("", "words"), ViewColumn("")], rows)
 
 
-def missing_table(report: StepReport | InferenceReport) -> Table:
+def missing_table(report: StepReport | InferenceReport) -> ViewTable:
     """The ops whose measurement would help most."""
-    largest_share = report.measure_next[0].share or 1.0
-    rows = [
-        (
-            Cell(str(measurement.op["kind"])),
-            Cell(shape(measurement.op)),
-            Cell(units.duration(measurement.time_s * 1e6)),
-            Cell(units.share(measurement.share), bar=measurement.share / largest_share),
-        )
-        for measurement in report.measure_next
-    ]
-    columns = (Column("op", words=True), Column("shape", words=True), Column("time"), Column("share"))
-    return Table("To be measured next", columns, rows)
+    rows = [[missing.op["kind"], shape(missing.op), missing.time_s, missing.share] for missing in report.measure_next]
+    columns = ViewColumn("op", "words"), ViewColumn("shape", "words"), ViewColumn("time", "seconds", bar=True)
+    return ViewTable("To be measured next", [*columns, ViewColumn("share", "share")], rows)
 
 
 def shape(op: Mapping[str, Any]) -> str:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ..html import colours
 from ..html.charts import bars, curve, figure, hover, round_number, titled
-from ..html.page import Card, Figure, Note, Page, PageSection, drawn_table, write
+from ..html.page import Card, Figure, Note, Page, PageSection, drawn_table
 from .answer import LifeSpread, PlanReport
 from .failures import DAY_S
 from .shown import causes, checkpoints, duration, headline, parts, spreads
-
-
-def write_page(report: PlanReport, path: Path) -> Path:
-    """Write the page and return its path; ReportError when it cannot be written."""
-    return write(page(report), path)
 
 
 def page(report: PlanReport) -> Page:

@@ -109,27 +109,8 @@ def simulate(
         span = until - now
         now = until
         lowest = np.inf
-        still_live = [np.int64(0)]
-        still_live.pop()
-        done = [np.int64(0)]
-        done.pop()
-        for activity in live:
-            remaining[activity] -= rate[activity] * span
-            if remaining[activity] <= size[activity] * RELATIVE_TOLERANCE or remaining[activity] <= tolerance * rate[
-                activity
-            ] * (now - moving[activity]):
-                done.append(activity)
-            else:
-                still_live.append(activity)
-        live = still_live
-        fresh = [np.int64(0)]
-        fresh.pop()
-        while len(heap) > 0 and heap[0][0] <= now * (1.0 + RELATIVE_TOLERANCE):
-            _, _, activity = heapq.heappop(heap)
-            if remaining[activity] > 0.0 and a_start[activity] < a_start[activity + 1]:
-                fresh.append(activity)
-            else:
-                done.append(activity)
+        live, done = _advance(live, span, now, rate, remaining, size, moving, tolerance)
+        fresh = _due(heap, now, remaining, a_start, done)
         for activity in done:
             end[activity] = now
             running[activity] = False
@@ -149,6 +130,34 @@ def simulate(
         elif len(live) == 0:
             level[:] = np.inf
     return start, end, carried
+
+
+def _advance(live, span, now, rate, remaining, size, moving, tolerance):
+    """Moves live activities on by a span; returns those that go on after it, and those that have ended."""
+    going, done = [np.int64(0)], [np.int64(0)]
+    going.pop()
+    done.pop()
+    for activity in live:
+        remaining[activity] -= rate[activity] * span
+        little = tolerance * rate[activity] * (now - moving[activity])
+        if remaining[activity] <= size[activity] * RELATIVE_TOLERANCE or remaining[activity] <= little:
+            done.append(activity)
+        else:
+            going.append(activity)
+    return going, done
+
+
+def _due(heap, now, remaining, a_start, done):
+    """The activities that begin to share links now; those of them that have nothing to move go to ``done``."""
+    fresh = [np.int64(0)]
+    fresh.pop()
+    while len(heap) > 0 and heap[0][0] <= now * (1.0 + RELATIVE_TOLERANCE):
+        _, _, activity = heapq.heappop(heap)
+        if remaining[activity] > 0.0 and a_start[activity] < a_start[activity + 1]:
+            fresh.append(activity)
+        else:
+            done.append(activity)
+    return fresh
 
 
 def _release_followers(activity, now, order, heap, start, latency, release, pending, f_start, follower):
@@ -204,6 +213,6 @@ def compile_loop(name: str) -> Callable[..., Any]:
         import numba
     except ImportError:
         return functions[name]
-    for callee in (fill, _refill, _release_followers, _lowest_level):
+    for callee in (fill, _refill, _advance, _due, _release_followers, _lowest_level):
         numba.extending.register_jitable(callee)
     return numba.njit(cache=True)(functions[name])

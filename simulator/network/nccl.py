@@ -28,7 +28,8 @@ HOP_US = {
 TABLE_NIC_US = 2.0  # latency of the fabric that the table's network hops include
 NVLS_US, NVLS_TREE_US = 25.0, 20.9  # inside a node, and a level of the tree between nodes
 COLLNET_US = 31.0  # the switch's sum on its way: NCCL's tuner, hardware latency of collnet (src/graph/tuning.cc)
-LINK_SHARE = 0.8  # of the data sheet's NVLink: NCCL counts 20 of 25 GB/s a link
+# of a data sheet's rate that NCCL counts on: 20 of 25 GB/s an NVLink, 24 of 32 of PCIe 4.0 (kvDictPciGen, topo.cc)
+LINK_SHARE = {"nvlink": 0.8, "pcie": 0.75}
 LARGE_RING_LATENCY_FACTOR = 1.4  # ring latencies of large all-reduces across nodes
 MIN_SIMPLE_PEER_BYTES = 16 * KIB  # to each peer, from which an exchange no longer goes by LL
 # of a tree's bandwidth, by protocol and power of two from 64 bytes
@@ -46,13 +47,14 @@ class Generation(NamedTuple):
 
     ``paths`` rings of at most ``path_gbps`` are what NCCL finds among NVLinks, each run by two of the ``channels``
     (thread blocks) or more; ``ring_128`` and ``tree_128`` are the most that one carries by LL128, ``tree`` by any
-    protocol, ``low_latency`` the most of all by LL. ``nvls`` is the share of links that in-switch reduction reaches.
+    protocol, ``low_latency`` the most of all by LL inside a node (beyond: :data:`LOW_LATENCY_GBPS`). ``nvls`` is the
+    share of links that in-switch reduction reaches.
     """
 
     paths: int
     path_gbps: float
     channels: int
-    low_latency: tuple[float, float, float]
+    low_latency: float
     ring_128: float
     tree: tuple[float, float, float]
     tree_128: tuple[float, float, float]
@@ -62,15 +64,18 @@ class Generation(NamedTuple):
 
 
 GENERATIONS = {
-    "volta": Generation(6, 20.0, 12, (39.0, 39.0, 20.4), 20.0, (26.5, 18.5, 10.0), (20.0, 20.0, 20.0)),
-    "ampere": Generation(12, 40.0, 24, (87.7, 22.5, 19.0), 20.0, (24.0, 23.6, 17.8), (20.0, 20.0, 20.0)),
-    "hopper": Generation(
-        12, 60.0, 24, (141.0, 45.0, 35.0), 36.7, (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), 0.85, (0.0, 57.7, 45.5)
-    ),
+    "volta": Generation(6, 20.0, 12, 39.0, 20.0, (26.5, 18.5, 10.0), (20.0, 20.0, 20.0)),
+    "ampere": Generation(12, 40.0, 24, 87.7, 20.0, (24.0, 23.6, 17.8), (20.0, 20.0, 20.0)),
+    "hopper": Generation(12, 60.0, 24, 141.0, 36.7, (38.7, 41.4, 36.0), (36.7, 36.7, 29.0), 0.85, (0.0, 57.7, 45.5)),
     "blackwell": Generation(
-        8, 90.0, 32, (282.0, 90.0, 70.0), 40.0, (70.0, 42.8, 24.0), (55.6, 31.7, 20.0), 0.74, (0.0, 96.0, 43.8), 32
+        8, 90.0, 32, 282.0, 40.0, (70.0, 42.8, 24.0), (55.6, 31.7, 20.0), 0.74, (0.0, 96.0, 43.8), 32
     ),
 }
+# GB/s by LL of two nodes and of more, by the maker of their processors: "for multi-node, we look at CPU type"
+LOW_LATENCY_GBPS = {"amd": (22.5, 19.0), "intel": (39.0, 20.4), "arm": (39.0, 20.4)}  # NCCL has a row for AMD, one else
+# us that a ring over nodes takes at least for each hop inside one, as its sends are posted (getNetOverhead)
+POST_US = {"amd": 2.0, "intel": 1.0, "arm": 1.0}
+SIMPLE_POSTS = 3.0  # of them for a hop of Simple
 DEFAULT_GENERATION = "ampere"  # of GPUs that NCCL has no figures for: nothing reduces in switches
 
 
@@ -81,7 +86,7 @@ class GroupShapes(NamedTuple):
     ``in_network`` says whether switches of the fabric reduce. ``algorithm``, ``protocol`` and ``channels`` are what
     NCCL is told to take, as by NCCL_ALGO, NCCL_PROTO and NCCL_MAX_NCHANNELS; empty or 0: its own choice. Without
     ``nvls`` it may not reduce in NVSwitches (NCCL_NVLS_ENABLE=0). ``mesh_links`` are the links of a rank where each
-    goes to one other device of its node; 0: a switch joins them.
+    goes to one other device of its node; 0: a switch joins them. ``host`` is the maker of the nodes' processors.
     """
 
     ranks: Array
@@ -97,6 +102,7 @@ class GroupShapes(NamedTuple):
     channels: int = 0
     nvls: bool = True
     mesh_links: int = 0
+    host: str = "amd"
 
     @property
     def near_gbps(self) -> Array:
@@ -118,6 +124,15 @@ class GroupShapes(NamedTuple):
     def figures(self) -> Generation:
         """NCCL's figures for these GPUs; the usual ones for GPUs it has none for."""
         return GENERATIONS.get(self.generation, GENERATIONS[DEFAULT_GENERATION])
+
+    @property
+    def low_latency_gbps(self) -> Array:
+        """GB/s of all channels by LL, as NCCL counts."""
+        return figure_for_nodes((self.figures.low_latency, *LOW_LATENCY_GBPS[self.host]), self)
+
+    def post_us(self, protocol: int) -> Array:
+        """Least us of a hop inside a node, in a ring over nodes."""
+        return np.where(self.nodes > 1, POST_US[self.host] * (SIMPLE_POSTS if protocol == SIMPLE else 1.0), 0.0)
 
     def at(self, index: Array) -> GroupShapes:
         """Some of the groups."""
@@ -195,7 +210,7 @@ def _is_requested(name: str, algorithm: str, protocol: str) -> bool:
 
 def links_gbps(groups: GroupShapes) -> Array:
     """GB/s that NCCL counts on round a ring: of links inside nodes or of NICs, whichever is less."""
-    inside = groups.near_gbps * (LINK_SHARE if groups.inside == "nvlink" else 1.0)
+    inside = groups.near_gbps * LINK_SHARE[groups.inside]
     outside = np.where(groups.nodes > 1, groups.outside_gbps * groups.per_node, np.inf)
     return np.minimum(np.where(groups.per_node > 1, inside, np.inf), outside)
 
@@ -216,11 +231,11 @@ def ring_hops(kind: str, groups: GroupShapes) -> tuple[Array, Array]:
 def _ring(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     near, far = ring_hops(kind, g)
     hop = np.where(g.per_node > 1, HOP_US["network"]["ring"][protocol], HOP_US["network"]["tree"][protocol])
-    post = np.where(g.nodes > 1, 3.0 if protocol == SIMPLE else 1.0, 0.0)
-    latency = BASE_US["ring"][protocol] + near * np.maximum(HOP_US[g.inside]["ring"][protocol], post) + far * hop
+    near_us = np.maximum(HOP_US[g.inside]["ring"][protocol], g.post_us(protocol))
+    latency = BASE_US["ring"][protocol] + near * near_us + far * hop
     bus = links_gbps(g)
     if protocol == LL:
-        bus = np.minimum(bus / 2.0, figure_for_nodes(g.figures.low_latency, g))
+        bus = np.minimum(bus / 2.0, g.low_latency_gbps)
     elif protocol == LL128:
         bus = np.minimum(bus * 0.92, g.figures.paths * g.figures.ring_128)
     return latency, bus * g.ranks / np.maximum(near + far, 1.0)
@@ -230,13 +245,20 @@ def _tree(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     near, far = HOP_US[g.inside]["tree"][protocol], HOP_US["network"]["tree"][protocol]
     levels = np.floor(np.log2(np.maximum(g.nodes, 1.0)))
     latency = BASE_US["tree"][protocol] + 2.0 * ((g.per_node - 1.0) * near + levels * far)
-    bus = np.minimum(links_gbps(g) * 0.92, g.figures.paths * figure_for_nodes(g.figures.tree, g))
+    bus = np.minimum(links_gbps(g) * 0.92, tree_gbps(g, SIMPLE))
     if protocol == LL:
-        bus = np.minimum(bus / 3.8, figure_for_nodes(g.figures.low_latency, g))
+        bus = np.minimum(bus / 3.8, g.low_latency_gbps)
     elif protocol == LL128:
         share = np.where(g.nodes > 1, 120.0 / 128.0, 7.0 / 9.0)
-        bus = np.minimum(bus * share, g.figures.paths * figure_for_nodes(g.figures.tree_128, g))
+        bus = np.minimum(bus * share, tree_gbps(g, LL128))
     return latency, bus / 2.0
+
+
+def tree_gbps(g: GroupShapes, protocol: int) -> Array:
+    """GB/s that all channels of a tree carry at most, as NCCL counts: up and down together."""
+    if protocol == LL:
+        return g.low_latency_gbps
+    return g.figures.paths * figure_for_nodes(g.figures.tree_128 if protocol == LL128 else g.figures.tree, g)
 
 
 def _tree_share(size: Array, protocol: int) -> Array:
@@ -249,7 +271,7 @@ def _tree_share(size: Array, protocol: int) -> Array:
 def _in_switch(kind: str, g: GroupShapes, protocol: int) -> tuple[Array, Array]:
     """Every rank of a node heads one path; a switch's links are shared by all heads, and once more by its own."""
     heads = np.maximum(g.per_node, 1.0)
-    path = np.minimum(g.inside_gbps * LINK_SHARE / (heads + 1.0), g.figures.path_gbps)
+    path = np.minimum(g.inside_gbps * LINK_SHARE["nvlink"] / (heads + 1.0), g.figures.path_gbps)
     head_gbps = 2.0 * path * g.figures.nvls * (heads - 1.0) / heads
     wide = np.where(g.nodes > 2, 1.0, 2.0) * g.outside_gbps
     head_gbps = np.where(

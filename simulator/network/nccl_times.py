@@ -29,11 +29,10 @@ from .nccl import (
     GroupShapes,
     algorithm_names,
     choose_algorithms,
-    figure_for_nodes,
     ring_hops,
+    tree_gbps,
 )
 
-LL_INSIDE_HOP = 1.8  # hops inside a node wait longer under LL when the group leaves the node
 LL_PEER_GBPS = 6.0  # to each peer of an exchange: LL has one channel for it
 LL_CHANNEL_BYTES = 4 * KIB  # bytes a rank that fill a channel: 512 threads, eight bytes each
 LL_MIN_CHANNEL_SHARE = 96 / 512  # of a channel's threads
@@ -165,6 +164,7 @@ def _tree(kind: str, size: Array, g: GroupShapes, t: Tuning, protocol: int) -> A
         rate = np.minimum(rate, t.channel_gbps * _channels(size, g))
     inside = np.where(g.per_node > 1, 2.0 * size / rate, 0.0)
     outside = np.where(g.nodes > 1, crossings * size / (g.outside_gbps * g.per_node * t.network * share), 0.0)
+    outside = np.where(g.nodes > 1, np.maximum(outside, 2.0 * size / tree_gbps(g, protocol)), 0.0)
     hops = _hops_us("tree", protocol, 2.0 * (g.per_node - 1.0), 2.0 * np.ceil(np.log2(g.nodes)), g, t)
     return _start_us("tree", protocol, t) + _overlapped_us(hops, np.maximum(inside, outside) / 1e3, g, t, protocol)
 
@@ -243,7 +243,9 @@ def _hops_us(algorithm: str, protocol: int, near: Array, far: Array, g: GroupSha
     hop_us = HOP_US[g.inside][algorithm][protocol]
     simple = t.step_us * hop_us / HOP_US[g.inside]["ring"][SIMPLE]
     inside = (hop_us * t.hop, hop_us * t.line_hop, simple)[protocol]
-    beside = (LL_INSIDE_HOP * hop_us * t.hop, hop_us * max(t.line_hop, 1.0), simple)[protocol]
+    beside = (hop_us * t.hop, hop_us * max(t.line_hop, 1.0), simple)[protocol]
+    if algorithm == "ring":
+        beside = np.maximum(beside, g.post_us(protocol))
     outside = HOP_US["network"][algorithm][protocol] + g.nic_us - TABLE_NIC_US
     return near * np.where(far > 0, beside, inside), t.far_hop * far * outside
 
@@ -289,7 +291,7 @@ def _ring_gbps(g: GroupShapes, t: Tuning, protocol: int, channels: Array) -> Arr
     outside = np.where(g.nodes > 1, g.outside_gbps * g.per_node * t.network * lone, np.inf)
     if protocol == LL:
         inside = np.minimum(inside, t.channel_gbps * channels)
-        outside = np.where(g.nodes > 1, np.minimum(outside, figure_for_nodes(g.figures.low_latency, g)), outside)
+        outside = np.where(g.nodes > 1, np.minimum(outside, g.low_latency_gbps), outside)
     return np.minimum(inside, outside)
 
 

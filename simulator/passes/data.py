@@ -20,7 +20,7 @@ from ..graph import Graph, Node
 from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import addition, collective
+from .rewriting.nodes import addition, collective, elementwise
 from .zero.families import GRADIENT, WeightFamily, families, rename_gradient, summing, units
 from .zero.sharded import buckets, gather_weights, scatter_gradients
 from .zero.update import insert_update
@@ -113,8 +113,15 @@ def _widen(
     if stack.fused_gradients and len(places) == 1 and op is not None and op.kind in ("gemm", "grouped_gemm"):
         item.change(op=op.replace(out_dtype=dtype), reads=tuple(dict.fromkeys((*node.reads, gradient))))
         return True
-    wide = rename_gradient(draft, gradient, places, numel * itemsize(old), old)
-    insertions.after(section, position, [addition(gradient, wide, numel, dtype, node)])
+    addend, casts = rename_gradient(draft, gradient, places, numel * itemsize(old), old), []
+    if stack.converts_gradients and dtype != old:
+        made, addend = addend, draft.local(section, numel * itemsize(dtype), dtype)
+        formats = {"dtype": old, "out_dtype": dtype}
+        cast = elementwise(
+            "aten._to_copy", numel, (made,), (addend,), phase=node.phase, path=node.path, frees=(made,), **formats
+        )
+        casts = [cast]
+    insertions.after(section, position, [*casts, addition(gradient, addend, numel, dtype, node)])
     return False
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from ..html.page import Card, Note, Page, PageSection, Picture, drawn_table, write
+from ..html.page import Card, Note, Page, PageSection, Picture, drawn_table
 from ..job.page import card
 from .answer import PostTrainReport
 from .phases import ROLL
 from .picture import draw_phases
 from .shown import headline, tables
-
-
-def write_page(report: PostTrainReport, path: Path) -> Path:
-    """Write the page and return its path; ReportError when it cannot be written."""
-    return write(page(report), path)
 
 
 def page(report: PostTrainReport) -> Page:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...datasets.devices import Device, load_device
 from ...datasets.ops import KINDS, make_op
+from ...datasets.vocabulary import OpColumns
 from ...models.kinship import median_error, tier
 from ...models.registry import Registry
 from ..engines import Engine, build_engine
@@ -104,7 +105,7 @@ def _ask(
     """The answer for one op, and who gave it."""
     kind, op = question.kind, make_op(question.kind, dtype, **question.dims)
     columns = {name: np.array([value]) for name, value in zip(KINDS[kind].names, op.dims, strict=True)}
-    answer = predict_columns(kind, columns, op.dtype, op.out_dtype, device, engine)
+    answer = predict_columns(OpColumns(kind, columns, op.dtype, op.out_dtype), device, engine)
     how = HOW.get(str(answer.engine[0]), str(answer.engine[0]))
     predictors = str(answer.predictor[0] or "").split(" + ") if how in ("learned", "kin") else []
     devices = sorted({name.rpartition("/")[2].partition("@")[0] for name in predictors})

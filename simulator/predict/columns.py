@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ...datasets.devices import Device, DeviceError
 from ...datasets.ops import KINDS
+from ...datasets.vocabulary import OpColumns
 from ...models import analytical, power
-from ..engines.answers import Columns, Engine
+from ..engines.answers import Engine
 from ..engines.coverage import COVERAGE
 from ..timing.cold_products import bound_asked_products
 
@@ -46,26 +47,22 @@ def check_format(kind: str, dtype: str, device: Device) -> None:
 
 
 def predict_columns(
-    kind: str,
-    columns: Columns,
-    dtype: str,
-    out_dtype: str,
+    query: OpColumns,
     device: Device,
     engine: Engine,
-    cache: str = "warm",
     registries: Sequence[Path] = (),
     limits: power.Limits | None = None,
     backend: str | None = None,
 ) -> Predicted:
-    """The predictions of n ops of one kind: ``columns`` holds an int64 array [n] for each of its dims.
+    """The predictions of n ops of one kind, whose dims are int64.
 
     As :func:`.ops.predict_ops` and :func:`.ops.with_power` answer them one by one. DeviceError when the device lacks
     the format, PowerError for ``limits`` that cannot be held.
     """
-    check_format(kind, dtype, device)
-    answer = engine.answer(kind, columns, dtype, out_dtype, cache)
-    if cache == "cold":
-        answer = bound_asked_products(engine, kind, columns, dtype, out_dtype, answer, device)
+    check_format(query.kind, query.dtype, device)
+    answer = engine.answer(query.kind, query.columns, query.dtype, query.out_dtype or query.dtype, query.cache)
+    if query.cache == "cold":
+        answer = bound_asked_products(engine, query, answer, device)
     latency, low, high, inside = answer.latency_us, answer.low_us, answer.high_us, answer.in_envelope
     watts, energy, power_known = (
         np.full(len(latency), np.nan),
@@ -73,13 +70,13 @@ def predict_columns(
         np.zeros(len(latency), bool),
     )
     limits = (limits or power.Limits()).of(device)
-    model = power.find(registries, kind, device.id, backend)
-    if power.answers(kind, device, limits):
-        drawn = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits, latency)
-        power_known = drawn.in_envelope & inside & (drawn.slower == 1.0)
-        latency, low, high = latency * drawn.slower, low * drawn.slower, high * drawn.slower
-        inside = inside & (drawn.slower == 1.0)
-        watts, energy = drawn.power_w, drawn.power_w * latency * 1e-3
+    model = power.find(registries, query.kind, device.id, backend)
+    if power.answers(query.kind, device, limits):
+        demand = power.drawn(model, query, device, limits, latency)
+        power_known = demand.in_envelope & inside & (demand.slower == 1.0)
+        latency, low, high = latency * demand.slower, low * demand.slower, high * demand.slower
+        inside = inside & (demand.slower == 1.0)
+        watts, energy = demand.power_w, demand.power_w * latency * 1e-3
     return Predicted(
         latency,
         low,
@@ -88,7 +85,7 @@ def predict_columns(
         answer.engine,
         answer.predictor,
         inside,
-        *analytical.limits(kind, columns, dtype, out_dtype, device),
+        *analytical.limits(replace(query, cache="warm"), device),
         answer.clause,
         answer.source,
         watts,

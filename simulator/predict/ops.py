@@ -10,6 +10,7 @@ import numpy as np
 
 from ...datasets.devices import Device, DeviceError
 from ...datasets.ops import KINDS, Op, iterate_groups
+from ...datasets.vocabulary import OpColumns
 from ...models import analytical, power
 from ..engines import Engine, ask
 from ..engines.coverage import COVERAGE
@@ -46,11 +47,11 @@ def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) ->
     answers = ask(engine, ops, cache)
     roofline, bound = np.empty(len(ops)), np.empty(len(ops), dtype=object)
     for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):
+        group = OpColumns(kind, columns, dtype, out_dtype)
         if cache == "cold":
-            group = kind, columns, dtype, out_dtype
-            answers.put(positions, bound_asked_products(engine, *group, answers.take(positions), device))
-        roofline[positions] = analytical.roofline_us(kind, columns, dtype, out_dtype, device)
-        bound[positions] = analytical.bound(kind, columns, dtype, out_dtype, device)
+            answers.put(positions, bound_asked_products(engine, group, answers.take(positions), device))
+        roofline[positions] = analytical.roofline_us(group, device)
+        bound[positions] = analytical.bound(group, device)
     return [
         OpPrediction(
             op=op.to_dict(),
@@ -95,7 +96,7 @@ def with_power(
             np.array([answers[position].latency_us for position in positions]),
             answers[int(positions[0])].cache,
         )
-        answer = power.drawn(model, kind, columns, dtype, out_dtype, device, cache, limits, latency_us)
+        answer = power.drawn(model, OpColumns(kind, columns, dtype, out_dtype, cache), device, limits, latency_us)
         for position, watts, slower, inside in zip(
             positions.tolist(), answer.power_w, answer.slower, answer.in_envelope, strict=True
         ):

@@ -15,7 +15,8 @@ class KernelChoice:
 
     ``backend`` is ``framework:words``, words of the kernel's name. ``architecture`` empty: on all; ``sm`` is the one
     compute capability of it that is meant (0: any). ``least_tokens`` and ``most_tokens`` are the rows that it is for,
-    ``most_ep`` the expert ranks (0: any, each), ``kv_dtype`` the format of the cache (empty: any). ``without`` is
+    ``most_ep`` the expert ranks (0: any, each), ``kv_dtype`` the format of the cache (empty: any). With ``unaligned``
+    it is for experts whose hidden size is no multiple of it (0: any). ``without`` is
     ``quantize`` where that table timed the rounding of the input too and the framework does not run it: the time of its
     tables of that is taken off.
     """
@@ -29,6 +30,7 @@ class KernelChoice:
     most_tokens: int = 0
     least_tokens: int = 0
     most_ep: int = 0
+    unaligned: int = 0
     kv_dtype: str = ""
     sm: float = 0.0
 
@@ -38,7 +40,7 @@ class KernelChoice:
         formats = KV_DTYPE.choices if "kv_dtype" in KINDS[self.kind].names else ()
         choice(PlanError, "stack.kernels.kv_dtype", self.kv_dtype, ("", *formats))
         choice(PlanError, "stack.kernels.without", self.without, ("", "quantize"))
-        for name in ("most_tokens", "least_tokens", "most_ep"):
+        for name in ("most_tokens", "least_tokens", "most_ep", "unaligned"):
             whole(PlanError, f"stack.kernels.{name}", getattr(self, name))
 
 

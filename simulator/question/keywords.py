@@ -21,7 +21,7 @@ from .sources import Sources
 
 OF_CLUSTER = (
     *("nodes", "devices_per_node", "link", "fabric", "nics_per_node", "nic_gbps", "nic_latency_us", "topology"),
-    *("host_gbps", "host_cores", "nccl"),
+    *("host_gbps", "host_cores", "host_maker", "nccl"),
 )
 NETWORK = ("network", "faults", "fault_draw", "faults_study")
 OF_STEP = (

@@ -62,6 +62,9 @@ class Stack:
     gradient_dtype: str = setting("same", "format that gradients are kept and reduced in; same: as the weights")
     moment_dtype: str = setting("same", "format of the optimizer's moments; same: as the weights")
     fused_gradients: bool = setting(False, "products add weight gradients straight into those of gradient_dtype")
+    converts_gradients: bool = setting(
+        False, "without fused_gradients: what autograd made is copied into gradient_dtype before it is added"
+    )
     half_shards: bool = setting(
         False,
         "ZeRO-3 keeps shards of weights in their own dtype beside fp32 masters of the optimizer (DeepSpeed); else the "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..memory.breakdown import Memory
 from .display import NotebookTable, display_html, time_text
 from .distribution import probability_within
+from .view import shares_text
 
 if TYPE_CHECKING:
     from ..step.state import State
@@ -253,10 +254,7 @@ def _step_html(answer: Answer, headline: list[tuple[str, str]]) -> str:
         *headline,
         ("tokens/s a GPU", f"{answer.tokens_per_s_per_gpu:,.0f}"),
         ("peak memory", f"{answer.memory.peak_gib:.1f} GiB{memory}"),
-        (
-            "answered by",
-            ", ".join(f"{name} {share:.0%}" for name, share in answer.provenance.items() if share >= 0.005),
-        ),
+        ("answered by", shares_text(answer.provenance)),
     ]
     kinds = sorted(answer.breakdown.by_op, key=lambda share: -share.time_s)[:12]
     total = sum(share.time_s for share in answer.breakdown.by_op) or 1.0

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from .view import TERMINAL, ViewTable, written
+
+OWN = {"time_ms": lambda ms: time_text(1e3 * ms), "seconds": lambda seconds: time_text(1e6 * seconds)}
 BAR = "linear-gradient(90deg, rgba(56,132,255,.28) {0:.1f}%, transparent {0:.1f}%)"
 CELL = "padding:.2em .8em;text-align:{}"
 
@@ -18,6 +21,13 @@ class NotebookTable:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     shares: Sequence[float] = ()
+
+
+def notebook_table(view: ViewTable) -> NotebookTable:
+    """A table of an answer as a notebook has it: what a terminal shows."""
+    columns, rows = view.on(TERMINAL)
+    texts = [[written(value, column.kind, OWN) for value, column in zip(row, columns, strict=True)] for row in rows]
+    return NotebookTable([column.title for column in columns], texts)
 
 
 def display_html(

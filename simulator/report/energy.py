@@ -15,6 +15,7 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS, Op, iterate_groups
+from ...datasets.vocabulary import OpColumns
 from ...models import clocks, power
 
 
@@ -84,7 +85,9 @@ def watts_of(ops: Sequence[Op | None], latency_us: np.ndarray, device: Device) -
     for kind, dtype, out_dtype, positions, columns in iterate_groups([op for op in ops if op is not None]):
         at = np.array(places)[positions]
         host = KINDS[kind].family == "host"
-        watts[at] = idle if host else power.estimated_w(kind, columns, dtype, out_dtype, device, latency_us[at])
+        watts[at] = (
+            idle if host else power.estimated_w(OpColumns(kind, columns, dtype, out_dtype), device, latency_us[at])
+        )
     return watts
 
 

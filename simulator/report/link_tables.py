@@ -41,6 +41,13 @@ def slowdown_table(study: Mapping[str, Any], what: str) -> ViewTable:
     return ViewTable(f"{what} with faults, {study['trials']} samples", columns, rows)
 
 
+def critical_table(study: Mapping[str, Any]) -> ViewTable:
+    """The links and nodes that matter most."""
+    rows = [[item["where"], times(item["slowdown"])] for item in study["critical"]]
+    columns = ViewColumn("link", "words"), ViewColumn("mean slowdown", hint="mean of its samples")
+    return ViewTable("most critical links", columns, rows)
+
+
 def times(slowdown: float | None) -> str:
     """How many times longer; None is without end."""
     return "cut off" if slowdown is None else f"{slowdown:.4f}x"

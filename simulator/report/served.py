@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .display import NotebookTable, display_html, time_text
+from .answer import plain
+from .display import display_html, notebook_table
 from .view import counted
 
 
@@ -120,12 +121,8 @@ class ServingReport:
     wall_time_s: float = 0.0
 
     def _repr_html_(self) -> str:
-        spreads = {"first token (TTFT)": self.ttft_ms, "each next token (TPOT)": self.tpot_ms}
-        spreads |= {"whole answer": self.e2e_ms, "waiting": self.queue_ms}
-        rows = [
-            (name, *(time_text(1e3 * ms) for ms in (spread.p50, spread.p90, spread.p99, spread.mean)))
-            for name, spread in spreads.items()
-        ]
+        from .served_view import notes, times_table
+
         facts = [
             ("served", f"{self.completed:,} of {self.requests:,} requests"),
             ("requests/s", f"{self.requests_per_s:,.4g}"),
@@ -134,8 +131,7 @@ class ServingReport:
             ("KV memory", f"{self.kv_tokens:,} tokens a replica, {self.kv_peak:.0%} in use at most"),
         ]
         title = f"Traffic on {counted(self.replicas, 'replica')}, {counted(self.devices, 'GPU')}"
-        note = " ".join(text for text in (self.overload, *self.notes) if text)
-        return display_html(title, facts, NotebookTable(("", "p50", "p90", "p99", "mean"), rows), note)
+        return display_html(title, facts, notebook_table(times_table(self)), " ".join(notes(self)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; CDFs and spans of time are in ``cdf`` and ``over_time``."""
@@ -148,10 +144,3 @@ class ServingReport:
             else:
                 values[name] = plain(value)
         return values | {"cdf": curves}
-
-
-def plain(value: Any) -> Any:
-    """The value with lists for tuples and dicts for mappings, all the way down."""
-    if isinstance(value, Mapping):
-        return {name: plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,35 +1,62 @@
 """Tables of an answer as data, for whoever draws them: a terminal, a page. Values are plain numbers and words.
 
-``kind`` says what a column's values are, and so how they are written (:data:`WRITTEN`; ``seconds`` as each place does);
-``words`` and all else are written as they are. None is an empty cell.
+``kind`` says what a column's values are, and so how they are written (:data:`WRITTEN`, or as each place does: times
+``seconds``, ``us``, ``time_ms`` and ``ms_range``, ``bytes`` of memory, a ``size`` of data). Text of any kind and values
+of no kind are written as they are. None is an empty cell.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 TERMINAL, PAGE = "terminal", "page"
-WRITTEN = {
-    "ms": "{:,.0f} ms",
-    "fine_ms": "{:,.1f} ms",
-    "gib": "{:.1f}",
-    "count": "{:,.0f}",
-    "tenths": "{:,.1f}",
-    "hundredths": "{:,.2f}",
-    "digits": "{:.4g}",
-    "more": "{:+,.4g}",
-    "more_hundredths": "{:+.2f}",
-    "share": "{:.1%}",
-    "percent": "{:.0%}",
-    "cost": "{:+.1%}",
+CURRENCY = "in the currency of the price"
+
+
+def number_text(value: float) -> str:
+    """A number with three digits, without an exponent where there are more."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+WRITTEN: Mapping[str, Callable[[Any], str]] = {
+    "ms": "{:,.0f} ms".format,
+    "fine_ms": "{:,.1f} ms".format,
+    "gib": "{:.1f}".format,
+    "count": "{:,.0f}".format,
+    "tenths": "{:,.1f}".format,
+    "hundredths": "{:,.2f}".format,
+    "digits": "{:.4g}".format,
+    "amount": number_text,
+    "figure": lambda value: f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}",
+    "more": "{:+,.4g}".format,
+    "more_hundredths": "{:+.2f}".format,
+    "share": "{:.1%}".format,
+    "percent": "{:.0%}".format,
+    "cost": "{:+.1%}".format,
 }
 
 
 def counted(number: float, noun: str) -> str:
     """A number of things: "1 GPU", "2,000 GPUs"."""
     return f"{number:,.0f} {noun}" if number == 1 else f"{number:,.0f} {noun}s"
+
+
+def shares_text(shares: Mapping[str, float]) -> str:
+    """Shares that matter, in percent."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can say it, all the way down: NaN and infinities are None."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -69,11 +96,9 @@ class ViewTable:
         return [self.columns[i] for i in at], [[row[i] for i in at] for row in self.rows]
 
 
-def written(value: Any, kind: str, own: Mapping[str, Callable[[Any], str]]) -> str:
+def written(value: Any, kind: str, own: Mapping[str, Callable[[Any], str]] = MappingProxyType({})) -> str:
     """A value as text, by a place's ``own`` way to write its kind or by :data:`WRITTEN`."""
     value = value.value if isinstance(value, Toned) else value
-    if value is None:
-        return ""
-    if kind == "figure":
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return own[kind](value) if kind in own else WRITTEN.get(kind, "{}").format(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    return (own.get(kind) or WRITTEN.get(kind, str))(value)

@@ -28,7 +28,7 @@ class SearchReport:
     it (``noise``, ``interval`` or empty) and the ``reason`` why it is better than the next; ``pareto`` the rows that no
     other beats in all objectives; ``sensitivity`` what a change of one axis of the best costs; ``measure_next`` what
     would settle ties. ``chips`` are the best rows of each cluster where several are searched. ``rows`` are all that was
-    found, for pictures and tables; JSON has them not.
+    found, and ``slo_named`` whether users expect anything, for pictures and tables; JSON has them not.
     """
 
     model: str
@@ -51,10 +51,11 @@ class SearchReport:
     wall_time_s: float
     rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     chips: tuple[Mapping[str, Any], ...] = ()
+    slo_named: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; of all rows the best and those of the front are in it."""
-        return plain(self, drop=("rows",))
+        return plain(self, drop=("rows", "slo_named"))
 
     def _repr_html_(self) -> str:
         facts = [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..html import colours, units
 from ..html.charts import figure, hover, round_number
-from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table, write
+from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table
+from ..report.served_view import NO_SLO
 from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, counted
 from .objectives import KNOWN
 from .outcome import OK
@@ -98,7 +98,8 @@ def played_table(report: SearchReport) -> ViewTable:
         if run := row.get("confirmed"):
             loads.add(round(run["rate"] / row["requests_per_s"], 2))
             keeps_up = "yes" if run["keeps_up"] else "no"
-            rows.append([row["rank"], run["ttft_ms"], run["tpot_ms"], keeps_up, run["goodput"], run["slo_attainment"]])
+            had = run["slo_attainment"] if report.slo_named else NO_SLO
+            rows.append([row["rank"], run["ttft_ms"], run["tpot_ms"], keeps_up, run["goodput"], had])
     times = ViewColumn("TTFT", "ms"), ViewColumn("TPOT", "fine_ms"), ViewColumn("keeps up")
     columns = (ViewColumn(""), *times, ViewColumn("goodput", "hundredths"), ViewColumn("had all of slo", "percent"))
     share = "" if loads <= {1.0} else f", at {min(loads):.0%} of the rate"
@@ -144,11 +145,6 @@ def measurements(report: SearchReport) -> list[tuple[str, float]]:
 
 
 # --- page -------------------------------------------------------------------------------------------------
-
-
-def write_page(report: SearchReport, view: RowsView, path: Path) -> Path:
-    """Write a search as a page and return its path; ReportError when it cannot be written."""
-    return write(page(report, view), path)
 
 
 def page(report: SearchReport, view: RowsView) -> Page:

@@ -15,10 +15,10 @@ from typing import Any
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
+from ..report.view import number_text
 from .confidence import at_deviation, chance_of_p99, met
 from .figures import Z90
 from .replica import ServedReplica
-from .report import number_text
 from .serve import rescale, serve
 
 Apply = Callable[[Callable[..., Any], Sequence[tuple[Any, ...]]], Iterable[Any]]

@@ -13,6 +13,8 @@ from ...models.power import Limits
 from ..question.canonical import RequestError
 from ..question.serving import ServingRequest
 from ..report.served import ServingReport
+from ..report.served_view import LOADS, NAME, load_row, time_columns
+from ..report.view import ViewColumn, ViewTable
 from .bench import ServingBench
 from .capacity import Apply, PlayedReplicas, sweep
 from .connect import replicas_of
@@ -106,3 +108,18 @@ def with_front(rows: Sequence[ServedCap]) -> list[ServedCap]:
 def caps_values(rows: Sequence[ServedCap], node_w: Any, pue: Any) -> dict[str, Any]:
     """Caps as plain values."""
     return {"caps": [row.to_dict() for row in rows], "node_w": float(node_w), "pue": float(pue)}
+
+
+def caps_table(rows: Sequence[ServedCap]) -> ViewTable:
+    """Each cap: what users wait for, what a token costs, whether another cap is better in both or it is overloaded."""
+    priced = any(row.report.cost_per_million_tokens is not None for row in rows)
+    joules = ViewColumn("W a GPU", "count"), ViewColumn("J a token", "amount"), ViewColumn("with all", "amount")
+    cost = [ViewColumn("cost of 1M", "figure")] if priced else []
+    columns = [ViewColumn("cap, W", "digits"), *time_columns("p90"), *LOADS, *joules, *cost, NAME]
+    lines = [
+        [row.cap_w, *load_row(row.report), row.report.power_w, row.gpu_joules, row.joules]
+        + [row.report.cost_per_million_tokens for _ in cost]
+        + ["front" if row.front else "overload" if row.report.overload else ""]
+        for row in rows
+    ]
+    return ViewTable("joules of an output token against latency, milliseconds", columns, lines)

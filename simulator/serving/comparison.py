@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..question.canonical import RequestError
 from ..question.serving import DecodePool, ServingRequest
 from ..report.served import ServingReport
+from ..report.served_view import NAME, attained, time_columns, user_times
+from ..report.view import ViewColumn, ViewTable, written
 from .capacity import Apply, PlayedReplicas
 from .replica import ServedReplica
 
@@ -59,3 +62,20 @@ def compare(candidates: list[ServingRequest], side: PlayedReplicas, apply: Apply
         for candidate, report in zip(candidates, reports, strict=True)
     ]
     return sorted(results, key=lambda way: -way.score)
+
+
+def ways_table(ways_compared: Sequence[WayOfServing]) -> ViewTable:
+    """The ways, the best first, and what they are ranked by."""
+    rows = []
+    for way in ways_compared:
+        report = way.report
+        moved_ms = report.kv_transfer_ms.p50 if report.kv_transfer_ms else None
+        kv_tokens = " / ".join(f"{kv['kv_tokens']:,.0f}" for kv in (report.pools or {"": vars(report)}).values())
+        rates = report.output_tokens_per_s_per_gpu, report.goodput / report.devices
+        share = f"{written(attained(report), 'share')}{' overload' if report.overload else ''}"
+        rows.append([way.name, report.devices, *user_times(report, "p90"), moved_ms, kv_tokens, *rates, share])
+    rates_columns = ViewColumn("tokens/s/GPU", "tenths"), ViewColumn("goodput/GPU", "amount"), ViewColumn("slo")
+    columns = [NAME, ViewColumn("GPUs"), *time_columns("p90"), ViewColumn("KV transfer", "time_ms")]
+    ranked = "goodput of a GPU" if any(way.report.slo for way in ways_compared) else "output tokens of a GPU"
+    caption = f"co-located and disaggregated, milliseconds, by {ranked}"
+    return ViewTable(caption, [*columns, ViewColumn("KV tokens"), *rates_columns], rows)

@@ -15,6 +15,7 @@ from ..question.request_classes import TARGETS, RequestClass
 from ..question.serving import ServingRequest
 from ..report.account import shares_of_total
 from ..report.served import NOBODY, ServingReport, TimeSpread
+from ..report.view import number_text
 from .adapter_costs import most_in_host, most_loras
 from .autoscale import fleet_figures
 from .histogram import Histogram
@@ -34,11 +35,6 @@ OVERLOADED = 0.1  # of all requests still waiting when the last comes in, more t
 MS = 1e3
 MOVED = ("prefill_e2e", "kv_transfer", "decode_e2e")
 SLO_SCALES = np.geomspace(0.1, 10, 61)
-
-
-def number_text(value: float) -> str:
-    """A number with three digits, without an exponent where there are more."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def spread(times: Histogram) -> TimeSpread:
@@ -61,78 +57,104 @@ def report_of(
 ) -> ServingReport:
     """The report of a run that has ended."""
     totals = {name: state.totals[name][0].item() for name in state.totals.dtype.names}
-    gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
     seconds = max(totals["now_us"] / 1e6, 1e-9)
     names = [kind.name for kind in request.traffic.classes]
-    rejected = rejections(
-        state.classes.tolist(), names, setup.rules, setup.decode_rules, request.admission, setup.mixed > 0
-    )
-    done, pool, times = totals["completed"], request.second_pool, tally.times
+    rules = setup.rules, setup.decode_rules
+    rejected = rejections(state.classes.tolist(), names, *rules, request.admission, setup.mixed > 0)
     apart = request.decode_pool.replicas > 0
     counted = max(totals["arrived"] - tally.warmup, 0)
     attained = tally.good / counted if counted else 0.0
     hit_tokens = totals["hit_tokens"] + int(state.shelves["tokens"].sum())
     by_class = zip(request.traffic.classes, tally.parts, strict=True)
-    ffn_gpus = request.afd.ffn_gpus if pool.replicas else 0
-    counts = request.replicas * replicas[0].devices, pool.replicas * replicas[1].devices + ffn_gpus
-    devices = sum(counts) + request.images.gpus * request.images.exist
-    joules = energy_j(request, state, replicas, seconds)
-    per_gpu = replicas[0].price_per_hour, replicas[1].price_per_hour
-    fleet = fleet_figures(state, (replicas[0].devices, replicas[1].devices), per_gpu, request.most_replicas)
-    price = fleet["price"] if fleet else sum(map(mul, counts, per_gpu)) * seconds / 3600
-    million = max(totals["output_tokens"], 1) / 1e6
-    moved: dict[str, Any] = {f"{name}_ms": spread(times[name]) for name in MOVED} if apart else {}
+    expenses = expenses_of(request, state, totals, replicas, seconds)
+    devices, output_tokens = expenses["devices"], totals["output_tokens"]
+    busy, rank_counts = float(state.ranks["busy_us"].mean()), (request.attention_dp, request.second_dp)
     return ServingReport(
         requests=totals["arrived"],
-        completed=done,
+        completed=totals["completed"],
         rejected=totals["rejected"],
-        ttft_ms=spread(times["ttft"]),
-        tpot_ms=spread(times["tpot"]),
-        e2e_ms=spread(times["e2e"]),
-        queue_ms=spread(times["queue"]),
-        normalised_ms=spread(times["normalised"]),
-        itl_ms=spread(gaps),
+        **times_of(state, totals, tally, apart),
         duration_s=seconds,
-        requests_per_s=done / seconds,
-        output_tokens_per_s=totals["output_tokens"] / seconds,
-        output_tokens_per_s_per_gpu=totals["output_tokens"] / seconds / devices,
-        total_tokens_per_s=(totals["output_tokens"] + totals["input_tokens"]) / seconds,
+        requests_per_s=totals["completed"] / seconds,
+        output_tokens_per_s=output_tokens / seconds,
+        output_tokens_per_s_per_gpu=output_tokens / seconds / devices,
+        total_tokens_per_s=(output_tokens + totals["input_tokens"]) / seconds,
         goodput=attained * totals["arrived"] / seconds,
         slo_attainment=attained,
         kv_peak=kv_peak(state, setup),
         **kv_tokens(state.ranks[: first_decode_rank(setup)], setup.rules, request.attention_dp),
-        preemptions=totals["preemptions"],
-        swaps=totals["swaps"],
+        **iterations_of(totals),
         prefix_hit_share=hit_tokens / max(1, hit_tokens + totals["computed_tokens"]),
         kv_tiers=tier_figures(state, replicas[0], totals),
         adapters=adapter_figures(request, tally, totals, replicas[0], seconds) if request.lora.exist else {},
         expert_balance=expert_figures(setup, totals, request.eplb) if request.eplb.exist else {},
-        iterations=totals["iterations"],
-        mean_batch=totals["computed_tokens"] / max(1, totals["iterations"]),
-        utilisation=float(state.ranks["busy_us"].mean()) / (totals["now_us"] or 1.0) * on_share(state, fleet),
+        utilisation=busy / (totals["now_us"] or 1.0) * on_share(state, expenses["fleet"]),
         replicas=setup.replicas,
-        devices=devices,
+        **expenses,
         overload=overload(request, backlog, totals["rejected"]),
         backlog=tuple({"s": at / 1e6, "came": came, "waiting": waits} for at, came, waits in backlog),
         over_time=over_time(state, setup),
         slo={name: value for name, value in asdict(request.slo).items() if value is not None and request.slo.named},
         slo_curve=slo_curve(tally, counted) if request.targets_named else (),
         classes={kind.name: class_figures(kind, part, seconds) for kind, part in by_class},
-        power_w=None if joules is None else joules / seconds / devices,
-        kwh_per_million_tokens=None if joules is None else joules / 3.6e6 / million,
-        cost_per_million_tokens=price / million if price else None,
-        tokens_per_decode=1 + totals["guessed"] / max(totals["guesses"], 1),
-        pools=pools(state, setup, counts, (request.attention_dp, request.second_dp)) if apart else {},
+        pools=pools(state, setup, devices_of(request, replicas), rank_counts) if apart else {},
         kinds=kind_figures(request, setup, state, tally, replicas, spread) if setup.mixed else {},
         failed=totals["failed"],
-        fleet=fleet,
-        **moved,
         kv_transfer_bytes=totals["moved_tokens"] * replicas[1].kv.bytes_per_token,
         rejections=rejected,
         notes=notes(request, rejection_note(rejected, totals["arrived"]), replicas),
         sources=sources_of(replicas),
         wall_time_s=wall_s,
     )
+
+
+def iterations_of(totals: Mapping[str, Any]) -> dict[str, Any]:
+    """How many iterations there were, what was in them, and who had to leave them."""
+    return {
+        "iterations": totals["iterations"],
+        "mean_batch": totals["computed_tokens"] / max(1, totals["iterations"]),
+        "tokens_per_decode": 1 + totals["guessed"] / max(totals["guesses"], 1),
+        "preemptions": totals["preemptions"],
+        "swaps": totals["swaps"],
+    }
+
+
+def times_of(state: LoopState, totals: Mapping[str, Any], tally: Tally, apart: bool) -> dict[str, Any]:
+    """What requests waited for, by the names of a report; with pools ``apart`` those of a cache that moved, too."""
+    names = ("ttft", "tpot", "e2e", "queue", "normalised", *(MOVED if apart else ()))
+    gaps = Histogram(state.gaps, (totals["gaps"], totals["gap_us"], totals["least_gap_us"], totals["most_gap_us"]))
+    return {"itl_ms": spread(gaps)} | {f"{name}_ms": spread(tally.times[name]) for name in names}
+
+
+def devices_of(request: ServingRequest, replicas: tuple[ServedReplica, ServedReplica]) -> tuple[int, int]:
+    """GPUs of the replicas of the first and of the second pool."""
+    ffn_gpus = request.afd.ffn_gpus if request.second_pool.replicas else 0
+    second = request.second_pool.replicas * replicas[1].devices + ffn_gpus
+    return request.replicas * replicas[0].devices, second
+
+
+def expenses_of(
+    request: ServingRequest,
+    state: LoopState,
+    totals: Mapping[str, Any],
+    replicas: tuple[ServedReplica, ServedReplica],
+    seconds: float,
+) -> dict[str, Any]:
+    """GPUs, the replicas that came and went, and what power and a million output tokens cost, where that is known."""
+    counts = devices_of(request, replicas)
+    devices = sum(counts) + request.images.gpus * request.images.exist
+    joules = energy_j(request, state, replicas, seconds)
+    per_gpu = replicas[0].price_per_hour, replicas[1].price_per_hour
+    fleet = fleet_figures(state, (replicas[0].devices, replicas[1].devices), per_gpu, request.most_replicas)
+    price = fleet["price"] if fleet else sum(map(mul, counts, per_gpu)) * seconds / 3600
+    million = max(totals["output_tokens"], 1) / 1e6
+    return {
+        "devices": devices,
+        "fleet": fleet,
+        "power_w": None if joules is None else joules / seconds / devices,
+        "kwh_per_million_tokens": None if joules is None else joules / 3.6e6 / million,
+        "cost_per_million_tokens": price / million if price else None,
+    }
 
 
 def on_share(state: LoopState, fleet: Mapping[str, float]) -> float:

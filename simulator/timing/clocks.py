@@ -13,6 +13,7 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.ops import KINDS, Op, iterate_groups
+from ...datasets.vocabulary import OpColumns
 from ...models import power
 from ...models.busy import parts
 from ...models.clocks import anchor, rate_name
@@ -65,7 +66,7 @@ def _computing_share(ops: Sequence[Op | None], device: Device) -> np.ndarray:
     share = np.zeros(len(ops))
     places = np.array([at for at, op in enumerate(ops) if op is not None], dtype=np.int64)
     for kind, dtype, out_dtype, positions, columns in iterate_groups([op for op in ops if op is not None]):
-        busy = parts(kind, columns, dtype, out_dtype, device, "cold")
+        busy = parts(OpColumns(kind, columns, dtype, out_dtype, "cold"), device)
         share[places[positions]] = busy.compute / busy.whole
     return share
 
@@ -85,7 +86,7 @@ def _slower(costs: Sequence[Costs], device: Device, capped: bool) -> np.ndarray:
     ops = [op for at in places if (op := nodes[at].op) is not None]
     for kind, dtype, out_dtype, positions, columns in iterate_groups(ops):
         at = np.array(places)[positions]
-        watts = power.drawn(None, kind, columns, dtype, out_dtype, device, "cold", limits, latency[at])
+        watts = power.drawn(None, OpColumns(kind, columns, dtype, out_dtype, "cold"), device, limits, latency[at])
         slower[at] = watts.slower
     return slower
 

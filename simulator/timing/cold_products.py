@@ -20,8 +20,8 @@ import numpy as np
 from ...datasets.devices import Device
 from ...datasets.dtypes import weight_itemsize
 from ...datasets.ops import KINDS, LAYOUT, Op
+from ...datasets.vocabulary import OpColumns
 from ..engines import Answers, Engine, ask
-from ..engines.answers import Columns
 
 TIMES_CACHE = 4.0  # weights of so many last-level caches: no part of them stays from call to call. Judged
 SLOWER = 1.02  # a cold answer that is worth another question. Judged
@@ -70,16 +70,14 @@ def bound_cold_products(
     return warm, at_most(cold, at, most_us)
 
 
-def bound_asked_products(
-    engine: Engine, kind: str, columns: Columns, dtype: str, out_dtype: str, cold: Answers, device: Device
-) -> Answers:
+def bound_asked_products(engine: Engine, query: OpColumns, cold: Answers, device: Device) -> Answers:
     """The ``cold`` answers for ops of one kind, products bound as those of a step are."""
-    if kind != "gemm":
+    if query.kind != "gemm":
         return cold
-    at = np.flatnonzero((columns["m"] <= MOST_ROWS) & ~cold.in_envelope)
+    at = np.flatnonzero((query.columns["m"] <= MOST_ROWS) & ~cold.in_envelope)
     if len(at):
-        dims = zip(*(columns[name][at].tolist() for name in KINDS[kind].names), strict=True)
-        ops = [Op(kind, values, dtype, out_dtype) for values in dims]
+        dims = zip(*(query.columns[name][at].tolist() for name in KINDS[query.kind].names), strict=True)
+        ops = [Op(query.kind, values, query.dtype, query.out_dtype or query.dtype) for values in dims]
         cold.put(at, bound_cold_products(engine, ops, ask(engine, ops), cold.take(at), device)[1])
     return cold
 

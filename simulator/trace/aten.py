@@ -17,7 +17,7 @@ from ...datasets.ops import KINDS, Op, make_op
 from .calls import Call, View
 from .layout import contiguous_run, dtype_of, in_memory_order, numel, size_bytes, transposed, unique_numel
 
-VERSION = 9
+VERSION = 10
 
 Rule = Callable[[Call], Op | None]
 RULES: dict[str, Rule] = {}

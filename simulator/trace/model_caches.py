@@ -36,10 +36,32 @@ def returned_cache(output: Any) -> Any:
 
 def cached_tensors(cache: Any) -> Iterator[torch.Tensor]:
     """The tensors that a cache of transformers holds, layer by layer: keys, values, states, those of the prompt too."""
-    import torch
+    for states in _states_of(cache):
+        yield from (state for _, state in _tensors_in(states))
 
+
+def drop_prompt(cache: Any) -> None:
+    """Keep of a filled cache what later tokens read, as it is from the second token on.
+
+    A window is a slice of the keys and values of the whole prompt, which stay in memory until a token moves it on.
+    """
+    copies: dict[int, torch.Tensor] = {}  # by the slice: a model may keep one under two names
+    for states in _states_of(cache):
+        for name, state in _tensors_in(states):
+            if state.untyped_storage().nbytes() > state.nbytes:
+                copy = copies.setdefault(id(state), state.clone())
+                states[name] = copy
+
+
+def _states_of(cache: Any) -> Iterator[dict[Any, Any]]:
+    """What each layer of a cache holds by name, and the mappings among that."""
     for layers_of in (getattr(cache, "self_attention_cache", cache), getattr(cache, "cross_attention_cache", None)):
         for layer in getattr(layers_of, "layers", ()):
-            for value in vars(layer).values():
-                states = value.values() if isinstance(value, dict) else (value,)
-                yield from (state for state in states if isinstance(state, torch.Tensor))
+            yield vars(layer)
+            yield from (value for value in vars(layer).values() if isinstance(value, dict))
+
+
+def _tensors_in(states: dict[Any, Any]) -> list[tuple[Any, torch.Tensor]]:
+    import torch
+
+    return [(name, state) for name, state in states.items() if isinstance(state, torch.Tensor)]

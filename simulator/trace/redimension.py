@@ -3,8 +3,9 @@
 Every dimension of an op and every size of a tensor is a product of batch, length and what the model is made of. Traced
 with a batch and a length that are primes which divide nothing in a model, a number says by its factors how often it
 holds either. So the graph of any other batch and length is exact without another trace, which for a large model takes
-seconds. Where that does not hold (sliding windows, caches that grow by copies, routed loads that are not balanced,
-operators that no kind covers, modules with example inputs of their own) a step is traced as it is.
+seconds. Where that does not hold (sliding windows, compressed tokens, experts of a fixed capacity, caches that grow by
+copies, routed loads that are not balanced, operators that no kind covers, modules with example inputs of their own) a
+step is traced as it is.
 
 A pass over tokens of many sequences (:func:`batch_graph`) is one prompt as long as all of them, of which so many rows
 as sequences yield a token go to the last layer.
@@ -29,6 +30,7 @@ from .models import resolve
 BATCH = 1009
 LENGTHS = (4099, 1999, 1013, 499, 251, 127)
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+COMPRESSION_SETTINGS = ("compress_rates", "compress_ratios")  # layers that see a token for each N: a part of the length
 WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size", "layer_types", "max_window_layers")
 SORTS = ("aten.sort", "aten.argsort")
 RUN_TOTALS = {"run": "numel", "run_bytes": "size_bytes"}  # 0 where one run covers all
@@ -69,7 +71,7 @@ def _prime_length(model: Model, workload: Workload, windows: bool = False) -> in
         return 0
     figures = [value for value in _figures(config) if value > 0]
     room = min((config[name] for name in POSITIONS if config.get(name)), default=LENGTHS[0])
-    if config.get("expert_capacity"):  # of each sequence, however long: what is beyond it is dropped
+    if any(config.get(name) for name in ("expert_capacity", *COMPRESSION_SETTINGS)):  # not in proportion to the length
         return 0
     long = workload.seq_len + (workload.kind == "decode") > room
     windowed = not windows and any(config.get(name) for name in WINDOW_SETTINGS)

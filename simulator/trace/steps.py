@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .classes import encodes, translates
-from .model_caches import cache_name, returned_cache
+from .model_caches import cache_name, drop_prompt, returned_cache
 from .next_tokens import loss_with_next_tokens
 from .vision import embed_with_images, module_with_head
 from .workload import TraceError, Workload
@@ -64,6 +64,7 @@ def prepare(model: nn.Module, workload: Workload, example: Callable[[Workload], 
     filled = returned_cache(model(input_ids=tokens, use_cache=True, **cache, **keep)) if name else None
     if filled is None:
         raise TraceError(f"{type(model).__name__} keeps no keys and values, so that workload=decode has none to read")
+    drop_prompt(filled)
     return ForwardCall(lambda: model(input_ids=token, use_cache=True, **{name: filled}, **keep), filled)
 
 

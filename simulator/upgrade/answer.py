@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import plain
-from ..report.display import NotebookTable, display_html
+from ..report.display import display_html, notebook_table
 from ..report.view import ViewColumn, ViewTable
 
 
@@ -64,10 +64,7 @@ class UpgradeReport:
         return plain(self)
 
     def _repr_html_(self) -> str:
-        rows = [(row.kind, row.library, f"{row.before_percent:.2f}", f"{row.after_percent:.2f}") for row in self.rows]
-        heads = ("op", "library", "may move the step by, %", "measured, %")
-        table_html = NotebookTable(heads, rows, [row.before_percent for row in self.rows])
-        return display_html(f"{self.workload} of {self.model}", [], table_html, " ".join(self.notes))
+        return display_html(f"{self.workload} of {self.model}", [], notebook_table(table(self)), " ".join(self.notes))
 
 
 def headline(report: UpgradeReport) -> str:

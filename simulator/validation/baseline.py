@@ -12,6 +12,7 @@ from ...datasets.devices import Device, DeviceError
 from ...datasets.ops import KINDS
 from ...datasets.truth import TrainingRow
 from ...datasets.truth.dimensions import dimensions_of
+from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ..engines import Answers, Engine, FusedEngine
 from ..engines.answers import Columns
@@ -31,7 +32,7 @@ class RooflineEngine:
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
         answers = Answers.declined(len(next(iter(columns.values()))))
         if KINDS[kind].family not in LINKS:
-            floor = analytical.roofline_us(kind, columns, dtype, out_dtype, self.device)
+            floor = analytical.roofline_us(OpColumns(kind, columns, dtype, out_dtype), self.device)
             for column in (answers.latency_us, answers.low_us, answers.high_us):
                 column[:] = floor
             answers.engine[:] = self.name

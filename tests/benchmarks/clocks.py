@@ -24,6 +24,7 @@ from opcast.datasets.clusters import Cluster
 from opcast.datasets.devices import Device, load_device
 from opcast.datasets.sources import aiconfigurator
 from opcast.datasets.truth import TrainingRow, read_table
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import clocks, power
 from opcast.simulator.engines import Engine, build_engine
 from opcast.simulator.question.calibration import NONE
@@ -104,7 +105,7 @@ def operators(folder: Path, system: str) -> None:
     columns |= {"batch": np.ones(len(shapes)), "layout": np.ones(len(shapes))}
     before, after = (np.array([table[shape] for shape in shapes]) for table in (burst, long))
     limits = power.Limits(device.tdp_w)
-    law = power.drawn(None, "gemm", columns, "bf16", "bf16", device, "warm", limits, before).slower
+    law = power.drawn(None, OpColumns("gemm", columns, "bf16", "bf16", "warm"), device, limits, before).slower
     rate = 2.0 * columns["m"] * columns["n"] * columns["k"] / before * 1e-6
     share = rate / clocks.steady_rate(device, "bf16", device.tdp_w)
     for low, high in pairwise(EDGES):

@@ -109,12 +109,9 @@ def samples(stores: Sequence[Store]) -> Iterator[MeasurementTable]:
 
 def missed(table: MeasurementTable) -> float:
     """Spread of ln(measured / law) of a table: the median distance from its median."""
-    unique, codes = table.states()
     found = np.empty(len(table))
-    for index, (dtype, out_dtype, cache) in enumerate(unique):
-        rows = np.flatnonzero(codes == index)
-        columns = {name: values[rows] for name, values in table.columns.items()}
-        law = analytical.latency_us(table.kind, columns, str(dtype), str(out_dtype), table.device, str(cache))
+    for rows, ops in table.groups():
+        law = analytical.latency_us(ops, table.device)
         found[rows] = np.log(table.latency_us[rows] / law)
     return float(np.median(np.abs(found - np.median(found))))
 

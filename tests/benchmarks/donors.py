@@ -27,6 +27,7 @@ import numpy as np
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, cost_columns, make_op
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.clocks import steady_rate
 from opcast.models.donors import Donor, donors, group
@@ -101,7 +102,7 @@ def of_publications() -> Iterator[Told]:
         device, flops = load_device(row["device"]), cost_columns(op.kind, columns, op.dtype, op.out_dtype).flops / 1e6
         measured = flops / np.array(row["tflops"].split(), float)
         least = flops / steady_rate(device, op.dtype, device.tdp_w) if row["steady"] else 0.0
-        law = analytical.latency_us(op.kind, columns, op.dtype, op.out_dtype, device)
+        law = analytical.latency_us(OpColumns(op.kind, columns, op.dtype, op.out_dtype), device)
         physics = np.log(measured / np.maximum(law, least))
         for donor in donors(op.kind):
             asked = row["device"], op.kind, columns, op.dtype, op.out_dtype

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from opcast.datasets.devices import Device, DeviceError, load_device
 from opcast.datasets.ops import KINDS, iterate_groups
 from opcast.datasets.store import Store
 from opcast.datasets.truth import OperatorRow, read_table
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models.features import frame
 from opcast.models.intervals import COVERAGE
 from opcast.models.labs import EDGES_US, WIDTHS, band
@@ -88,15 +89,11 @@ def of_stores(stores: Sequence[Store]) -> Iterator[Missed]:
 def _of_table(table: MeasurementTable) -> Iterator[Missed]:
     part = table.take(np.sort(np.random.default_rng(0).permutation(len(table))[:MOST]))
     source = next(iter(part.sources.get("source", ())), "")
-    unique, codes = part.states()
     found = []
-    for index, (dtype, out_dtype, cache) in enumerate(unique):
-        rows = np.flatnonzero(codes == index)
-        columns = {name: values[rows] for name, values in part.columns.items()}
-        predictor = answers_for(part.device, part.kind, str(dtype))
-        if predictor is not None and source not in predictor.card["sources"]["source"] and dtype in PLAIN:
-            formats = str(dtype), str(out_dtype), str(cache)
-            found.append(missed(predictor, part.device, columns, formats, part.latency_us[rows]))
+    for rows, ops in part.groups():
+        predictor = answers_for(part.device, part.kind, ops.dtype)
+        if predictor is not None and source not in predictor.card["sources"]["source"] and ops.dtype in PLAIN:
+            found.append(missed(predictor, part.device, ops, part.latency_us[rows]))
     yield from joined(f"{part.kind} {part.device.id} {part.backend}", part.kind, found)
 
 
@@ -126,27 +123,21 @@ def _of_rows(name: str, device: Device, rows: Sequence[OperatorRow]) -> Iterator
     for kind, dtype, out_dtype, at, columns in iterate_groups([each.op for each in rows]):
         predictor = answers_for(device, kind, dtype) if KINDS[kind].family in FAMILIES else None
         if predictor is not None:
-            made = missed(predictor, device, columns, (dtype, out_dtype, "warm"), measured[at])
+            made = missed(predictor, device, OpColumns(kind, columns, dtype, out_dtype), measured[at])
             found.setdefault(kind, []).append(made)
     for kind, parts in found.items():
         yield from joined(f"{kind} {device.id} {name}", kind, parts)
 
 
-def missed(
-    predictor: Predictor,
-    device: Device,
-    columns: Mapping[str, np.ndarray],
-    formats: tuple[str, str, str],
-    measured_us: np.ndarray,
-) -> Parts:
+def missed(predictor: Predictor, device: Device, ops: OpColumns, measured_us: np.ndarray) -> Parts:
     """Errors of ops, the half-widths of their own intervals, and how long they are.
 
     Answers that are physics for more than a half are left out: they say how far physics is off, not labs.
     """
     known = device_for(device, predictor)
-    found = predictor.predict(columns, *formats[:2], known, formats[2])
+    found = predictor.predict(ops.columns, ops.dtype, ops.out_dtype, known, ops.cache)
     error, own = np.abs(np.log(measured_us / found.latency_us)), np.log(found.high_us / found.latency_us)
-    learned = predictor.seen(frame(predictor.kind, columns, *formats[:2], known, formats[2]).analytical_us) >= 0.5
+    learned = predictor.seen(frame(ops, known).analytical_us) >= 0.5
     return error[learned], own[learned], band(found.latency_us)[learned]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from opcast import load_device
 from opcast.datasets.devices import Device
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models.analytical import latency_us
 from opcast.models.analytical.setting import shares_slots
 from opcast.models.registry import Registry
@@ -41,7 +42,7 @@ def answered(device: Device, size: int) -> tuple[float, float]:
     columns, flops = square(size), 2.0 * size**3 / 1e6
     engines = (LearnedEngine(device, [SHIPPED]), TransferEngine(device, [SHIPPED]))
     found = [each.answer("gemm", columns, "fp32", "fp32", "warm").latency_us[0] for each in engines]
-    law = latency_us("gemm", columns, "fp32", "fp32", device)[0]
+    law = latency_us(OpColumns("gemm", columns, "fp32", "fp32"), device)[0]
     known = next((each for each in found if np.isfinite(each)), law)
     return float(flops / known), float(flops / law)
 

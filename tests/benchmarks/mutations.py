@@ -125,8 +125,8 @@ MUTATIONS = (
     Mutation(
         "exponent of clocks",
         "models/clocks.py",
-        "room ** (1.0 / known.alpha)",
-        "room**known.alpha",
+        "room ** (1.0 / measured.alpha)",
+        "room**measured.alpha",
         "models/test_clocks.py simulator/timing/test_clocks.py",
     ),
     Mutation(
@@ -244,8 +244,8 @@ MUTATIONS = (
     Mutation(
         "what a search may leave out",
         "simulator/search/rank.py",
-        "(own <= lower).all(axis=1) & (own[0] < lower[:, 0])",
-        "(own <= lower).any(axis=1) & (own[0] < lower[:, 0])",
+        "(row <= lower).all(axis=1) & (row[0] < lower[:, 0])",
+        "(row <= lower).any(axis=1) & (row[0] < lower[:, 0])",
         "simulator/search/test_search.py",
     ),
 )

@@ -8,9 +8,9 @@ format of fewer bits that is slower than one of more. ``streams``: products of f
 bytes come faster than memory gives them. ``products``: a product that takes longer than its two halves or is beyond
 the peak. ``chips``: one slower than another of its generation with less bandwidth and FLOPs. ``train``: steps whose
 share of the peak (MFU) is outside of ``MFU``, and tensor ranks that gain more than their number. ``formats``: products
-of many rows that are slower in fp8 than in bf16, or faster where their weights are unpacked. ``collectives``: those
-that take less time for more bytes, or ``STEP`` times as long for twice as many. ``ranks``: decode steps of a large
-batch that are slower on twice the tensor ranks.
+of many rows that are slower in fp8 than in bf16, or faster where their weights are unpacked. ``collectives``: those of
+any cluster that take less time for more bytes, or ``STEP`` times as long for twice as many. ``ranks``: decode steps of
+a large batch that are slower on twice the tensor ranks.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import opcast
+from opcast.datasets.clusters import known_clusters, load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import Op, make_op
 from opcast.simulator.engines.answers import ask
@@ -225,16 +226,17 @@ def formats(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int
 def collectives(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:
     """Collectives that take less time for more bytes, or much more than twice as long for twice as many."""
     sizes = [2**power for power in range(16, 31)]
-    for cluster in (CLUSTERS[device] for device in devices if device in CLUSTERS):
-        for ranks in (8, 64, 512):
-            for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
-                found = [
-                    opcast.predict(kind, size_bytes=size, ranks=ranks, cluster=cluster, nodes=max(ranks // 8, 1))
-                    for size in sizes
-                ]
-                for size, (less, more) in zip(sizes, pairwise(one.latency_us for one in found), strict=False):
+    clusters = [load_cluster(name) for name in known_clusters()]
+    for cluster in (cluster for cluster in clusters if devices is DEVICES or cluster.device in devices):
+        for nodes in (1, 2, 8, 64):
+            ranks = nodes * cluster.devices_per_node
+            for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"):
+                asked = {"ranks": ranks, "cluster": cluster.id, "nodes": nodes}
+                times_us = [opcast.predict(kind, size_bytes=size, **asked).latency_us for size in sizes]
+                for size, (less, more) in zip(sizes, pairwise(times_us), strict=False):
                     if not FALL * less <= more <= STEP * less:
-                        yield f"{cluster} {kind} of {ranks}: {less:.0f} us for {size >> 10} KiB, {more:.0f} for twice"
+                        what = f"{cluster.id} {kind} of {ranks}"
+                        yield f"{what}: {less:.0f} us for {size >> 10} KiB, {more:.0f} for twice"
 
 
 def ranks(devices: Sequence[str], stacks: Sequence[str], batches: Sequence[int]) -> Iterator[str]:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from opcast.datasets.devices import Device, load_device, overridden
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.analytical.setting import SUSTAINED_MEMORY
 
@@ -48,7 +49,7 @@ def convolutions(table: pd.DataFrame) -> tuple[str, pd.DataFrame, Columns]:
 def held(kind: str, rows: pd.DataFrame, columns: Columns, device: Device) -> str:
     """Bytes a clock and unit, and measured over predicted, of each half of the shapes."""
     measured = rows.latency.to_numpy() * 1e3
-    latency = analytical.latency_us(kind, columns, "bf16", None, device)
+    latency = analytical.latency_us(OpColumns(kind, columns, "bf16", None), device)
     slots = device.clock_mhz * device.compute_units
     rate = bytes_of(kind, columns, device) / measured / slots
     shapes = np.stack([columns[name] for name in sorted(columns) if name not in ("batch", "seq", "rows")], axis=1)
@@ -64,7 +65,7 @@ def held(kind: str, rows: pd.DataFrame, columns: Columns, device: Device) -> str
 def bytes_of(kind: str, columns: Columns, device: Device) -> np.ndarray:
     """The bytes that the law counts: what it takes on a device whose memory is slower than anything else."""
     slow = overridden(device, {"memory_gbps": 1.0, "l2_gbps": 1.0})
-    parts = analytical.terms(kind, columns, "bf16", "bf16", slow, "cold")
+    parts = analytical.terms(OpColumns(kind, columns, "bf16", "bf16", "cold"), slow)
     return np.concatenate([np.asarray(part[2].memory) for part in parts]) * SUSTAINED_MEMORY * 1e3
 
 

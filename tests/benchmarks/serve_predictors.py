@@ -29,6 +29,7 @@ import numpy as np
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import Op, make_op
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models.candidates import Options
 from opcast.models.correction import Correction
 from opcast.models.envelope import surround
@@ -200,7 +201,7 @@ def rivals(predictor: Predictor, with_lleaves: bool) -> list[Figure]:
 
     from opcast.models.features import frame
 
-    matrix = frame("gemm", shapes(50_000), "bf16", None, predictor.device).matrix
+    matrix = frame(OpColumns("gemm", shapes(50_000), "bf16", None), predictor.device).matrix
     target = predictor.correction.predict(matrix)
     options: dict[str, Any] = {"num_leaves": 63, "verbosity": -1, "num_threads": 1, "deterministic": True, "seed": 0}
     booster = lightgbm.train(options, lightgbm.Dataset(matrix, target), 250)

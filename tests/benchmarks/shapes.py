@@ -22,6 +22,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from opcast.datasets.devices import load_device
+from opcast.datasets.vocabulary import OpColumns
 from opcast.jobs.resolve import SHIPPED_PREDICTORS
 from opcast.simulator.engines import build_engine
 from opcast.simulator.predict.columns import predict_columns
@@ -51,9 +52,9 @@ def main() -> None:
     device = load_device(DEVICE)
     engine = build_engine(device, [], [SHIPPED_PREDICTORS])
     dims = {"batch": np.ones(chosen.rows, np.int64), **columns, "layout": np.ones(chosen.rows, np.int64)}
-    predict_columns("gemm", dims, "bf16", "bf16", device, engine)  # loads and compiles
+    predict_columns(OpColumns("gemm", dims, "bf16", "bf16"), device, engine)  # loads and compiles
     began, cpu = time.perf_counter(), time.process_time()
-    predict_columns("gemm", dims, "bf16", "bf16", device, engine)
+    predict_columns(OpColumns("gemm", dims, "bf16", "bf16"), device, engine)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
     print(f"predictor alone: {chosen.rows / wall:,.0f} rows/s; by CPU time {chosen.rows / cpu:,.0f} rows/s")
 

@@ -10,6 +10,7 @@ from opcast.datasets.devices import UNITS_OF, load_device
 from opcast.datasets.dtypes import BITS, WEIGHT_BITS, canonical_dtype, itemsize, weight_bits, weight_itemsize
 from opcast.datasets.ops import make_op
 from opcast.datasets.precisions import PrecisionError, precision_of
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models.analytical import latency_us
 
 
@@ -46,7 +47,9 @@ def test_fewer_bits_never_take_longer_by_physics(bits: float, more: float) -> No
     device = load_device("rtx_4090")
     shape = {name: [value] for name, value in {"batch": 1, "m": 1, "n": 8192, "k": 8192, "layout": 1}.items()}
     few, many = (
-        latency_us("gemm", shape, make_op("gemm", f"w{b:.2f}a16", m=1, n=1, k=1).dtype, "bf16", device, "cold")[0]
+        latency_us(
+            OpColumns("gemm", shape, make_op("gemm", f"w{b:.2f}a16", m=1, n=1, k=1).dtype, "bf16", "cold"), device
+        )[0]
         for b in (bits, bits + more)
     )
     assert few <= many

@@ -19,6 +19,7 @@ from opcast.datasets.columns import numbers, values
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import KINDS
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import clocks, power
 
 KINDS_ASKED = ("gemm", "fused_moe", "attention_prefill", "attention_decode", "quantize")
@@ -74,15 +75,17 @@ def rows_of(store: Store) -> Iterator[PowerRows]:
                 if len(at) < FEWEST:
                     continue
                 dtype, out_dtype = formats_of.split()
-                asked = kind, {name: each[at].astype(np.int64) for name, each in columns.items()}, dtype, out_dtype
+                asked = OpColumns(
+                    kind, {name: each[at].astype(np.int64) for name, each in columns.items()}, dtype, out_dtype
+                )
                 yield group(f"{device_id} {source}", asked, device, latency[at], watts[at])
 
 
-def group(source: str, asked: tuple, device: Device, latency_us: np.ndarray, watts: np.ndarray) -> PowerRows:
+def group(source: str, asked: OpColumns, device: Device, latency_us: np.ndarray, watts: np.ndarray) -> PowerRows:
     """Measured rows with their estimate, and its parts."""
-    estimate = power.estimated_w(*asked, device, latency_us)
-    moved_gbps, core_w = power.demands(*asked, device, latency_us)
-    return PowerRows(source, asked[0], asked[2], device, watts, estimate, moved_gbps, core_w)
+    estimate = power.estimated_w(asked, device, latency_us)
+    moved_gbps, core_w = power.demands(asked, device, latency_us)
+    return PowerRows(source, asked.kind, asked.dtype, device, watts, estimate, moved_gbps, core_w)
 
 
 def best_constants(groups: Sequence[PowerRows]) -> tuple[float, float, float]:

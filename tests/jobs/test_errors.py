@@ -388,9 +388,9 @@ def test_a_table_of_which_nothing_is_simulated_fails(capsys: pytest.CaptureFixtu
 
 
 def test_what_is_missing_is_offered_with_this_environment_s_own_pip() -> None:
-    """One place has the words; a model card, which others read, and the first set-up go by the name alone."""
+    """One place has the words; the first set-up and what fetches ns-3 go by the name alone."""
     room = Path(jobs.__file__).resolve().parent.parent
-    own = ("datasets/installing.py", "jobs/bootstrap.py", "models/cards.py", "simulator/network/packet.py")
+    own = ("datasets/installing.py", "jobs/bootstrap.py", "simulator/network/packet.py")
     said = [
         str(path.relative_to(room))
         for part in ("datasets", "harness", "models", "simulator", "jobs")

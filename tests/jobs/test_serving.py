@@ -309,7 +309,7 @@ def test_fleets_are_told_and_on_the_page(capsys: pytest.CaptureFixture[str], tmp
     for words, told, shown in (
         (["second_kind.replicas=1"], "kinds of replicas", "Kinds of replicas"),
         ([*scale, start], "GPU-hours", "Replicas, and requests that come"),
-        (["failures.mtbf_h=0.0005", start], "without failures", "Replicas that came and went"),
+        (["failures.mtbf_h=0.0005", start], "without failures", "without failures"),
     ):
         assert main(["serving", *words, *LAW, *FEW, "slo.ttft_ms=100", f"report={page}"]) == 0
         assert told in capsys.readouterr().out
@@ -502,3 +502,19 @@ def test_the_line_of_goodput_speaks_of_slo_only_where_one_is_set(capsys: pytest.
         assert main(["serving", *words, *LAW, *FEW]) == 0
         line = next(line for line in capsys.readouterr().out.splitlines() if "goodput" in line)
         assert line.rstrip().endswith(said)
+
+
+def test_no_table_speaks_of_slo_where_none_is_set(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Rates, classes, ways and failures; the page shows the same rows as the terminal."""
+    classes, page = "traffic.classes=[{name: chat},{name: batch}]", tmp_path / "page.html"
+    fails = ["failures.mtbf_h=0.0005", "cold_start.seconds=0.5"]
+    for words in ([classes], ["sweep", "rates=[5]"], ["compare", "replicas=2"], fails):
+        for slo, said in ((["slo.ttft_ms=100"], False), ([], True)):
+            assert main(["serving", *words, *slo, *LAW, *FEW]) == 0
+            assert ("no slo is set" in capsys.readouterr().out) is said, words
+    assert main(["serving", classes, *LAW, *FEW, f"report={page}"]) == 0
+    assert page.read_text().count("no slo is set") == 3
+    rows = [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    for name in ("per output token", "goodput", "KV memory", "iterations"):
+        assert name in rows
+        assert f">{name}<" in page.read_text()

@@ -14,6 +14,7 @@ import pytest
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.jobs.cli import main
 from opcast.jobs.train import show
 from opcast.models import analytical
@@ -44,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("rms_norm", {"rows": rows, "cols": cols}, "eager"),
     ):
         count = len(next(iter(columns.values())))
-        latency = analytical.latency_us(kind, columns, "bf16", None, load_device("l40s"))
+        latency = analytical.latency_us(OpColumns(kind, columns, "bf16", None), load_device("l40s"))
         text = {"dtype": "bf16", "out_dtype": "bf16", "device_id": "l40s", "backend": "lib-1:kernel", "status": "ok"}
         text |= {"cache": "warm", "source": "csv", "timer": timer}
         table = pa.table({**columns, **{name: [value] * count for name, value in text.items()}})

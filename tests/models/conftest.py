@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from opcast.datasets.devices import Device
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.candidates import Interpolation, LightGBM, Options, RandomForest
 from opcast.models.training import MeasurementTable, TrainingOutcome, fit, tables
@@ -86,7 +87,7 @@ def gemm_rows(count: int, device: Device, seed: int = 0, noise: float = 0.02) ->
     for state in ("cold", "warm"):
         rows = cache == state
         part = {name: values[rows] for name, values in columns.items()}
-        latency[rows] = analytical.latency_us("gemm", part, "fp32", None, device, state)
+        latency[rows] = analytical.latency_us(OpColumns("gemm", part, "fp32", None, state), device)
     factor = 1.3 + 0.2 * np.sin(np.log2(columns["n"])) + 0.3 * (columns["m"] > 100)
     latency = latency * factor * np.exp(noise * rng.standard_normal(count))
     return pa.table({**columns, "dtype": ["fp32"] * count, "cache": cache, "latency_us": latency})

@@ -14,6 +14,7 @@ import pytest
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 
 
@@ -26,7 +27,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     columns = {"batch": np.ones(count, dtype=int), "layout": np.ones(count, dtype=int)}
     columns |= {"m": 2 ** rng.integers(0, 12, count), "n": rng.choice([1024, 2048, 4096, 8192, 16384], count)}
     columns["k"] = rng.choice([1024, 2048, 4096], count)
-    latency = analytical.latency_us("gemm", columns, "bf16", None, load_device("l40s"))
+    latency = analytical.latency_us(OpColumns("gemm", columns, "bf16", None), load_device("l40s"))
     text = {"dtype": "bf16", "out_dtype": "bf16", "device_id": "l40s", "backend": "lib-1:gemm", "status": "ok"}
     text |= {"cache": "warm", "source": "csv", "timer": "imported"}
     rows = pa.table({**columns, **{name: [value] * count for name, value in text.items()}})

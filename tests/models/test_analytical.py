@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from opcast.datasets.devices import Device, DeviceError, load_device, overridden
 from opcast.datasets.ops import KINDS, OpError, bus_factor, make_op
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.analytical.setting import SUSTAINED_MEMORY
 
@@ -53,7 +54,7 @@ def dims(draw: st.DrawFn, kind: str) -> dict[str, int]:
 
 def latency(kind: str, values: dict[str, int], device: Device, cache: str, dtype: str = "bf16") -> float:
     columns = {name: np.array([value]) for name, value in values.items()}
-    return float(analytical.latency_us(kind, columns, dtype, None, device, cache)[0])
+    return float(analytical.latency_us(OpColumns(kind, columns, dtype, None, cache), device)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +63,7 @@ def latency(kind: str, values: dict[str, int], device: Device, cache: str, dtype
 def test_latency_is_finite_and_never_below_the_roofline(kind: str, device: Device, data: st.DataObject) -> None:
     values, cache = data.draw(dims(kind)), data.draw(CACHES)
     columns = {name: np.array([value]) for name, value in values.items()}
-    floor = analytical.roofline_us(kind, columns, "bf16", None, device, cache)[0]
+    floor = analytical.roofline_us(OpColumns(kind, columns, "bf16", None, cache), device)[0]
     answer = latency(kind, values, device, cache)
     assert np.isfinite(answer)
     assert answer >= floor >= 0.0
@@ -129,17 +130,17 @@ def test_columns_answer_as_single_ops_do(gpu: Device, data: st.DataObject) -> No
     kind = data.draw(st.sampled_from(list(KINDS)))
     several = [data.draw(dims(kind)) for _ in range(3)]
     columns = {name: np.array([values[name] for values in several]) for name in KINDS[kind].names}
-    together = analytical.latency_us(kind, columns, "bf16", None, gpu, "cold")
+    together = analytical.latency_us(OpColumns(kind, columns, "bf16", None, "cold"), gpu)
     assert together.tolist() == pytest.approx([latency(kind, values, gpu, "cold") for values in several], rel=1e-12)
 
 
 def test_chunks_join_without_a_seam(gpu: Device) -> None:
     count = analytical.CHUNK + 7
     columns = {"rows": np.arange(1, count + 1), "cols": np.full(count, 4096)}
-    whole = analytical.latency_us("rms_norm", columns, "bf16", None, gpu)
+    whole = analytical.latency_us(OpColumns("rms_norm", columns, "bf16", None), gpu)
     tail = {name: values[-7:] for name, values in columns.items()}
     assert whole.shape == (count,)
-    assert whole[-7:].tolist() == analytical.latency_us("rms_norm", tail, "bf16", None, gpu).tolist()
+    assert whole[-7:].tolist() == analytical.latency_us(OpColumns("rms_norm", tail, "bf16", None), gpu).tolist()
 
 
 @pytest.mark.parametrize(("m", "bound_by"), [(8192, "compute"), (1, "memory")])
@@ -150,7 +151,7 @@ def test_the_roofline_is_the_larger_of_arithmetic_and_memory(gpu: Device, m: int
     assert (compute_us > memory_us) == (bound_by == "compute")
     op = make_op("gemm", m=m, n=n, k=k, dtype="bf16")
     columns = {name: np.array([value]) for name, value in zip(KINDS["gemm"].names, op.dims, strict=True)}
-    found = analytical.roofline_us("gemm", columns, "bf16", None, gpu, "cold")[0]
+    found = analytical.roofline_us(OpColumns("gemm", columns, "bf16", None, "cold"), gpu)[0]
     assert found == pytest.approx(max(compute_us, memory_us))
 
 
@@ -205,7 +206,7 @@ def test_kernels_of_scans_move_what_their_units_can(
 ) -> None:
     given = {"batch": 1, "head_dim": 64, "chunk": 128, "rule": 0, "width": 4, "update": 0} | dims
     columns = {name: np.array([given[name]]) for name in KINDS[kind].names}
-    latency = analytical.latency_us(kind, columns, "bf16", None, load_device(device))
+    latency = analytical.latency_us(OpColumns(kind, columns, "bf16", None), load_device(device))
     assert latency[0] == pytest.approx(published_us, rel=0.25)
 
 
@@ -215,8 +216,8 @@ def test_selections_by_torch_take_their_clocks(experts: int, published_us: float
     device = load_device("h100_sxm")
     dims = {"tokens": 16384, "experts": experts, "topk": 8, "kernels": 1}
     columns = {name: np.array([value]) for name, value in dims.items()}
-    chosen = analytical.latency_us("moe_route", columns, "fp32", None, device)
-    own = analytical.latency_us("moe_route", columns | {"kernels": np.array([0])}, "fp32", None, device)
+    chosen = analytical.latency_us(OpColumns("moe_route", columns, "fp32", None), device)
+    own = analytical.latency_us(OpColumns("moe_route", columns | {"kernels": np.array([0])}, "fp32", None), device)
     assert chosen[0] == pytest.approx(published_us, rel=0.25)
     assert own[0] < chosen[0]
 
@@ -269,17 +270,17 @@ def test_bound_names_what_holds_an_op_back(gpu: Device) -> None:
     }
     for expected, (kind, values) in cases.items():
         columns = {name: np.array([value]) for name, value in values.items()}
-        assert analytical.bound(kind, columns, "bf16", None, gpu, "cold").tolist() == [expected]
+        assert analytical.bound(OpColumns(kind, columns, "bf16", None, "cold"), gpu).tolist() == [expected]
 
 
 def test_bad_questions_are_refused_in_one_line(gpu: Device) -> None:
     columns = {name: np.array([8]) for name in ("batch", "m", "n", "k")} | {"layout": np.array([1])}
     with pytest.raises(DeviceError, match="nvfp4"):
-        analytical.latency_us("gemm", columns, "nvfp4", None, gpu)
+        analytical.latency_us(OpColumns("gemm", columns, "nvfp4", None), gpu)
     with pytest.raises(ValueError, match="cache='hot' is not one of cold, warm"):
-        analytical.latency_us("gemm", columns, "bf16", None, gpu, "hot")
+        analytical.latency_us(OpColumns("gemm", columns, "bf16", None, "hot"), gpu)
     with pytest.raises(OpError, match="did you mean gemm"):
-        analytical.latency_us("gem", columns, "bf16", None, gpu)
+        analytical.latency_us(OpColumns("gem", columns, "bf16", None), gpu)
 
 
 def test_every_kind_has_a_law() -> None:
@@ -290,9 +291,9 @@ def test_half_a_million_gemms_take_well_under_a_second_on_one_core(gpu: Device) 
     count, rng = 500_000, np.random.default_rng(0)
     columns = {name: rng.integers(1, 8192, count) for name in ("m", "n", "k")}
     columns |= {"batch": np.ones(count), "layout": np.ones(count)}
-    analytical.latency_us("gemm", {name: values[:10] for name, values in columns.items()}, "bf16", None, gpu)
+    analytical.latency_us(OpColumns("gemm", {name: values[:10] for name, values in columns.items()}, "bf16", None), gpu)
     began = time.process_time()
-    analytical.latency_us("gemm", columns, "bf16", None, gpu)
+    analytical.latency_us(OpColumns("gemm", columns, "bf16", None), gpu)
     assert time.process_time() - began < 1.5
 
 
@@ -312,7 +313,7 @@ def test_elements_with_gaps_and_casts_take_as_long_as_measured(kind: str) -> Non
     assert len(known) >= 12
     for row in known:
         columns = {name: np.array([row[name]]) for name in KINDS[kind].names}
-        law = analytical.latency_us(kind, columns, row["dtype"], row["out_dtype"], device, row["cache"])[0]
+        law = analytical.latency_us(OpColumns(kind, columns, row["dtype"], row["out_dtype"], row["cache"]), device)[0]
         assert 0.7 < law / row["latency_us"] < 1.5, row
 
 
@@ -320,7 +321,7 @@ def test_contiguous_elements_of_one_format_and_fp32_to_16_bits_are_bound_by_memo
     def us(dtype: str, out_dtype: str, run: int = 0) -> float:
         values = {"numel": 2**26, "inputs": 1, "fn": 3, "run": run}
         columns = {name: np.array([value]) for name, value in values.items()}
-        return float(analytical.latency_us("elementwise", columns, dtype, out_dtype, gpu, "cold")[0])
+        return float(analytical.latency_us(OpColumns("elementwise", columns, dtype, out_dtype, "cold"), gpu)[0])
 
     plain = us("bf16", "bf16")
     assert us("fp32", "bf16") == us("fp32", "fp16") == pytest.approx(1.5 * plain, rel=0.1)
@@ -333,5 +334,7 @@ def test_a_cpu_takes_no_clocks_for_gaps() -> None:
     assert cpu.synchronous
     columns = {name: np.array([value]) for name, value in {"numel": 2**24, "inputs": 1, "fn": 0, "run": 4096}.items()}
     whole = columns | {"run": np.array([0])}
-    one, other = (analytical.latency_us("elementwise", each, "fp32", None, cpu)[0] for each in (columns, whole))
+    one, other = (
+        analytical.latency_us(OpColumns("elementwise", each, "fp32", None), cpu)[0] for each in (columns, whole)
+    )
     assert one == other

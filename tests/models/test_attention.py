@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import attended_pairs
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.analytical.attention import query_blocks
 from opcast.models.features import feature_names, features
@@ -25,7 +26,7 @@ def columns(*ops: dict[str, int]) -> dict[str, np.ndarray]:
 
 def decode(device: Device, **dims: int) -> float:
     op = LLAMA | {"batch": 1, "seq_q": 1, "seq_kv": 4096} | dims
-    return float(analytical.latency_us("attention_decode", columns(op), "bf16", None, device, "warm")[0])
+    return float(analytical.latency_us(OpColumns("attention_decode", columns(op), "bf16", None, "warm"), device)[0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,7 +83,7 @@ def test_a_full_gpu_reads_large_caches_at_its_bandwidth(gpu: Device) -> None:
 def test_long_prompts_reach_the_rate_of_flash_attention_3(gpu: Device) -> None:
     # FlashAttention-3 (arXiv 2407.08608, fig. 5): 640 TFLOP/s, causal, head dimension 128, 16k tokens, H100
     op = LLAMA | {"batch": 1, "heads_q": 16, "heads_kv": 16, "seq_q": 16384, "seq_kv": 16384}
-    took = analytical.latency_us("attention_prefill", columns(op), "bf16", None, gpu, "cold")[0]
+    took = analytical.latency_us(OpColumns("attention_prefill", columns(op), "bf16", None, "cold"), gpu)[0]
     assert 450 < 4 * 16 * 128 * 16384 * 16385 / 2 / took / 1e6 < 700
 
 
@@ -91,7 +92,7 @@ def test_latent_decoding_is_bound_by_bytes_until_heads_are_many(gpu: Device) -> 
         {**LATENT, "batch": 256, "heads": heads, "seq_q": 1, "seq_kv": 8192, "causal": 1} for heads in (16, 512)
     )
     cache_us = 256 * 8192 * 576 * 2 / (gpu.memory_gbps * 1e3)
-    took = analytical.latency_us("mla_decode", columns(few, many), "bf16", None, gpu, "cold")
+    took = analytical.latency_us(OpColumns("mla_decode", columns(few, many), "bf16", None, "cold"), gpu)
     assert cache_us < took[0] < 1.2 * cache_us
     assert took[1] > 3 * took[0]
 
@@ -99,7 +100,7 @@ def test_latent_decoding_is_bound_by_bytes_until_heads_are_many(gpu: Device) -> 
 def test_features_see_the_window_and_the_group(gpu: Device) -> None:
     base = LLAMA | {"batch": 2, "seq_q": 1, "seq_kv": 4096, "window": 128}
     short, long, grouped = base, base | {"seq_kv": 65536}, base | {"heads_q": 64}
-    made = features("attention_decode", columns(short, long, grouped), "bf16", None, gpu)
+    made = features(OpColumns("attention_decode", columns(short, long, grouped), "bf16", None), gpu)
     rows = [dict(zip(feature_names("attention_decode"), row, strict=True)) for row in made.tolist()]
     assert rows[0]["keys"] == rows[1]["keys"] == 7.0
     assert rows[0]["keys_cached"] == rows[1]["keys_cached"]

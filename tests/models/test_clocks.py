@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opcast.datasets.devices import DeviceError, load_device, overridden
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical, clocks, power
 from opcast.models.power import Limits
 
@@ -23,8 +24,8 @@ SIZES = st.sampled_from([64, 512, 1024, 4096, 8192])
 def product_us(device, m: int, n: int, k: int, cap_w: float, dtype: str = "bf16", out_dtype: str = "bf16") -> float:
     """Microseconds of a product that the device runs for long under a cap."""
     op = {name: np.array([value]) for name, value in zip("m n k batch layout".split(), (m, n, k, 1, 1), strict=True)}
-    burst = analytical.latency_us("gemm", op, dtype, out_dtype, device, "cold")
-    held = power.drawn(None, "gemm", op, dtype, out_dtype, device, "cold", Limits(cap_w), burst)
+    burst = analytical.latency_us(OpColumns("gemm", op, dtype, out_dtype, "cold"), device)
+    held = power.drawn(None, OpColumns("gemm", op, dtype, out_dtype, "cold"), device, Limits(cap_w), burst)
     return float((burst * held.slower)[0])
 
 
@@ -101,7 +102,7 @@ def test_products_below_the_steady_rate_are_slowed_too(device, steady: float, sh
     }
     burst = np.array([2 * 8192**3 / (share * steady) * 1e-6])
     limits = Limits(device.tdp_w)
-    slower = power.drawn(None, "gemm", op, "bf16", "bf16", device, "warm", limits, burst).slower
+    slower = power.drawn(None, OpColumns("gemm", op, "bf16", "bf16", "warm"), device, limits, burst).slower
     assert slower[0] == pytest.approx(longer, abs=0.03)
 
 

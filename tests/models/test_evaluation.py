@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from opcast.datasets.devices import Device
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.baselines import BASELINES, calibrated_roofline, log_log, nearest
 from opcast.models.candidates import Options
@@ -38,7 +39,7 @@ def reduce_rows(device: Device, wave: float = 0.2) -> MeasurementTable:
         "link": np.zeros(42, dtype=int),
         "norm": np.zeros(42, dtype=int),
     }
-    latency = analytical.latency_us("all_reduce", columns, "bf16", None, device)
+    latency = analytical.latency_us(OpColumns("all_reduce", columns, "bf16", None), device)
     latency = latency * (1.4 + wave * np.sin(np.log2(sizes)) + 0.02 * ranks)
     made = pa.table({**columns, "dtype": ["bf16"] * 42, "latency_us": latency})
     return tables("all_reduce", made, device)[0]

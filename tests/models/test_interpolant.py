@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opcast.datasets.devices import Device, load_device
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import interpolant
 from opcast.models.features import feature_names, frame
 
@@ -22,7 +23,7 @@ def device() -> Device:
 def features(device: Device, sizes: np.ndarray, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """Features of all-reduces [n, f] and their analytical time [n]."""
     columns = {"size_bytes": sizes, **{k: np.full(len(sizes), v) for k, v in constant(ranks).items()}}
-    made = frame("all_reduce", columns, "bf16", None, device)
+    made = frame(OpColumns("all_reduce", columns, "bf16", None), device)
     return made.matrix, made.analytical_us
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from opcast.datasets.devices import known_devices, load_device
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.analytical.setting import shares_slots
 from opcast.models.donors import BACKWARD, EXPERTS
@@ -97,16 +98,16 @@ def test_a_device_with_the_figures_of_one_kin_gets_its_answer() -> None:
 
 def test_no_answer_is_below_the_roofline_of_the_device_asked_about() -> None:
     kin = Kin("generation", [product("h100_sxm")], [1.0], "bf16", errors()["gemm"]["generation"])
-    h20, asked = load_device("h20_sxm"), ("gemm", OPS, "bf16", "bf16")
-    ops = frame(*asked, h20)
-    laws = kin.laws(ops, asked, "warm")
-    assert not (memory_bound(asked, h20, "warm") & memory_bound(asked, load_device("h100_sxm"), "warm")).any()
-    found = kin.correction(ops, laws, asked, h20, "warm")
+    h20, asked = load_device("h20_sxm"), OpColumns("gemm", OPS, "bf16", "bf16")
+    ops = frame(asked, h20)
+    laws = kin.laws(ops, asked)
+    assert not (memory_bound(asked, h20) & memory_bound(asked, load_device("h100_sxm"))).any()
+    found = kin.correction(ops, laws, asked, h20)
     least = np.log(ops.roofline_us / ops.analytical_us)
     assert np.array_equal(found, np.maximum(product("h100_sxm").correction.predict(ops.matrix), least))
     assert np.array_equal(kin.seen(laws), np.ones(len(ops.analytical_us)))  # timed without the host
     slow = Frame(ops.matrix, ops.analytical_us, 2.0 * ops.analytical_us)
-    assert np.allclose(kin.correction(slow, laws, asked, h20, "warm"), np.log(2.0))
+    assert np.allclose(kin.correction(slow, laws, asked, h20), np.log(2.0))
 
 
 # Products that others timed on chips with cut units: InferSim (alibaba/InferSim, bench_data/gemm/h20) and LLMServingSim
@@ -162,7 +163,7 @@ def test_what_the_host_hid_from_training_counts_as_far_as_physics_reaches() -> N
     small, large = ({"batch": 1, "m": m, "n": 768, "k": 768, "layout": 1} for m in (32, 32768))
     for op, most in ((small, 30.0), (large, np.inf)):
         columns = {name: np.array([value]) for name, value in op.items()}
-        ops = frame("gemm", columns, "fp32", "fp32", found.device)
+        ops = frame(OpColumns("gemm", columns, "fp32", "fp32"), found.device)
         made = found.predict(columns, "fp32")
         latency = float(made.latency_us[0])
         share = min(float(ops.analytical_us[0]) / found.hidden_us, 1.0)
@@ -178,7 +179,7 @@ def test_a_format_nobody_learned_has_the_shortfall_of_one_on_the_same_units() ->
     gb200 = load_device("gb200")
     kin = Kin("die", [found], [1.0], "fp8", errors()["gemm"]["die"])
     shortfall = kin.predict(OPS, "mxfp8", "bf16", gb200).latency_us / kin.predict(OPS, "fp8", "bf16", gb200).latency_us
-    physics = [analytical.latency_us("gemm", OPS, name, "bf16", gb200) for name in ("mxfp8", "fp8")]
+    physics = [analytical.latency_us(OpColumns("gemm", OPS, name, "bf16"), gb200) for name in ("mxfp8", "fp8")]
     assert shortfall == pytest.approx(physics[0] / physics[1])
 
 

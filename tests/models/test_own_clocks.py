@@ -13,6 +13,7 @@ from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.row_clocks import burst_mhz, relative_clocks
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import clocks, power
 from opcast.models.busy import parts
 from opcast.models.power import Limits
@@ -39,7 +40,7 @@ def columns_of(op) -> dict[str, np.ndarray]:
 
 def held_us(op, clock: float, device=H100) -> float:
     """Microseconds of a product at a relative clock that would reach :data:`TFLOPS` at boost."""
-    busy = parts(op.kind, columns_of(op), op.dtype, op.out_dtype, device, "warm")
+    busy = parts(OpColumns(op.kind, columns_of(op), op.dtype, op.out_dtype, "warm"), device)
     boost = float(op.cost.flops) / (TFLOPS * 1e6) / (1.0 - busy.rest / busy.whole)
     return float((boost * busy.slower(clock))[0])
 
@@ -66,7 +67,7 @@ def slower(device, op, burst_us: float) -> float:
     """How many times longer a step's product takes than it did in a burst."""
     limits = Limits(device.tdp_w)
     answer = power.drawn(
-        None, op.kind, columns_of(op), op.dtype, op.out_dtype, device, "warm", limits, np.array([burst_us])
+        None, OpColumns(op.kind, columns_of(op), op.dtype, op.out_dtype, "warm"), device, limits, np.array([burst_us])
     )
     return float(answer.slower[0])
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from opcast.datasets.devices import Device, load_device
 from opcast.datasets.ops import KINDS, make_op
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import power
 from opcast.models.candidates import Options
 from opcast.models.power import Limits, Parts, PowerError
@@ -85,8 +86,8 @@ def test_no_product_draws_more_than_the_cap_or_the_tdp(cap: float, tokens: int) 
     """A product of few rows waits for memory, which no clock slows: the whole of it has to."""
     columns = {"batch": [1], "m": [tokens], "n": [28672], "k": [4096], "layout": [0]}
     op = {name: np.array(value) for name, value in columns.items()}
-    free = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(), LONG)
-    held = power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(cap), LONG)
+    free = power.drawn(None, OpColumns("gemm", op, "bf16", "bf16", "cold"), H200, Limits(), LONG)
+    held = power.drawn(None, OpColumns("gemm", op, "bf16", "bf16", "cold"), H200, Limits(cap), LONG)
     assert free.power_w <= H200.tdp_w
     assert held.power_w <= min(cap * (1 + 1e-12), free.power_w)
     assert held.slower >= 1.0
@@ -97,7 +98,7 @@ def test_no_product_draws_more_than_the_cap_or_the_tdp(cap: float, tokens: int) 
 def test_a_cap_that_an_idle_device_exceeds_is_refused() -> None:
     op = {name: np.array([64]) for name in ("batch", "m", "n", "k")} | {"layout": np.array([0])}
     with pytest.raises(PowerError, match=r"a cap of 100 W is no more than .* ask for more than 126 W"):
-        power.drawn(None, "gemm", op, "bf16", "bf16", H200, "cold", Limits(100.0), LONG)
+        power.drawn(None, OpColumns("gemm", op, "bf16", "bf16", "cold"), H200, Limits(100.0), LONG)
 
 
 @pytest.mark.parametrize("values", [{"cap_w": 0.0}, {"cap_w": -5.0}, {"clock_mhz": float("nan")}])
@@ -121,7 +122,7 @@ def measured(count: int = 240, unknown: int = 20) -> pa.Table:
         "k": rng.choice(np.arange(256, 8193, 256), count),
         "layout": np.ones(count, dtype=np.int64),
     }
-    watts = power.baseline_w(H200, power.parts("gemm", columns, "bf16", "bf16", H200, "warm"))
+    watts = power.baseline_w(H200, power.parts(OpColumns("gemm", columns, "bf16", "bf16"), H200))
     watts = watts * (0.7 + 0.02 * np.log2(columns["m"])) * np.exp(0.01 * rng.standard_normal(count))
     watts[:unknown] = np.nan
     named = {"dtype": ["bf16"] * count, "latency_us": np.ones(count), "power_w": pa.array(watts, from_pandas=True)}
@@ -137,7 +138,9 @@ def model(fast: Options) -> Predictor:
 def ask(model: Predictor | None, device: Device = H200, limits: Limits | None = None) -> power.Drawn:
     columns = {name: np.array([float(value)]) for name, value in zip(("batch", "layout"), (1, 1), strict=True)}
     columns |= {name: np.array([4096.0]) for name in ("m", "n", "k")}
-    return power.drawn(model, "gemm", columns, "bf16", "bf16", device, "warm", limits or Limits(), np.array([200.0]))
+    return power.drawn(
+        model, OpColumns("gemm", columns, "bf16", "bf16", "warm"), device, limits or Limits(), np.array([200.0])
+    )
 
 
 def test_watts_are_learned_from_rows_that_have_them(model: Predictor) -> None:
@@ -183,7 +186,7 @@ def test_units_that_are_cut_cost_no_more_energy_than_whole_ones(cut: str, whole:
         took_us = 2.0 * size**3 / rate * 1e-6
         op = make_op("gemm", m=4096, n=4096, k=4096)
         columns = {name: np.array([value]) for name, value in zip(KINDS["gemm"].names, op.dims, strict=True)}
-        _, core = power.demands("gemm", columns, op.dtype, op.out_dtype, device, took_us)
+        _, core = power.demands(OpColumns("gemm", columns, op.dtype, op.out_dtype), device, took_us)
         return float(core[0]) / rate
 
     assert joules_of_a_tflop(cut) < 2.0 * joules_of_a_tflop(whole)

@@ -10,9 +10,9 @@ import pytest
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.vocabulary import KINDS
-from opcast.models.cards import PAGE, page
 from opcast.models.predictor import load
 from opcast.models.registry import Entry, Registry
+from opcast.tests.evidence.cards import PAGE, page
 
 SHIPPED = Path(__file__).resolve().parents[2] / "models" / "shipped"
 ENTRIES = [entry for entry in Registry(SHIPPED).list() if entry.current]
@@ -33,7 +33,7 @@ def test_products_attention_and_collectives_of_each_device_are_there(device: str
 
 
 def test_the_page_is_that_of_the_cards() -> None:
-    """``python -m opcast.models.cards models/shipped`` writes it."""
+    """``python tests/evidence/cards.py models/shipped`` writes it."""
     assert (SHIPPED / PAGE).read_text("utf-8") == page(Registry(SHIPPED).list())
 
 

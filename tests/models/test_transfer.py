@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from opcast.datasets.devices import Device
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical, training, transfer
 from opcast.models.candidates import Options
 from opcast.models.correction import Correction
@@ -73,7 +74,7 @@ def measured(
         "k": rng.choice(np.arange(256, 8193, 256), count),
         "layout": np.ones(count, dtype=np.int64),
     }
-    latency = analytical.latency_us("gemm", columns, "bf16", None, device)
+    latency = analytical.latency_us(OpColumns("gemm", columns, "bf16", None), device)
     factor = 1.2 + 0.6 / (1.0 + np.exp(-np.log2(columns["m"] / 64)))
     latency = level * latency * factor * np.exp(0.01 * rng.standard_normal(count))
     return pa.table({**columns, "dtype": ["bf16"] * count, "backend": [backend] * count, "latency_us": latency})

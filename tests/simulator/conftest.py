@@ -52,6 +52,25 @@ SMALL: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 8,
         "v_head_dim": 16,
     },
+    "deepseek_v4": {  # windows, every 4th and every 128th token compressed, several residuals
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "q_lora_rank": 24,
+        "num_experts_per_tok": 2,
+        "n_routed_experts": 4,
+        "vocab_size": 256,
+        "o_groups": 2,
+        "o_lora_rank": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_topk": 4,
+        "sliding_window": 32,
+        "qk_rope_head_dim": 8,
+        "num_hash_layers": 1,
+        "compress_ratios": [0, 4, 128],
+    },
 }
 
 

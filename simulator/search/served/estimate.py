@@ -234,10 +234,7 @@ def apart(
         second * decode.layout.dp * decode.layout.pp,
         curve,
         np.repeat(np.array(batches, dtype=float), count),
-        prompts.alone_us,
-        prompts.us / prompts.requests,
-        prompts.us,
-        moved_us,
+        *(prompts.alone_us, prompts.us / prompts.requests, prompts.us, moved_us),
         request.output_len,
         hosts,
     )
@@ -250,34 +247,44 @@ def apart(
     before_us = queue_us + prompt_us + moved_us
     ttft_us = before_us + hosts(rate, before_us + tpot_us * outputs)
     used = first * prefill.layout.devices + second * decode.layout.devices
+    columns = {
+        "prefill_replicas": first,
+        "replicas": second,
+        "ttft_ms": ttft_us / 1e3,
+        "tpot_ms": tpot_us / 1e3,
+        "decode_ms": running,  # to be looked up for the rows that are chosen
+        "prompt_ms": np.zeros(len(rate)),
+        "queue_ms": queue_us / 1e3,
+        "transfer_ms": np.full(len(rate), moved_us / 1e3),
+        "requests_per_s": rate * SECOND_US,
+        "kv_share": running * held_tokens(request, policy) / decode.served.kv.tokens,
+        "devices": used,
+        "meets_slo": load > 0,
+    }
+    return chosen_rows(request, decode, batches, columns, (load, rate, used))
+
+
+def chosen_rows(
+    request: ServedSearchRequest,
+    decode: LayoutReplica,
+    batches: Sequence[int],
+    columns: Mapping[str, np.ndarray],
+    merits: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> list[list[dict[str, Any]]]:
+    """The rows of ``columns`` by batch: of each ratio that was asked for, or of the best by ``merits``
+    (:func:`best_ratio`). Their iterations that decode are looked up."""
     enough = np.inf if request.size_for is None else request.size_for / SECOND_US
-    results = []
-    for position, batch in enumerate(batches):
-        own_places = slice(position * count, (position + 1) * count)
-        chosen: Sequence[int] = range(count)
-        if not request.space.ratio:
-            chosen = best_ratio(load[own_places], rate[own_places], used[own_places], enough)
-        places = [position * count + at for at in chosen]
-        results.append(
-            [
-                {
-                    "ratio": f"{first[at]}:{second[at]}",
-                    "prefill_replicas": int(first[at]),
-                    "replicas": int(second[at]),
-                    "ttft_ms": float(ttft_us[at]) / 1e3,
-                    "tpot_ms": float(tpot_us[at]) / 1e3,
-                    "decode_ms": decode_iteration_us(request, decode, float(running[at]), batch) / 1e3,
-                    "prompt_ms": 0.0,
-                    "queue_ms": float(queue_us[at]) / 1e3,
-                    "transfer_ms": moved_us / 1e3,
-                    "requests_per_s": float(rate[at]) * SECOND_US,
-                    "kv_share": float(running[at]) * held_tokens(request, policy) / decode.served.kv.tokens,
-                    "devices": int(used[at]),
-                    "meets_slo": bool(load[at] > 0),
-                }
-                for at in places
-            ]
-        )
+    results: list[list[dict[str, Any]]] = []
+    by_batch = [np.split(values, len(batches)) for values in merits]
+    for batch, load, rate, used in zip(batches, *by_batch, strict=True):
+        first = len(results) * len(load)
+        chosen: Sequence[int] = range(len(load)) if request.space.ratio else best_ratio(load, rate, used, enough)
+        rows = []
+        for at in chosen:
+            row = {name: values[first + at].item() for name, values in columns.items()}
+            row["decode_ms"] = decode_iteration_us(request, decode, row["decode_ms"], batch) / 1e3
+            rows.append({"ratio": f"{row['prefill_replicas']}:{row['replicas']}", **row})
+        results.append(rows)
     return results
 
 

@@ -166,7 +166,7 @@ def search_serving(
     if not playing and request.confirm:
         best = [{**row, "confirmed": confirmed(request, row, replicas)} for row in report.best[: request.confirm]]
         report = replace(report, best=(*best, *report.best[request.confirm :]))
-    return replace(report, wall_time_s=time.perf_counter() - started)
+    return replace(report, slo_named=request.slo.named, wall_time_s=time.perf_counter() - started)
 
 
 def once(outcome: SearchOutcome) -> None:

@@ -75,14 +75,8 @@ def sglang_prompts(
     Returns how many requests decode, how many prompts are in the batch, and whether one of them was cut.
     """
     slots, scheduler, page, fixed = state.slots, state.ranks[rank], rules.block_tokens, rules.ignore_eos > 0
-    begun, decodes, promised, prompts, cut = NONE, 0, 0.0, 0, False
-    for position in range(scheduler.count):
-        slot = state.running[rank, position]
-        if tokens_to_compute(state, slot) > 0 and not is_decoding(state, slot):
-            begun = position
-        else:
-            decodes += 1
-            promised += min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT) * (1.0 if fixed else scheduler.ratio)
+    begun, decodes, promised = promised_tokens(state, rank, 1.0 if fixed else scheduler.ratio)
+    prompts, cut = 0, False
     beside = decodes if rules.mixed else 0
     chunk, budget = rules.chunk - beside, rules.max_tokens - beside
     now = scheduler.free * page - beside
@@ -107,10 +101,8 @@ def sglang_prompts(
             break
         hit = cached_tokens(state, rules, rank, slot)
         room -= idle_hits(state, rules, rank, slot, hit) * page if hit > 0 else 0
-        tokens, output = (
-            tokens_to_compute(state, slot) - hit,
-            min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT),
-        )
+        tokens = tokens_to_compute(state, slot) - hit
+        output = min(slots[slot].output - slots[slot].made, CLIPPED_OUTPUT)
         if fixed and not caches_prefixes(state):
             refused = not ends_fit(state, rules, rank, slot, ends, tokens, min(now, room), now)
             ends = scheduler.count + 1
@@ -134,6 +126,20 @@ def sglang_prompts(
         if room <= 0:
             scheduler.full = 1
     return decodes, prompts, cut
+
+
+def promised_tokens(state: LoopState, rank: int, ratio: float) -> tuple[int, int, float]:
+    """The place of the prompt that was cut among those that run (NONE where none was), how many decode, and the tokens
+    that are kept for them: a ``ratio`` of what is left of their answers."""
+    begun, decodes, promised = NONE, 0, 0.0
+    for position in range(state.ranks[rank].count):
+        slot = state.running[rank, position]
+        if tokens_to_compute(state, slot) > 0 and not is_decoding(state, slot):
+            begun = position
+        else:
+            decodes += 1
+            promised += min(state.slots[slot].output - state.slots[slot].made, CLIPPED_OUTPUT) * ratio
+    return begun, decodes, promised
 
 
 def ends_fit(

@@ -417,6 +417,16 @@ def test_engines_that_nothing_is_known_of(tmp_path: Path, engine: str, said: str
     assert said in refused(tmp_path, ENCODER | {"engine": engine})
 
 
+def test_a_batch_without_a_time_hears_which_columns_have_one(tmp_path: Path) -> None:
+    static = {name: WHOLE[name] for name in ("row_id", "model_canon", "num_gpus", "precision", "batch_size")}
+    static |= {"stack": "vllm", "gpu_canon": "h100_sxm", "input_len_tokens": "1000", "output_len_tokens": "100"}
+    said = refused(tmp_path, static | {"e2e_latency_ms": "500"})
+    columns = {"latency_ms": "e2e", "ttft_ms": "ttft", "itl_ms": "tpot", "out_tokens_per_s_total": "throughput"}
+    for column, quantity in columns.items():
+        assert column in said
+        assert only(tmp_path, static | {column: "500"}, InferenceRow).measured == {quantity: 500}
+
+
 def test_a_pipeline_of_fastertransformer_takes_a_batch_in_parts(tmp_path: Path) -> None:
     changes = {"engine": "triton:FT", "precision": "FP16", "head_dim": "128", "num_gpus": "2", "pp": "2"}
     assert encoder(tmp_path, **changes, gpu_canon="A100-80").micro_batches == 2

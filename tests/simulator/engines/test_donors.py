@@ -9,6 +9,7 @@ import pytest
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, Op, make_op
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.donors import DONORS, able
 from opcast.models.kinship import Kin
@@ -62,7 +63,7 @@ def test_a_published_backward_pass_is_nearer_than_physics_says() -> None:
     device = load_device("h100_sxm")
     found = ask(build_engine(device, [], [SHIPPED]), ops).latency_us
     columns = {name: np.array([op.dims[at] for op in ops]) for at, name in enumerate(KINDS["attention_backward"].names)}
-    law = analytical.latency_us("attention_backward", columns, "bf16", "bf16", device)
+    law = analytical.latency_us(OpColumns("attention_backward", columns, "bf16", "bf16"), device)
     rates = np.array(list(told.values()))
     miss, physics = (np.abs(np.log(flops / each / 1e6 / rates)) for each in (found, law))
     assert np.median(miss) < 0.5 * np.median(physics)
@@ -85,7 +86,7 @@ def test_no_answer_is_below_the_roofline() -> None:
         target = load_device(device)
         for op in TRAINING.values():
             columns = {name: np.array([size]) for name, size in zip(KINDS[op.kind].names, op.dims, strict=True)}
-            least = analytical.roofline_us(op.kind, columns, op.dtype, op.out_dtype, target)
+            least = analytical.roofline_us(OpColumns(op.kind, columns, op.dtype, op.out_dtype), target)
             assert ask(build_engine(target, [], [SHIPPED]), [op]).latency_us[0] >= 0.999 * least[0]
 
 
@@ -112,7 +113,7 @@ def test_an_op_as_another_kind_has_all_its_dims() -> None:
         op = TRAINING.get(kind) or make_op(kind, **{dim.name: dim.default or 64 for dim in KINDS[kind].dims})
         columns = {name: np.array([size]) for name, size in zip(KINDS[kind].names, op.dims, strict=True)}
         for donor in donors:
-            made = donor.recast((kind, columns, op.dtype, op.out_dtype), "bf16")
+            made = donor.recast(OpColumns(kind, columns, op.dtype, op.out_dtype), "bf16")
             assert set(made) == set(KINDS[donor.kind].names)
             for dim in KINDS[donor.kind].dims:
                 assert made[dim.name][0] >= dim.low

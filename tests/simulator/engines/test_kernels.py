@@ -72,6 +72,19 @@ def test_a_stack_has_its_kernels_before_its_tables() -> None:
     assert latency(own, PRODUCT) < latency(without, PRODUCT) - 5
 
 
+@pytest.mark.parametrize("stack", ["vllm", "sglang"])
+def test_experts_of_gpt_oss_in_16_bits_are_triton_s_on_blackwell(stack: str) -> None:
+    plain = build_engine(load_device("b200_sxm"), [], [SHIPPED_PREDICTORS], ("learned", "analytical"))
+    own, without = engine_of(load_stack(stack), plain), engine_of(replace(load_stack(stack), kernels=()), plain)
+    oss = make_op("fused_moe", "bf16", tokens=64, hidden=2880, inter=2880, topk=4, experts=128)
+    assert latency(own, oss) == pytest.approx(
+        latency(learned("b200_sxm", "sglang-0.5.14:sglang_fused_moe_triton"), oss)
+    )
+    assert latency(own, oss) > 1.3 * latency(without, oss)
+    aligned = oss.replace(hidden=4096, inter=1536)
+    assert latency(own, aligned) == latency(without, aligned)
+
+
 def test_a_choice_of_no_kind_is_refused() -> None:
     with pytest.raises(PlanError, match="gem"):
         KernelChoice("gem", "fp8", "trtllm:x", "")

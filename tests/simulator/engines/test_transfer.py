@@ -11,6 +11,7 @@ import pytest
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import make_op
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 from opcast.models.registry import Registry
 from opcast.simulator.engines import ask, build_engine
@@ -103,7 +104,9 @@ def test_nor_is_it_as_sure_as_in_the_format_that_was_learned() -> None:
 def test_nor_is_it_below_the_roofline_of_the_format_asked_about() -> None:
     """TF32 by what fp32 says: 93 TFLOP/s on a card of 83, before."""
     card, columns = load_device("rtx_4090"), {"batch": [1], "m": [4096], "n": [1024], "k": [32768], "layout": [1]}
-    least = analytical.roofline_us("gemm", {k: np.array(v) for k, v in columns.items()}, "tf32", "tf32", card)
+    least = analytical.roofline_us(
+        OpColumns("gemm", {k: np.array(v) for k, v in columns.items()}, "tf32", "tf32"), card
+    )
     found = ask(engine("rtx_4090"), [make_op("gemm", m=4096, n=1024, k=32768, dtype="tf32")])
     assert found.latency_us[0] >= 0.999 * least[0]
 

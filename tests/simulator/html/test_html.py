@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from opcast.datasets.devices import Device
 from opcast.datasets.ops import KINDS
-from opcast.simulator.html import ReportError, colours, units, write_quickstart_report, write_step_report
+from opcast.simulator.html import ReportError, colours, quickstart, units, write
+from opcast.simulator.html import step as step_html
 from opcast.simulator.html.page import embed
 from opcast.simulator.html.quickstart import HOST_AND_REST, family_pairs
 from opcast.simulator.html.sites import Errors, call_site, sites
@@ -242,13 +243,13 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def quickstart_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_quickstart_report(comparison(), tmp_path_factory.mktemp("quick") / "report.html")
+    return write(quickstart.page(comparison()), tmp_path_factory.mktemp("quick") / "report.html")
 
 
 @pytest.fixture(scope="module")
 def step_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     odd = report_of("train", unmapped=("aten.odd x3", NASTY), notes=("a note",))
-    return write_step_report(odd, tmp_path_factory.mktemp("step") / "report.html", DEVICE)
+    return write(step_html.page(odd, DEVICE), tmp_path_factory.mktemp("step") / "report.html")
 
 
 def read(path: Path) -> Reader:
@@ -342,8 +343,8 @@ def test_names_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     step = replace(step_of("train", ops), report=report_of("train", timeline=spans, model=NASTY))
     nasty = comparison(model=NASTY, ops=ops, steps=[step], training={NASTY: {"error": NASTY}})
     for path in (
-        write_quickstart_report(nasty, tmp_path / "quick.html"),
-        write_step_report(step.report, tmp_path / "step.html", DEVICE),
+        write(quickstart.page(nasty), tmp_path / "quick.html"),
+        write(step_html.page(step.report, DEVICE), tmp_path / "step.html"),
     ):
         page = read(path)
         assert page.tags.count("a") == len(page.links)
@@ -384,14 +385,14 @@ def test_embedded_json_comes_back_and_cannot_end_its_element(value: Any) -> None
 
 
 def test_the_same_comparison_gives_the_same_bytes(tmp_path: Path) -> None:
-    one, two = (write_quickstart_report(comparison(), tmp_path / name) for name in ("one.html", "two.html"))
+    one, two = (write(quickstart.page(comparison()), tmp_path / name) for name in ("one.html", "two.html"))
     assert one.read_bytes() == two.read_bytes()
 
 
 def test_a_page_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
     target = tmp_path / "new" / "report.html"
-    write_step_report(report_of("prefill"), target, DEVICE)
-    write_step_report(report_of("train"), target, DEVICE)
+    write(step_html.page(report_of("prefill"), DEVICE), target)
+    write(step_html.page(report_of("train"), DEVICE), target)
     assert "training step" in read(target).text
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
 
@@ -400,7 +401,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     for target in (tmp_path / "file" / "report.html", tmp_path):
         with pytest.raises(ReportError, match="cannot write the report to") as caught:
-            write_step_report(report_of("train"), target, DEVICE)
+            write(step_html.page(report_of("train"), DEVICE), target)
         assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
@@ -430,7 +431,7 @@ def test_a_step_page_tells_time_memory_sources_and_what_is_unmapped(step_page: P
 def test_an_inference_page_shows_what_its_workload_contains(
     workload: str, shown: list[str], absent: str, tmp_path: Path
 ) -> None:
-    text = read(write_step_report(report_of(workload), tmp_path / "page.html")).text
+    text = read(write(step_html.page(report_of(workload)), tmp_path / "page.html")).text
     assert all(word in text for word in shown)
     assert absent not in text
     assert DEVICE.id in text, "without a data sheet the device goes by its id"
@@ -438,25 +439,25 @@ def test_an_inference_page_shows_what_its_workload_contains(
 
 def test_a_generation_shows_all_three_times_and_says_that_the_timeline_is_a_part(tmp_path: Path) -> None:
     report = report_of("prefill", ttft_ms=60.0, tpot_ms=2.0, e2e_ms=5000.0)
-    text = read(write_step_report(report, tmp_path / "page.html", DEVICE)).text
+    text = read(write(step_html.page(report, DEVICE), tmp_path / "page.html")).text
     assert all(f" {value} " in text for value in ("60 ms", "2 ms", "5 s"))
     assert "Shown is its first part" in text
 
 
 def test_a_model_that_does_not_fit_is_marked(tmp_path: Path) -> None:
     report = report_of("train", fits=False, memory=Memory(96.0, 24.0, 24.0, 40.0, 7.0, 1.0))
-    path = write_step_report(report, tmp_path / "page.html", DEVICE)
+    path = write(step_html.page(report, DEVICE), tmp_path / "page.html")
     assert "does not fit" in read(path).text
     assert 'class="limit" style="left:25.00%"' in path.read_text(encoding="utf-8")
 
 
 def test_pages_without_operators_or_predictors_still_stand(tmp_path: Path) -> None:
     bare = comparison(ops=[], training={}, campaign={}, environment={}, device={"name": "unknown"})
-    text = read(write_quickstart_report(bare, tmp_path / "page.html")).text
+    text = read(write(quickstart.page(bare), tmp_path / "page.html")).text
     assert "Training step" in text
     assert "Operator by operator" not in text
     empty = report_of("train", timeline=(), unmapped=(), notes=())
-    assert "The step in time" not in read(write_step_report(empty, tmp_path / "step.html", DEVICE)).text
+    assert "The step in time" not in read(write(step_html.page(empty, DEVICE), tmp_path / "step.html")).text
 
 
 # --- what the pictures are made of ----------------------------------------------------------------------
@@ -529,7 +530,7 @@ def test_operators_that_add_up_to_more_than_the_step_leave_nothing_for_the_host(
     ops = compared("decode")
     quick = replace(step_of("decode", ops), measured_runs_ms=(sum(op.measured_us for op in ops) * 0.5e-3,) * 3)
     assert family_pairs(quick, ops)["host"][1] == 0.0
-    text = read(write_quickstart_report(comparison(steps=[quick], ops=ops), tmp_path / "page.html")).text
+    text = read(write(quickstart.page(comparison(steps=[quick], ops=ops)), tmp_path / "page.html")).text
     assert "add up to more than the real step" in text
     assert HOST_AND_REST in text
 

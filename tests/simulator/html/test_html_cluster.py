@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from opcast.datasets.devices import load_device
-from opcast.simulator.html import ClusterView, colours, write_step_report
+from opcast.simulator.html import ClusterView, colours, step, write
 from opcast.simulator.html.cluster import memory_chart, parallelism_chart, sections
 from opcast.simulator.html.gantt import BUBBLE, MAX_BARS, SEND, bubbles, merge_neighbours, pipeline_charts, tasks
 from opcast.simulator.html.layers import MAX_BARS as MOST_OF_LAYERS
@@ -169,7 +169,7 @@ def test_memory_by_stage_marks_where_the_device_ends() -> None:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cluster") / "step.html"
     times = pipeline("interleaved", 8, 64, 5, send_us=50.0, blocking=True)
-    return write_step_report(REPORT, path, load_device("h100_sxm"), view(times, 8))
+    return write(step.page(REPORT, load_device("h100_sxm"), view(times, 8)), path)
 
 
 def test_the_page_has_the_sections_escaped_and_in_colours_of_both_themes(page: Path) -> None:

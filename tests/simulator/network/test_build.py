@@ -246,8 +246,9 @@ def test_a_file_of_nodes_and_links_is_read(tmp_path: Path) -> None:
     assert (made.name, made.ranks, made.links) == ("pair", 2, 2)
 
 
-def test_cards_that_reach_each_other_are_not_those_of_the_tables() -> None:
-    cluster = load_cluster("ovx_l40s")
+@pytest.mark.parametrize("name", ["ovx_l40s", "pcie_4xl40s"])
+def test_cards_that_reach_each_other_are_not_those_of_the_tables(name: str) -> None:
+    cluster = load_cluster(name)
     device, apart = load_device("l40s"), dataclasses.replace(cluster, peers=False)
     assert cluster.peers
     assert tuning(device, "pcie", peers=True) != tuning(device, "pcie")

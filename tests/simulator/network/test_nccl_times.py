@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from opcast.datasets.clusters import known_clusters, load_cluster
 from opcast.datasets.devices import load_device
+from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.nccl import GENERATIONS, GroupShapes, algorithm_names, estimates
 from opcast.simulator.network.nccl_times import Tuning, candidates, collective_us, list_choices
 from opcast.simulator.network.tunings import PCIE_TUNINGS, TUNINGS
@@ -62,21 +64,22 @@ def test_waits_and_moves_inside_nodes_hide_each_other_as_a_norm_and_hops_between
     waits_us, both_us = ring_us(0.0, 8, 1.0), ring_us(8 * MIB, 8, 1.0)
     assert 0.0 < waits_us < both_us
     assert ring_us(8 * MIB, 8, 2.0) == pytest.approx(np.hypot(waits_us, both_us - waits_us))
-    far_us, bytes_us = ring_us(0.0, 4, 1.0, 1e-9), ring_us(8 * MIB, 4, 1.0, 1e-9)
-    near_us = ring_us(0.0, 4, 1.0) - far_us
-    assert ring_us(8 * MIB, 4, 2.0) == pytest.approx(np.hypot(near_us, bytes_us - far_us) + far_us)
-    assert ring_us(8 * MIB, 4, 0.8) == ring_us(8 * MIB, 4, 1.0)  # never more than the sum
+    waits_us, near_us = ring_us(0.0, 4, 1.0, 10.0), ring_us(0.0, 4, 1.0, 20.0) - ring_us(0.0, 4, 1.0, 10.0)
+    bytes_us, far_us = ring_us(8 * MIB, 4, 1.0, 10.0) - waits_us, waits_us - near_us
+    assert ring_us(8 * MIB, 4, 2.0, 10.0) == pytest.approx(np.hypot(near_us, bytes_us) + far_us)
+    assert ring_us(8 * MIB, 4, 0.8, 10.0) == ring_us(8 * MIB, 4, 1.0, 10.0)  # never more than the sum
 
 
 @pytest.mark.parametrize("name", ["a100_sxm_80gb", "h100_sxm", "h200_sxm", "b200_sxm"])
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_twice_the_bytes_take_little_more_than_twice_as_long_where_protocols_hand_over(kind: str, name: str) -> None:
-    """B200's table of one node has a step there, too: 44 us for 8 MiB, 104 for 16."""
+    """B200's table of one node has a step there, too: 44 us for 8 MiB, 104 for 16; by NCCL's table 256 A100 on AMD's
+    hosts take LL128 for 4 GiB alone."""
     device = load_device(name)
     for ranks in (16, 64, 256):
         groups = group(ranks, 8, device.link_gbps, 50.0, generation=device.architecture)
         taken = np.array([us(kind, MIB * 2.0**power, groups, TUNINGS[name]) for power in range(14)])
-        assert (taken[1:] <= 2.5 * taken[:-1]).all()
+        assert (taken[1:] <= 2.7 * taken[:-1]).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,6 +104,36 @@ def test_more_bytes_never_take_less_by_one_algorithm(
     for name in small:
         if not name.startswith("nvls"):  # larger chunks make its turns fewer
             assert small[name][0] <= large[name][0] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8])
+@pytest.mark.parametrize("name", known_clusters())
+def test_a_bigger_message_is_hardly_faster_where_protocols_hand_over(name: str, nodes: int) -> None:
+    """NCCL keeps LL for too long at times: its own table of H200 falls to 0.81 in one node."""
+    cluster = dataclasses.replace(load_cluster(name), nodes=nodes)
+    engine = NetworkEngine(load_device(cluster.device), cluster)
+    size = 2.0 ** np.arange(8, 32, 0.25)
+    for kind in KINDS:
+        columns = {"size_bytes": size, "ranks": np.full(len(size), cluster.devices)}
+        groups = engine.groups({**columns, "ranks_per_node": np.full(len(size), cluster.devices_per_node)})
+        taken = collective_us(kind, size, groups, engine.tuning)
+        assert (np.maximum.accumulate(taken) <= 1.45 * taken).all(), kind
+
+
+def test_between_nodes_the_maker_of_the_processors_says_how_long_ll_is_kept() -> None:
+    """NCCL's ``llMaxBws`` and ``getNetOverhead``: "for multi-node, we look at CPU type"; inside a node at the GPU."""
+    size = MIB * 2.0 ** np.arange(-4, 6)
+
+    def last_by_ll(host: str, ranks: float, generation: str) -> float:
+        many = np.full(len(size), ranks)
+        groups = GroupShapes(many, np.full(len(size), 8.0), 900.0, 50.0, generation=generation, host=host)
+        return max(size[[name == "ring/LL" for name in list_choices("all_gather", size, groups)]])
+
+    for generation in ("hopper", "blackwell"):
+        assert last_by_ll("amd", 16.0, generation) < last_by_ll("intel", 16.0, generation)
+        assert last_by_ll("arm", 16.0, generation) == last_by_ll("intel", 16.0, generation)
+        assert last_by_ll("amd", 8.0, generation) == last_by_ll("intel", 8.0, generation)
+    assert last_by_ll("intel", 32.0, "hopper") == last_by_ll("intel", 32.0, "blackwell")
 
 
 @settings(deadline=None)

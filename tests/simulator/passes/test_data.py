@@ -217,6 +217,23 @@ def test_fused_gradients_are_written_by_products(dense: Graph):
     assert sum(node.source == "aten.add_" for node in writers) == 4 * 2 + 2  # norms and the embedding
 
 
+def test_gradients_that_are_converted_pass_memory_once_more(dense: Graph, assert_sound: Callable[..., None]) -> None:
+    """DeepSpeed's BF16_Optimizer: ``hp_grad.data.add_(lp.grad.data.to(hp_grad.dtype))``: 18 bytes, not 12."""
+    straight, converted = (
+        data_parallel(dense, plan(1, replace(MIXED, converts_gradients=converts))) for converts in (False, True)
+    )
+    assert_sound(converted)
+
+    def backward(graph: Graph, source: str = "") -> list[Node]:
+        return [n for n in graph.nodes() if n.phase == "backward" and source in n.source]
+
+    casts = [backward(graph, "_to_copy") for graph in (straight, converted)]
+    moved = [sum(n.bytes_moved for n in backward(graph)) for graph in (straight, converted)]
+    numel = [sum(n.op.numel for n in nodes if n.op is not None) for nodes in casts]
+    assert len(casts[1]) - len(casts[0]) >= 4 * 7 + 1  # the weights of products
+    assert moved[1] - moved[0] == 6 * (numel[1] - numel[0])
+
+
 def test_buckets_hold_whole_gradients_in_order(dense: Graph):
     made = data_parallel(dense, plan(0, replace(OVERLAPPED, bucket_mib=0.03)))
     sizes = [n.op.size_bytes for n in made.nodes() if n.op is not None and n.source == "sync.all_reduce"]

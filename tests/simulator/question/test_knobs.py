@@ -102,6 +102,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "gradient_dtype": (TRAIN, "fp32"),
         "moment_dtype": (TRAIN, "fp32"),
         "fused_gradients": (Case(framework={"gradient_dtype": "fp32"}, work={"global_batch": 16}), True),
+        "converts_gradients": (Case(framework={"gradient_dtype": "fp32"}, work={"global_batch": 16}), True),
         "gradient_clipping": (TRAIN, True),
         "repeats_keys": (replace(CONTEXT, family="qwen3_moe", framework={"cuda_graph": True}), True),
         "rounds_both": (replace(TRAIN, plan={"quantization": "fp8"}, framework={"cuda_graph": True}), True),

@@ -234,14 +234,14 @@ def test_the_timeline_has_every_request_and_iteration_and_nothing_overlaps(
 
 def test_the_page_has_every_part_in_both_cases(known: ServedReplica, played: Play) -> None:
     report = serving.serve_with_intervals(USUAL, known).report
-    alone = page(report, "<model>", ("poisson",), [("4", 4.0, report), ("8", 8.0, report)])
-    assert [section.id for section in alone.sections] == ["rates", "times", "time", "targets"]
+    alone = page(report, "<model>", ("poisson",), [(4.0, report), (8.0, report)])
+    assert [section.id for section in alone.sections] == ["rates", "times", "summary", "time", "targets"]
     text = render(alone)
     assert "&lt;model&gt;" in text
     assert "<model>" not in text
     assert "chance that targets are met" in text
     pools = page(disaggregated(played).report, "two")
-    assert [section.id for section in pools.sections] == ["times", "time", "targets", "pools"]
+    assert [section.id for section in pools.sections] == ["times", "summary", "time", "targets", "pools"]
     over = next(section for section in pools.sections if section.id == "time")
     assert [name for name, _ in over.variants] == ["prefill", "decode"]
     assert all(set(part.variants) == {"prefill", "decode"} for part in over.parts if isinstance(part, Figure))

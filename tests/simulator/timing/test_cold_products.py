@@ -10,6 +10,7 @@ import pytest
 
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, Op, make_op
+from opcast.datasets.vocabulary import OpColumns
 from opcast.simulator.engines import Answers, build_engine
 from opcast.simulator.predict.columns import predict_columns
 from opcast.simulator.predict.ops import predict_ops
@@ -83,4 +84,5 @@ def test_a_product_that_is_asked_alone_is_bound_as_in_a_step(device: str) -> Non
     assert (cold >= 1e-3 * weight_bytes(OP) / card.memory_gbps).all()
     assert (cold <= 1.2 * warm).all()
     columns = dict(zip(KINDS["gemm"].names, np.array([op.dims for op in ops]).T, strict=True))
-    assert predict_columns("gemm", columns, "bf16", "bf16", card, engine, "cold").latency_us.tolist() == cold.tolist()
+    asked = OpColumns("gemm", columns, "bf16", "bf16", "cold")
+    assert predict_columns(asked, card, engine).latency_us.tolist() == cold.tolist()

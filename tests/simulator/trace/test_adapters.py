@@ -223,7 +223,14 @@ def test_ranks_share_both_products_of_an_adapter_behind_rows(adapted: Graph) -> 
     assert bytes_of(shared, "gradient") == bytes_of(shared, "weight")
 
 
-@pytest.mark.parametrize("name", ["megatron", "torch", "megatron_core", "torchtitan"])
+def test_megatron_bridge_gathers_what_adapters_add_to_layers_cut_by_rows(adapted: Graph) -> None:
+    parallel, cluster = Parallel(tp=TENSOR_RANKS, sequence_parallel=True), load_cluster("dgx_h100")
+    bridge, nemo = load_stack("megatron"), replace(load_stack("nemo"), adapter_exchange="gather")
+    shared = [tensor_parallel(adapted, Plan(parallel, cluster, stack)) for stack in (bridge, nemo)]
+    assert collectives_of(shared[0], "o_proj.lora") == collectives_of(shared[1], "o_proj.lora")
+
+
+@pytest.mark.parametrize("name", ["torch", "megatron_core", "torchtitan"])
 def test_other_frameworks_exchange_thin_tensors_alone(adapted: Graph, name: str) -> None:
     plan = Plan(Parallel(tp=TENSOR_RANKS, sequence_parallel=True), load_cluster("dgx_h100"), load_stack(name))
     sizes = {size for _, _, size in collectives_of(tensor_parallel(adapted, plan), "o_proj.lora")}

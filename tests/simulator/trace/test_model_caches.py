@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from opcast.simulator.trace.accelerated import _mpt
-from opcast.simulator.trace.model_caches import CACHE_NAMES, cache_name, returned_cache
+from opcast.simulator.trace.model_caches import CACHE_NAMES, cache_name, cached_tensors, drop_prompt, returned_cache
 
 
 class Newest(nn.Module):
@@ -45,6 +45,19 @@ def test_a_cache_is_found_in_outputs_and_arguments(name: str) -> None:
     assert returned_cache(SimpleNamespace(loss=0, **{name: held})) is held
     assert returned_cache({name: None, "hidden_states": held}) is None
     assert returned_cache((held,)) is None
+
+
+def test_what_a_window_was_cut_from_is_not_kept() -> None:
+    prompt = torch.arange(100.0)
+    window, whole, state = prompt[-8:], torch.ones(5), prompt[-2:]
+    layer = SimpleNamespace(keys=window, values=window, whole=whole, states={"buffer": state}, length=100)
+    cache = SimpleNamespace(layers=[layer])
+    drop_prompt(cache)
+    assert layer.keys is layer.values
+    assert layer.whole is whole
+    assert [tensor.untyped_storage().nbytes() for tensor in cached_tensors(cache)] == [32, 32, 20, 8]
+    assert torch.equal(layer.keys, window)
+    assert torch.equal(layer.states["buffer"], state)
 
 
 @pytest.mark.parametrize("name", CACHE_NAMES)

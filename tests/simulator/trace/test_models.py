@@ -207,36 +207,14 @@ def test_a_state_is_part_of_the_cache_and_does_not_grow():
     assert sizes[0] <= 4 * (state + channels)
 
 
-COMPRESSED: dict[str, Any] = {  # DeepSeek-V4: windows, every 4th and every 128th token compressed, several residuals
-    "model_type": "deepseek_v4",
-    "hidden_size": 64,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "head_dim": 16,
-    "q_lora_rank": 24,
-    "num_experts_per_tok": 2,
-    "n_routed_experts": 4,
-    "vocab_size": 256,
-    "o_groups": 2,
-    "o_lora_rank": 8,
-    "index_n_heads": 2,
-    "index_head_dim": 16,
-    "index_topk": 4,
-    "sliding_window": 32,
-    "qk_rope_head_dim": 8,
-    "num_hash_layers": 1,
-    "compress_ratios": [0, 4, 128],
-}
-
-
 @pytest.mark.parametrize("kind", ["train", "prefill", "decode"])
-def test_attention_that_no_kernel_is_known_for_runs_as_it_is_written_and_says_so(kind: str):
-    graph = trace(COMPRESSED, Workload(kind=kind, seq_len=256, attention="fused", cache="static", optimizer="none"))
+def test_attention_that_no_kernel_is_known_for_runs_as_it_is_written_and_says_so(kind: str, small_model):
+    compressed = small_model("deepseek_v4")
+    graph = trace(compressed, Workload(kind=kind, seq_len=256, attention="fused", cache="static", optimizer="none"))
     assert graph.notes[-1].startswith("attention is timed as transformers writes it out")
     found = kinds(graph)
     assert found["softmax"] >= 3
     assert not any("attention" in name for name in found)
     if kind == "decode":
-        whole = trace(COMPRESSED, Workload(kind="prefill", seq_len=256, attention="fused", optimizer="none"))
+        whole = trace(compressed, Workload(kind="prefill", seq_len=256, attention="fused", optimizer="none"))
         assert graph.model_flops < whole.model_flops / 32

@@ -51,6 +51,19 @@ def test_sliding_windows_are_traced_as_they_are(small_model):
     assert step_graph(small_model("gemma2"), workload, "bf16", None) == trace(small_model("gemma2"), workload, "bf16")
 
 
+def test_compressed_tokens_are_traced_as_they_are(small_model):
+    """Every 128th token is no multiple of the length, so that one trace would be of one length whatever is asked."""
+    model, caches = small_model("deepseek_v4"), []
+    for length in (256, 1024):
+        workload = Workload("decode", seq_len=length, optimizer="none", cache="static", attention="fused")
+        made = step_graph(model, workload, "bf16", None, windows=True)
+        assert made == trace(model, workload, "bf16")
+        caches.append(sum(tensor.size_bytes * tensor.count for tensor in made.tensors if tensor.role == "cache"))
+    windows = 3 * (31 + 32) * 16 * 2  # before and after the token; not the whole prompt that they are cut from
+    compressed = [(length // 4 * (16 + 16) + length // 128 * 16) * 2 for length in (256, 1024)]  # with the indexer's
+    assert caches == [pytest.approx(windows + size, rel=0.25) for size in compressed]
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "deepseek_v3"])
 def test_a_preallocated_cache_needs_few_layers_traced(family, small_model):
     source = resolve(small_model(family, layers=7))

@@ -12,6 +12,7 @@ import pytest
 from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
 
 MEASURED = Path(__file__).resolve().parents[3] / "datasets" / "measured" / "h200"
@@ -47,7 +48,7 @@ def test_parts_with_gaps_are_joined_as_slowly_as_on_the_gpu(step: str, parts: tu
         size = 2 * 4096 * heads * width
         op = make_op("copy", "bf16", size_bytes=size, run_bytes=width, joins=joins)
         columns = {dim: np.array([getattr(op, dim)]) for dim in KINDS["copy"].names}
-        return float(analytical.latency_us("copy", columns, "bf16", None, device, "warm")[0])
+        return float(analytical.latency_us(OpColumns("copy", columns, "bf16", None, "warm"), device)[0])
 
     said = sum(predicted_us(*part) for part in parts) + 2 * predicted_us(8, 128, 1)
     assert said == pytest.approx(real, rel=0.3)

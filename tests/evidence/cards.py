@@ -1,6 +1,6 @@
 """The cards of a folder of predictors as one page: what each was learned from, and how far it was off.
 
-``python -m opcast.models.cards FOLDER`` writes ``FOLDER/README.md``.
+``python tests/evidence/cards.py FOLDER`` writes ``FOLDER/README.md``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .registry import Entry, Registry
+from opcast.models.registry import Entry, Registry
 
 PAGE = "README.md"
 HEAD = """# Predictors that come with opcast
