@@ -172,7 +172,7 @@ def search_serving(
 def once(outcome: SearchOutcome) -> None:
     """Leave out ways that nobody can tell from others: those with room for more sequences than ever run."""
 
-    def alike(row: Row) -> tuple[Any, ...]:
+    def alike(row: Mapping[str, Any]) -> tuple[Any, ...]:
         figures = (row[name] for name in ("requests_per_s", "tpot_ms", "ttft_ms"))
         return *kind_of(row), row["max_tokens"], row["ratio"], *(f"{value:.4g}" for value in figures)
 
@@ -189,10 +189,14 @@ def once_for_a_rate(outcome: SearchOutcome, request: ServedSearchRequest) -> Non
 
 
 def keep_first(
-    outcome: SearchOutcome, rows: Sequence[Row], key: Callable[[Row], tuple[Any, ...]], reason: str, why: str
+    outcome: SearchOutcome,
+    rows: Sequence[Mapping[str, Any]],
+    key: Callable[[Mapping[str, Any]], tuple[Any, ...]],
+    reason: str,
+    why: str,
 ) -> None:
     """Leave out all but the first of the ``rows`` that have one key, for a reason that the first fills in."""
-    firsts: dict[tuple[Any, ...], Row] = {}
+    firsts: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     left = set()
     for row in rows:
         first = firsts.setdefault(key(row), row)
@@ -314,9 +318,10 @@ def row_of(
     """The axes of a point as a row."""
     settings = {"cluster": layout.cluster, "precision": layout.precision, "policy": policy, **layout.values()}
     pools = "together" if prefill is None else "apart"
-    other = dict.fromkeys(OF_PREFILL, 0) if prefill is None else prefill.values("prefill_")
-    unlike = prefill is not None and prefill.cluster != layout.cluster
-    other["prefill_cluster"] = prefill.cluster if unlike else ""
+    other: Row = {"prefill_cluster": "", **dict.fromkeys(OF_PREFILL, 0)}
+    if prefill is not None:
+        other = {"prefill_cluster": "" if prefill.cluster == layout.cluster else prefill.cluster}
+        other |= prefill.values("prefill_")
     row = {**settings, "pools": pools, "batch": batch, "max_tokens": max_tokens, **other, "ratio": ""}
     return {name: row[name] for name in OF_POINT} | {"nodes": layout.nodes}
 
