@@ -116,9 +116,16 @@ def _widen(
     addend, casts = rename_gradient(draft, gradient, places, numel * itemsize(old), old), []
     if stack.converts_gradients and dtype != old:
         made, addend = addend, draft.local(section, numel * itemsize(dtype), dtype)
-        formats = {"dtype": old, "out_dtype": dtype}
         cast = elementwise(
-            "aten._to_copy", numel, (made,), (addend,), phase=node.phase, path=node.path, frees=(made,), **formats
+            "aten._to_copy",
+            numel,
+            (made,),
+            (addend,),
+            dtype=old,
+            out_dtype=dtype,
+            frees=(made,),
+            phase=node.phase,
+            path=node.path,
         )
         casts = [cast]
     insertions.after(section, position, [*casts, addition(gradient, addend, numel, dtype, node)])
