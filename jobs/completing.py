@@ -54,7 +54,7 @@ def run(config: dict[str, Any]) -> int:
         else:
             print("\n".join(words))
         return 0
-    if shell not in SCRIPTS:
+    if str(shell) not in SCRIPTS:
         complaint = f", not {shell!r}{meant(shell, SCRIPTS)}" if shell else ""
         raise BadInputError(f"`opcast completion` takes {', '.join(SCRIPTS)}{complaint}")
     if as_json:

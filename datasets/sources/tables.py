@@ -122,8 +122,8 @@ def _column(column: Any, kind: pa.DataType, rows: int) -> pa.Array | pa.ChunkedA
     if isinstance(column, (pa.Array, pa.ChunkedArray)):
         return column if column.type == kind else column.cast(kind)
     if pa.types.is_string(kind):
-        if isinstance(column, str):
-            return _repeated(column, rows)
+        if _scalar(column):
+            return _repeated(str(column), rows)
         return text_array([str(text) for text in column])
     if isinstance(column, datetime):
         column = int(column.astimezone(UTC).timestamp()) * 1_000_000
