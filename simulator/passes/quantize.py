@@ -57,6 +57,7 @@ from .rewriting.nodes import kernel
 HIGH = ("bf16", "fp16")
 PRODUCTS = ("gemm", "grouped_gemm", "fused_moe")
 EITHER_WAY_SM = 10  # compute capability whose FP8 products take operands in any layout (not 12's)
+TRANSPOSE = "fused.transpose"
 ROWWISE = "rowwise"  # of ``options.fp8_scaling``
 
 
@@ -306,18 +307,20 @@ class _Rounding:
             )
         if recipe.copies == "copy" and node.phase == "backward" and not self._takes_either_way:
             stored = [t for t in weights_of_node if self._is_stored(t)]
-            kernels += [self._transpose(section, node, t, names, recipe) for t in stored]
+            kernels += [self._transpose(section, node, t, recipe) for t in stored]
         changed = op.replace(dtype=recipe.product or weight_format.name, out_dtype=op.out_dtype)
         reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
         item.compute(changed, reads=reads)
         return kernels
 
-    def _transpose(self, section: Section, node: Node, weight: int, names: dict[int, int], recipe: Recipe) -> Item:
-        """The node that transposes a stored weight for the product of its input's gradient, which reads the copy."""
-        names[weight] = self._copy(section, weight, recipe.weight)
-        size = ceil(self.draft.numel(weight) * itemsize(recipe.weight))
-        op = make_op("copy", size_bytes=size, dtype="uint8")
-        return Item(kernel(op, "fused.transpose", node.path, node.phase, (weight,), (names[weight],)))
+    def _transpose(self, section: Section, node: Node, weight: int, recipe: Recipe) -> Item:
+        """The node that transposes a stored weight for the product of its input's gradient.
+
+        That product goes on reading the weight, by which the ranks that share it out know it.
+        """
+        copy = self._copy(section, weight, recipe.weight)
+        op = make_op("copy", size_bytes=ceil(self.draft.numel(weight) * itemsize(recipe.weight)), dtype="uint8")
+        return Item(kernel(op, TRANSPOSE, node.path, node.phase, (weight,), (copy,)))
 
     def _matrix(self, tensor: int, op: Op) -> bool:
         """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""
@@ -436,7 +439,7 @@ class _Rounding:
         draft.dtypes[ids] = draft.code(recipe.weight)
         scales = draft.local(section, _scale_bytes(recipe, numel), "uint8", "buffer")
         for item in section.items:
-            if tensor in item.node.reads:
+            if tensor in item.node.reads and item.node.source != TRANSPOSE:
                 item.change(reads=(*item.node.reads, scales))
 
 

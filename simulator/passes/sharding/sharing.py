@@ -149,10 +149,10 @@ class Sharing:
         return self.by_tokens(node) if top == TOKENS else self._features(node, top)
 
     def _of_weights(self, node: Node) -> RankWork:
-        """A node that works on weights alone (rounds them) has a rank's share of them to do; others stay whole."""
+        """A node that rounds or transposes weights alone has a rank's share of them to do; others stay whole."""
         shards, op = self.shards, node.op
         parts = shards.share(node.reads[0]) if node.reads else Fraction(1)
-        if op is None or op.kind != "quantize" or not all(shards.weight[t] for t in node.reads):
+        if op is None or op.kind not in ("quantize", "copy") or not all(shards.weight[t] for t in node.reads):
             return RankWork(op)
         for tensor in node.writes:
             shards.mark(self.section, tensor, FEATURES, parts)

@@ -61,14 +61,18 @@ def test_frozen_weights_lie_in_eight_bits_where_the_plan_says_so() -> None:
     assert held(stored, "weight", "bf16") == held(usual, "weight", "bf16") > 0  # adapters stay as they are
 
 
+@pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize(("device", "copies"), [("h100_sxm", True), ("mi300x", True), ("b200_sxm", False)])
-def test_stored_weights_are_transposed_for_gradients_where_products_take_one_layout(device: str, copies: bool) -> None:
-    on_device = replace(plan("fp8"), cluster=one_device(load_device(device)), options={"fp8_params": True})
+def test_stored_weights_are_transposed_for_gradients_where_products_take_one_layout(
+    device: str, copies: bool, tp: int
+) -> None:
+    machine = replace(one_device(load_device(device)), devices_per_node=tp)
+    on_device = replace(plan("fp8"), parallel=Parallel(tp=tp), cluster=machine, options={"fp8_params": True})
     graph = apply_passes(trace(MODEL, LORA), on_device)
     nodes = [(node, times) for node, times in graph.weighted() if node.source == "fused.transpose"]
     read_first = 3 * HIDDEN * HIDDEN  # queries, keys and values of the first layer: what they read has no gradient
     turned = sum(node.op.size_bytes * times for node, times in nodes if node.op is not None)
-    assert turned == (LINEAR - read_first) * copies
+    assert turned == (LINEAR - read_first) * copies / tp
     assert {node.phase for node, _ in nodes} <= {"backward"}
 
 
