@@ -37,7 +37,7 @@ def load(cls: type[T], values: Any, error: Error, where: str, noun: str = "field
     fields = _known(cls, values, error, where, noun)
     try:
         return msgspec.convert(fields, cls)
-    except msgspec.ValidationError as wrong:
+    except (msgspec.ValidationError, UnicodeError) as wrong:
         _complain(cls, fields, error, where)
         raise error(f"{where}: {wrong}") from None
 

@@ -22,6 +22,7 @@ FOLDERS = ("home", "store", "predictors", "graphs")
 FILES = (
     "shapes",
     "output",
+    "table",
     "report",
     "picture",
     "trace",
