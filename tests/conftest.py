@@ -23,7 +23,7 @@ from opcast.simulator.passes import verify
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 0.5  # of processor time, child processes included
-KEPT_S = 0.5  # of the cases of a slow test, in the fast lane
+KEPT_S = 0.25  # of the cases of a slow test, in the fast lane
 COLLECTING = 50_000, 20, 100  # thresholds of Python's garbage collector
 MARKED_S, USUAL_S = 5.0, 0.05  # taken for a case that is not listed, with the mark and without
 

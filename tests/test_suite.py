@@ -9,13 +9,18 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 # What these check takes long by nature: the whole job, many random questions, all tables of the public measurements.
 SLOW_ONLY = {
+    "evidence/test_shipped_calibration.py",
     "jobs/service/test_fuzzed_calls.py",
     "jobs/test_fuzz.py",
     "jobs/test_quickstart.py",
     "models/test_accuracy_ops.py",
     "models/test_reference.py",
     "models/test_serve_predictors.py",
+    "models/test_threads.py",
+    "simulator/execution/test_injected.py",
     "simulator/network/test_astra.py",
+    "simulator/search/test_kill.py",
+    "simulator/test_own_campaign.py",
 }
 
 

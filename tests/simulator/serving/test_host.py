@@ -257,7 +257,7 @@ def test_pools_apart_have_the_clients_under_way(asked: Asked) -> None:
     host = HostTime(client_us=5.0, prompt_us=3.0)
     with_host = replace(own, served=replace(own.served, host=host))
     ((one,),), ((other,),) = (
-        apart(request, each, each, "vllm", (CLIENTS,), 512, 2, LoadCurves(request, (CLIENTS,)))
+        apart(request, each, each, "vllm", (CLIENTS,), 512, (2, 2, 2), LoadCurves(request, (CLIENTS,)))
         for each in (with_host, bare(own))
     )
     under_way = one["requests_per_s"] * 1e-3 * (one["ttft_ms"] + one["tpot_ms"] * (ANSWER - 1))
