@@ -23,6 +23,7 @@ FILES = (
     "shapes",
     "output",
     "table",
+    "to",
     "report",
     "picture",
     "trace",

@@ -56,6 +56,7 @@ def test_plain_values_become_what_they_describe() -> None:
         ({"wine": 2}, "menu has no field 'wine'; it has first, open, others, seats, tips, title"),
         ({"seats": 0}, "menu.seats=0 must be a whole number of at least 1"),
         ({"seats": "two"}, "menu.seats='two' must be a whole number of at least 1"),
+        ({"seats": "\ud800"}, "menu.seats='\\ud800' must be a whole number of at least 1"),
         ({"seats": True}, "menu.seats=True must be a whole number of at least 1"),
         ({"open": 1}, "menu.open=1 must be true or false"),
         ({"title": None}, "menu.title=None must be a word"),

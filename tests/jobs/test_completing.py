@@ -53,9 +53,10 @@ def test_each_shell_has_a_script(shell: str, capsys: pytest.CaptureFixture[str])
         subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
-def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]):
-    assert main(["completion", "tcsh"]) == 2
-    assert "bash, zsh, fish, not 'tcsh'" in capsys.readouterr().err
+@pytest.mark.parametrize(("word", "told"), [("tcsh", "'tcsh'"), ("shell=[1]", "[1]")])
+def test_an_unknown_shell_is_named(word: str, told: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["completion", word]) == 2
+    assert f"bash, zsh, fish, not {told}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")

@@ -70,6 +70,7 @@ def test_a_new_device_and_cluster_are_taken_by_verbs_and_python(
         (["device", "mine"], "say which device it is like"),
         (["device", "mine", "like=h101_sxm"], "unknown device 'h101_sxm'"),
         (["cluster", "mine", "like=dgx_h100", "to=/no/such/place.yaml"], "there is no folder"),
+        (["cluster", "mine", "like=dgx_h100", "to={a: 1}"], "must be a path"),
     ],
 )
 def test_what_cannot_be_begun(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,7 @@ def test_a_point_without_an_answer_says_why_and_stops_nothing(swept: Any) -> Non
         (["model=llama3_8b"], "needs what is asked first"),
         (["plan", "seed=range(0,400)", "lives=range(1,400)"], "159,600 points"),
         (["plan", *JOB.split()[1:], "table=/nowhere/jobs.parquet"], "there is no folder /nowhere"),
+        (["plan", *JOB.split()[1:], "table=1e9"], "must be a path"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
