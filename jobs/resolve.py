@@ -14,6 +14,7 @@ from ..datasets.ops import Op
 from ..models.power import Limits
 from ..simulator.engines import EngineError, FusedEngine
 from ..simulator.question.calibration import OWN, own_calibration
+from ..simulator.question.canonical import RequestError
 from ..simulator.question.declaration import value_at
 from ..simulator.question.network import LINK_FAULTS, NetworkChoice, needs_cluster
 from ..simulator.question.place import THIS_MACHINE
@@ -89,6 +90,8 @@ def device(config: Mapping[str, Any]) -> Device:
     if len(chosen) > 1 and "name" in chosen:
         shipped = str(chosen.get("id")) in known_devices()  # some of its figures changed
         return overridden(load_device(str(chosen["id"])), chosen) if shipped else Device.from_dict(chosen)
+    if "id" not in chosen:
+        raise RequestError(f"device.{next(iter(chosen), 'id')} is of a device that was taken away: leave ~device out")
     known = bench(config).device(str(chosen.pop("id")))
     return overridden(known, chosen) if chosen else known
 

@@ -105,6 +105,9 @@ class SimulateRequest(Request):
         choice(RequestError, "kv_dtype", self.kv_dtype or "same", ("same", *KV_FORMATS))
         if not isinstance(self.recompute, str):
             raise RequestError(f"recompute={self.recompute!r} must be a word, such as none, full or selective")
+        for name in ("precision", "quantization"):
+            if not isinstance(getattr(self, name) or "", str):
+                raise RequestError(f"{name}={getattr(self, name)!r} must be a format, such as bf16 or fp8")
         if self.price_per_gpu_hour is not None:
             number(RequestError, "price_per_gpu_hour", self.price_per_gpu_hour)
         Limits(self.power_cap_w)
