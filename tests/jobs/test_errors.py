@@ -74,7 +74,10 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*GEMM, "store=/etc/passwd"], "is a file, not a folder"),
         ([*GEMM, "predictors=5"], "predictors=5 must be a folder"),
         (["predict", "op=gemm", "~device"], "device was taken away with ~device"),
-        (["simulate", "model=tiny_llama_100m", "~device", "device.tdp_w=3"], "device.tdp_w is of a device that was taken away"),
+        (
+            ["simulate", "model=tiny_llama_100m", "~device", "device.tdp_w=3"],
+            "device.tdp_w is of a device that was taken away",
+        ),
         (["simulate", "model=tiny_llama_100m", "precision.quantization=[1]"], "quantization=[1] must be a format"),
         (["validate", "truth=x.csv", "details=foo"], "details=foo must be true or false"),
         ([*STEP, "model.config=null"], "model.config=None must be settings"),
