@@ -252,7 +252,7 @@ def apart(
         "replicas": second,
         "ttft_ms": ttft_us / 1e3,
         "tpot_ms": tpot_us / 1e3,
-        "decode_ms": running,  # to be looked up for the rows that are chosen
+        "running": running,  # sequences, whose iteration is looked up for the rows that are chosen
         "prompt_ms": np.zeros(len(rate)),
         "queue_ms": queue_us / 1e3,
         "transfer_ms": np.full(len(rate), moved_us / 1e3),
@@ -282,7 +282,7 @@ def chosen_rows(
         rows = []
         for at in chosen:
             row = {name: values[first + at].item() for name, values in columns.items()}
-            row["decode_ms"] = decode_iteration_us(request, decode, row["decode_ms"], batch) / 1e3
+            row["decode_ms"] = decode_iteration_us(request, decode, row.pop("running"), batch) / 1e3
             rows.append({"ratio": f"{row['prefill_replicas']}:{row['replicas']}", **row})
         results.append(rows)
     return results
