@@ -26,6 +26,7 @@ SPREAD = 0.75  # standard deviation over mean, as opcast has it unless told
 # modified_first_fit_decreasing, logprob_batch_size 4; vLLM was older than 0.14 (NVIDIA-NeMo/RL issue 1539)
 RECIPE: dict[str, Any] = {
     "cluster": "dgx_h100",
+    "stack": "nemo_rl",
     "method": "grpo",
     "prompts": 64,
     "responses": 32,
@@ -40,9 +41,11 @@ SERIAL = {"async_scheduling": False}
 # The asynchronous engine of vLLM, which the recipes of one step off ask for, names no usage context and so runs 128
 # sequences at most in iterations of 2,048 tokens (vllm-project/vllm pull request 37393, NVIDIA-NeMo/RL 4221)
 ENGINE_CONTEXT = SERIAL | {"max_seqs": 128, "max_tokens": 2048}
-# The loop of vllm_worker.py that reads log-probs one by one, timed alone: 16 us a token on an AMD EPYC; the worker of
-# async_engine does that while others are still generated
-SYNC = SERIAL | {"token_us": 16.0}
+# The loop of vllm_worker.py that reads log-probs one by one, timed alone: 16 us a token on an AMD EPYC. 8 us more: the
+# worker sets VLLM_ENABLE_V1_MULTIPROCESSING=0, so that detokenizing a token and storing its Logprob (vLLM 0.11,
+# v1/engine/detokenizer.py and logprobs.py), timed alone too, comes between iterations. The worker of async_engine has a
+# process for the engine, and reads while others are still generated
+SYNC = SERIAL | {"token_us": 24.0}
 ONE_STEP_OFF = {"placement": "apart", "asynchronous": True}
 
 
@@ -115,7 +118,10 @@ LATER = {
     ),
     "DeepSeek V3, one step off": PublishedIteration(
         77.9, 11.0, 744, 64,
-        DEEPSEEK | ONE_STEP_OFF | {"rollout": {"tp": 32, "gpus": 256, "kv_fraction": 0.8, **ENGINE_CONTEXT}}, 1536, 512,
+        DEEPSEEK
+        | ONE_STEP_OFF
+        | {"log_prob_micro_batch": 2, "rollout": {"tp": 32, "gpus": 256, "kv_fraction": 0.8, **ENGINE_CONTEXT}},
+        1536, 512,
     ),
 }  # fmt: skip
 
