@@ -6,8 +6,9 @@ https://github.com/NVIDIA-NeMo/RL/blob/main/docs/about/performance-summary.md; s
 tokens/s; how far lengths are spread is not published, so the usual spread of ``response_len`` is taken.
 
 Mechanisms were sought on :data:`ROWS` first, and on the others (:data:`LATER`) too since: none of these is unseen.
-:data:`NEXT` is the table of the release after (v0.5), asked as that of v0.4 is: it was looked at once,
-when all was told. :data:`PHASES` is that of v0.3 (https://github.com/NVIDIA-NeMo/RL/discussions/1161), phase by phase.
+:data:`NEXT` is the table of the release after (v0.5), asked as that of v0.4 is: it was looked at when all but vLLM's
+draw of tokens was told. :data:`PHASES` is that of v0.3, phase by phase
+(https://github.com/NVIDIA-NeMo/RL/discussions/1161).
 """
 
 from __future__ import annotations
