@@ -7,7 +7,7 @@ tokens/s; how far lengths are spread is not published, so the usual spread of ``
 
 Mechanisms were sought on :data:`ROWS` first, and on the others (:data:`LATER`) too since: none of these is unseen.
 :data:`NEXT` is the table of the release after (v0.5), asked as that of v0.4 is: it was looked at when all but vLLM's
-draw of tokens was told. :data:`PHASES` is that of v0.3, phase by phase
+draw of tokens and the pinned memory of weights was told. :data:`PHASES` is that of v0.3, phase by phase
 (https://github.com/NVIDIA-NeMo/RL/discussions/1161).
 """
 
@@ -36,10 +36,13 @@ RECIPE: dict[str, Any] = {
     "kl": 0.01,
     "packing": "bins",
     "log_prob_micro_batch": 4,
+    # Optimizer states go to the host and back by Tensor.to, whose host memory is pageable: 12 s for 22.9 GB of a GPU
+    # both ways (Qwen3 30B on 16 GPUs) and 9 s for 22 GB (235B on 128), NVIDIA-NeMo/RL pull request 1404: 3.8, 4.9 GB/s
+    "offload_training": True,
+    "offload_gbps": 4.3,
 }
-# Optimizer states that go to the host and back by Tensor.to, whose host memory is pageable: 12 s for 22.9 GB of a GPU
-# both ways (Qwen3 30B on 16 GPUs) and 9 s for 22 GB (235B on 128), NVIDIA-NeMo/RL pull request 1404. 3.8 and 4.9 GB/s
-PAGEABLE = {"offload_gbps": 4.3}
+# That request, of 22 October 2025, ends it for log-probs on GPUs of their own; r0.4.0 had branched by the 9th (1329)
+SINCE_1404 = {"offload_training": None, "offload_gbps": None}
 SERIAL = {"async_scheduling": False}
 # The asynchronous engine of vLLM, which the recipes of one step off ask for, names no usage context and so runs 128
 # sequences at most in iterations of 2,048 tokens (vllm-project/vllm pull request 37393, NVIDIA-NeMo/RL 4221)
@@ -137,16 +140,16 @@ NEXT = {
     )
     for name, step_s, rate, response, changed in (
         ("Llama 3.1 8B, on policy", 92.8, 1581, 1019, {}),
-        ("Llama 3.1 8B, one step off", 64.8, 2478, 1123, {"pp": 1}),
+        ("Llama 3.1 8B, one step off", 64.8, 2478, 1123, {"pp": 1} | SINCE_1404),
         ("Qwen3 32B, on policy", 376, 571, 3251, {}),
-        ("Qwen3 32B, one step off", 200, 538, 3252, {}),
+        ("Qwen3 32B, one step off", 200, 538, 3252, SINCE_1404),
         ("Qwen3 30B A3B, on policy", 198, 1066, 3196,
          {"tp": 1, "sequence_parallel": False, "rollout": {"tp": 2, "kv_fraction": 0.6, **SYNC}}),
-        ("Qwen3 30B A3B, one step off", 154, 1391, 3201, {}),
+        ("Qwen3 30B A3B, one step off", 154, 1391, 3201, SINCE_1404),
         ("Qwen3 235B, on policy", 431, 54.1, 5700, {}),
-        ("Qwen3 235B, one step off", 203, 58.7, 5707, {}),
+        ("Qwen3 235B, one step off", 203, 58.7, 5707, SINCE_1404),
         ("DeepSeek V3, on policy", 134, 12.7, 744, {}),
-        ("DeepSeek V3, one step off", 64.9, 13.1, 738, {}),
+        ("DeepSeek V3, one step off", 64.9, 13.1, 738, SINCE_1404),
     )
 }  # fmt: skip
 
@@ -203,7 +206,6 @@ def answer(row: PublishedIteration | PublishedPhases) -> Any:
     mean = uncut_mean(row.response, row.cut - row.prompt)
     lengths = {"prompt_len": {"mean": round(row.prompt)}, "response_len": {"mean": mean, "std": SPREAD * mean}}
     settings = {"seq_len": row.cut, "global_batch": 512, "nodes": row.nodes, **RECIPE, **lengths, **row.settings}
-    settings |= {} if row.settings.get("placement") == "apart" else PAGEABLE
     return opcast.posttrain(**settings)
 
 
