@@ -7,8 +7,8 @@ tokens/s; how far lengths are spread is not published, so the usual spread of ``
 
 Mechanisms were sought on :data:`ROWS` first, and on the others (:data:`LATER`) too since: none of these is unseen.
 :data:`NEXT` is the table of the release after (v0.5), asked as that of v0.4 is: it was looked at when all but vLLM's
-draw of tokens and the pinned memory of weights was told. :data:`PHASES` is that of v0.3, phase by phase
-(https://github.com/NVIDIA-NeMo/RL/discussions/1161).
+draw of tokens, the pinned memory of weights and the lack of a tokenizer was told. :data:`PHASES` is that of v0.3, phase
+by phase (https://github.com/NVIDIA-NeMo/RL/discussions/1161).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SERIAL = {"async_scheduling": False}
 # The asynchronous engine of vLLM, which the recipes of one step off ask for, names no usage context and so runs 128
 # sequences at most in iterations of 2,048 tokens (vllm-project/vllm pull request 37393, NVIDIA-NeMo/RL 4221)
 ENGINE_CONTEXT = SERIAL | {"max_seqs": 128, "max_tokens": 2048}
-# The loop of vllm_worker.py that reads log-probs one by one, timed alone: 16 us a token on an AMD EPYC. 8 us more: the
-# worker sets VLLM_ENABLE_V1_MULTIPROCESSING=0, so that detokenizing a token and storing its Logprob (vLLM 0.11,
-# v1/engine/detokenizer.py and logprobs.py), timed alone too, comes between iterations. The worker of async_engine has a
-# process for the engine, and reads while others are still generated
-SYNC = SERIAL | {"token_us": 24.0}
+# The loop of vllm_worker.py that reads log-probs one by one, timed alone: 16 us a token on an AMD EPYC. 4 us more: the
+# worker sets VLLM_ENABLE_V1_MULTIPROCESSING=0, so that storing a token's Logprob (vLLM 0.11, v1/engine/logprobs.py;
+# nothing is detokenized: skip_tokenizer_init), timed alone too, comes between iterations. The worker of async_engine
+# has a process for the engine, and reads while others are still generated
+SYNC = SERIAL | {"token_us": 20.0}
 ONE_STEP_OFF = {"placement": "apart", "asynchronous": True}
 
 
