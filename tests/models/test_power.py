@@ -176,6 +176,18 @@ def test_too_few_rows_are_refused(model: Predictor, fast: Options) -> None:
         power.fit(table, fast)
 
 
+def test_rows_that_pad_tiles_of_experts_draw_power() -> None:
+    """One row an expert costs the matrix units a whole tile, so a useful FLOP draws more than where tiles are full."""
+    dims = {"hidden": 2048, "inter": 768, "topk": 8, "experts": 128, "tp": 1, "ep": 1, "gated": 1, "skew": 0.0}
+    drawn = []
+    for tokens in (16, 16_384):
+        op = make_op("fused_moe", **dims, tokens=tokens)
+        columns = {name: np.array([value]) for name, value in zip(KINDS["fused_moe"].names, op.dims, strict=True)}
+        took_us = np.array([op.cost.flops / 1e8])  # 100 TFLOP/s of useful work
+        drawn.append(float(power.demands(OpColumns("fused_moe", columns, "bf16"), H200, took_us)[1][0]))
+    assert drawn[0] > 2.0 * drawn[1] > 0.0
+
+
 @pytest.mark.parametrize(("cut", "whole"), [("h20_sxm", "h200_sxm"), ("rtx_4090", "l40s")])
 def test_units_that_are_cut_cost_no_more_energy_than_whole_ones(cut: str, whole: str) -> None:
     """A FLOP of a card whose matrix units are held back switches the same transistors as one of its sibling."""
