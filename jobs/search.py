@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..datasets.loading import load, whole
+from ..simulator.report.view import time_text
 from ..simulator.search.compare import ComparedPoints
 from ..simulator.search.request import SearchRequest
 from ..simulator.search.result import SearchReport
@@ -15,7 +16,7 @@ from ..simulator.search.spread import Crew
 from ..simulator.search.view import RowsView, headline, measurements, tables
 from . import resolve
 from .composing import quoted
-from .show import BadInputError, microseconds, print_json, say, show, wants_json
+from .show import BadInputError, print_json, say, show, wants_json
 from .validate import progress_bar
 from .writing import places, write_text
 
@@ -133,4 +134,4 @@ def show_search(report: SearchReport, view: RowsView) -> None:
         more = "1 more is" if report.ties == 1 else f"{report.ties:,} more are"
         say(f"{more} within the noise floor of the best, too close to tell apart")
     for op, seconds in measurements(report)[:3]:
-        say(f"measuring this would help to: {op} (it differs by {microseconds(seconds * 1e6)}{view.measured})")
+        say(f"measuring this would help to: {op} (it differs by {time_text(seconds * 1e6)}{view.measured})")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..job.answer import LifeSpread
-from ..job.shown import duration
-from ..report.view import ViewColumn, ViewTable
+from ..report.view import ViewColumn, ViewTable, time_text
 from .answer import PostTrainReport
 
 ROWS = {  # of the first table: what a figure is called -> the figure
@@ -88,11 +87,11 @@ def rollout(report: PostTrainReport) -> ViewTable:
     if figures.carried:
         rows.append(("go on in the next batch", f"{figures.carried:,.0f} responses"))
     if sync is not None:
-        parts = f"gathered over {sync.gather_ranks} ranks in {duration(sync.gather_s)}"
+        parts = f"gathered over {sync.gather_ranks} ranks in {time_text(1e6 * sync.gather_s)}"
         if sync.broadcast_ranks:
-            parts += f", broadcast to {sync.broadcast_ranks} GPUs in {duration(sync.broadcast_s)}"
+            parts += f", broadcast to {sync.broadcast_ranks} GPUs in {time_text(1e6 * sync.broadcast_s)}"
         if sync.tensors:
-            parts += f"; {sync.tensors:,} tensors handed over in {duration(sync.hand_over_s)}"
+            parts += f"; {sync.tensors:,} tensors handed over in {time_text(1e6 * sync.hand_over_s)}"
         rows.append(("weight sync", f"{sync.size_bytes / 1e9:,.4g} GB: {parts}"))
     return ViewTable("rollout and weight sync", [ViewColumn(""), ViewColumn("", "words")], rows)
 

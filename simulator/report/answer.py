@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..memory.breakdown import Memory
-from .display import NotebookTable, display_html, time_text
+from .display import NotebookTable, display_html
 from .distribution import probability_within
-from .view import shares_text
+from .view import shares_text, time_text
 
 if TYPE_CHECKING:
     from ..step.state import State
