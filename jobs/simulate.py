@@ -13,7 +13,7 @@ from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
-from ..simulator.report.view import CURRENCY, shares_text, time_text
+from ..simulator.report.view import CURRENCY, dims_text, shares_text, time_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .links import show_links
@@ -159,8 +159,7 @@ def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
 
 def wanted(missing: MissingMeasurement) -> str:
     """An op whose measurement would help, with its share of the time."""
-    dims = (f"{name}={value}" for name, value in missing.op.items() if name != "kind" and value not in ("same", 0))
-    return with_units(f"{missing.op['kind']} {' '.join(dims)} ({missing.share:.0%})")
+    return with_units(f"{missing.op['kind']} {dims_text(missing.op)} ({missing.share:.0%})")
 
 
 def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
@@ -201,12 +200,10 @@ def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
 
 def show(report: StepReport | InferenceReport, target: Device, within_s: float | None = None) -> None:
     """The report as tables."""
+    step_s, low, high = report.times_s
     if isinstance(report, StepReport):
-        step_s = report.step_time_s
-        low, high = report.low_s, report.high_s
         head = [("step time", time_text(step_s * 1e6))]
     else:
-        step_s, low, high = report.e2e_ms / 1e3, report.low_ms / 1e3, report.high_ms / 1e3
         named = (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("end to end", report.e2e_ms))
         head = [(name, time_text(value * 1e3)) for name, value in named if value is not None]
     memory = report.memory

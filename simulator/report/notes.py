@@ -25,7 +25,7 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
         )
     lines += _uncalibrated(state)
     host_s = report.breakdown.host_s
-    step_s = report.step_time_s if isinstance(report, StepReport) else report.e2e_ms / 1e3
+    step_s, _, _ = report.times_s
     if host_s > HOST_BOUND_SHARE * step_s and not state.device.synchronous:
         what = "step" if isinstance(report, StepReport) else "whole"
         lines.append(

@@ -70,6 +70,11 @@ def shares_text(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
 
 
+def dims_text(op: Mapping[str, Any], *without: str) -> str:
+    """An op's dims in short, those that say something; some may be left out."""
+    return " ".join(f"{k}={v}" for k, v in op.items() if k not in ("kind", *without) and v not in ("same", "", 0))
+
+
 def finite(value: Any) -> Any:
     """The value as JSON can say it, all the way down: NaN and infinities are None."""
     if isinstance(value, Mapping):
