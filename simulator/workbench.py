@@ -356,7 +356,8 @@ class Workbench:
         ``points`` is a file for all points as Parquet; a search that was ended goes on from what stands beside it.
         Raises RequestError for an empty space, and the errors of models and clusters.
         """
-        from .search.served.kept import PlayedWays, write_points
+        from .search.points import write_points
+        from .search.served.kept import PlayedWays
         from .search.served.run import search_serving
         from .search.spread import Crew
 
