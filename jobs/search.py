@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..datasets.loading import load, whole
@@ -57,15 +57,13 @@ def run_search(
     config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, crew: Crew, as_json: bool
 ) -> int:
     """Search and print the best points; returns the exit code, 1 where no point can run."""
-    serving, points = isinstance(request, ServedSearchRequest), config["points"]
+    serving, points = isinstance(request, ServedSearchRequest), str(config["points"]) if config["points"] else None
     files = places(config, "report", "launch", *(("points",) if serving else ()))
     bench = resolve.bench(config)
-    if isinstance(request, ServedSearchRequest):
-        report = bench.search_serving(request, crew, progress_bar, str(points) if points else None)
-        if report.rows and points:
-            say(f"points: {points}")
-    else:
-        report = bench.search(request, crew, points, progress_bar)
+    find: Callable[..., SearchReport] = bench.search_serving if serving else bench.search
+    report = find(request, crew, points, progress_bar)
+    if serving and report.rows and points:
+        say(f"points: {points}")
     if report.best and "report" in files:
         from ..simulator.html import write
         from ..simulator.search.view import page
@@ -112,11 +110,8 @@ def run_comparison(config: Mapping[str, Any], request: SearchRequest | ServedSea
         example = "'tp=2 batch=64'" if serving else "'tp=8 pp=2'"
         raise BadInputError(f"compare={points} must be two points: ranks, or settings such as {example}")
     one, other = map(str, points)
-    comparison: ComparedPoints
-    if isinstance(request, ServedSearchRequest):
-        comparison = bench.compare_serving(request, one, other, config["points"])
-    else:
-        comparison = bench.compare(request, one, other, config["points"])
+    compare: Callable[..., ComparedPoints] = bench.compare_serving if serving else bench.compare
+    comparison = compare(request, one, other, config["points"])
     if as_json:
         print_json(comparison.to_dict())
         return 0

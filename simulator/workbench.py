@@ -348,8 +348,8 @@ class Workbench:
         self,
         request: ServedSearchRequest,
         workers: int | Crew = 1,
-        progress: Progress | None = None,
         points: str | Path | None = None,
+        progress: Progress | None = None,
     ) -> SearchReport:
         """The best ways to serve a model on so many GPUs, and the front of speed for users against use of GPUs.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..report.view import ViewColumn, ViewTable, counted, time_text
 from .answer import LifeSpread, PlanReport
@@ -34,14 +35,18 @@ def tables(report: PlanReport) -> list[ViewTable]:
 
 def spreads(report: PlanReport) -> ViewTable:
     """Each figure with what one, five and nine of ten lives stay below."""
+    return spread_table(f"{report.lives:,} lives of the job", report, ROWS, ("P10", "P50", "P90", "mean"))
+
+
+def spread_table(caption: str, report: Any, figures: Mapping[str, str], parts: Sequence[str]) -> ViewTable:
+    """Figures of a report by what they are called, with some parts of the spread of each; those that are known."""
     rows = []
-    for title, name in ROWS.items():
+    for title, name in figures.items():
         spread: LifeSpread | None = getattr(report, name)
         if spread is not None:
             times = 100.0 if title.endswith("%") else 1.0
-            rows.append([title, *(times * value for value in (spread.p10, spread.p50, spread.p90, spread.mean))])
-    columns = [ViewColumn("")] + [ViewColumn(name, "figure") for name in ("P10", "P50", "P90", "mean")]
-    return ViewTable(f"{report.lives:,} lives of the job", columns, rows)
+            rows.append([title, *(times * getattr(spread, part.lower()) for part in parts)])
+    return ViewTable(caption, [ViewColumn(""), *(ViewColumn(part, "figure") for part in parts)], rows)
 
 
 def parts(report: PlanReport) -> ViewTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..job.answer import LifeSpread
+from ..job.shown import spread_table
 from ..report.view import ViewColumn, ViewTable, time_text
 from .answer import PostTrainReport
 
@@ -46,13 +46,8 @@ def tables(report: PostTrainReport) -> list[ViewTable]:
 
 def spreads(report: PostTrainReport) -> ViewTable:
     """Each figure with what one, five and nine of ten stay below."""
-    rows = []
-    for title, name in ROWS.items():
-        spread: LifeSpread | None = getattr(report, name)
-        if spread is not None:
-            rows.append([title, spread.p10, spread.p50, spread.p90])
-    columns = [ViewColumn("")] + [ViewColumn(name, "figure") for name in ("P10", "P50", "P90")]
-    return ViewTable(f"{report.iterations:,} iterations, {report.lives:,} lives", columns, rows)
+    caption = f"{report.iterations:,} iterations, {report.lives:,} lives"
+    return spread_table(caption, report, ROWS, ("P10", "P50", "P90"))
 
 
 def phases(report: PostTrainReport) -> ViewTable:
