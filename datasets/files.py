@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from .schema import SchemaError, check_file_schema, conform, stored_columns
 
@@ -63,9 +63,11 @@ def write_packed(
     """The same for what is written as bytes: by gzip where the name ends in ``.gz``, whatever the time it is."""
 
     def fill(unfinished: Path) -> None:
-        with open(unfinished, "wb") as file, contextlib.ExitStack() as stack:
+        with open(unfinished, "wb") as file:
             packs = target.name.endswith(".gz")
-            write(stack.enter_context(gzip.GzipFile("", "wb", 4, file, mtime=0)) if packs else file)
+            pack: Any = gzip.GzipFile("", "wb", 4, file, mtime=0) if packs else contextlib.nullcontext(file)
+            with pack as packed:
+                write(packed)
 
     return write_atomically(target, fill, error, what)
 

@@ -15,13 +15,12 @@ from ..simulator.search.served.request import ServedSearchRequest
 from ..simulator.search.spread import Crew
 from ..simulator.search.view import RowsView, headline, measurements, tables
 from . import resolve
-from .composing import quoted
+from .composing import STEP_ADDED, STEP_CHOICE, quoted
 from .show import BadInputError, print_json, say, show, wants_json
 from .validate import progress_bar
 from .writing import places, write_text
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
+FREE_CHOICE, ADDED = STEP_CHOICE, (*STEP_ADDED, "crew.options.")
 WORDS = ("compare",)
 
 

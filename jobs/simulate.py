@@ -16,22 +16,15 @@ from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepR
 from ..simulator.report.view import CURRENCY, dims_text, shares_text, time_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
+from .composing import STEP_ADDED, STEP_CHOICE
 from .links import show_links
 from .show import BadInputError, print_json, say, table, wants_json, with_units
 
 if TYPE_CHECKING:
     from ..simulator.html.page import Page
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = (
-    *LINK_FAULTS[1:],
-    "device.",
-    "cluster.",
-    "stack.",
-    "options",
-    "precision.quantization",
-    "precision.kv_dtype",
-)  # checked where they are used
+FREE_CHOICE = STEP_CHOICE
+ADDED = (*LINK_FAULTS[1:], *STEP_ADDED, "precision.kv_dtype")  # checked where they are used
 
 
 def words(arguments: Sequence[str]) -> list[str]:
