@@ -307,7 +307,6 @@ class Workbench:
         from .search.workers import Workers
 
         crew = Crew(workers) if isinstance(workers, int) else workers
-
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
         with crew.ready():
             return search(

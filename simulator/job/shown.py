@@ -38,15 +38,15 @@ def spreads(report: PlanReport) -> ViewTable:
     return spread_table(f"{report.lives:,} lives of the job", report, ROWS, ("P10", "P50", "P90", "mean"))
 
 
-def spread_table(caption: str, report: Any, figures: Mapping[str, str], parts: Sequence[str]) -> ViewTable:
-    """Figures of a report by what they are called, with some parts of the spread of each; those that are known."""
+def spread_table(caption: str, report: Any, figures: Mapping[str, str], columns: Sequence[str]) -> ViewTable:
+    """Figures of a report by what they are called, each with some figures of its spread; those that are known."""
     rows = []
     for title, name in figures.items():
         spread: LifeSpread | None = getattr(report, name)
         if spread is not None:
             times = 100.0 if title.endswith("%") else 1.0
-            rows.append([title, *(times * getattr(spread, part.lower()) for part in parts)])
-    return ViewTable(caption, [ViewColumn(""), *(ViewColumn(part, "figure") for part in parts)], rows)
+            rows.append([title, *(times * getattr(spread, column.lower()) for column in columns)])
+    return ViewTable(caption, [ViewColumn(""), *(ViewColumn(name, "figure") for name in columns)], rows)
 
 
 def parts(report: PlanReport) -> ViewTable:
