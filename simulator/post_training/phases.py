@@ -17,7 +17,8 @@ from .groups import ALL, ROLLOUT, TRAINING, GpuGroups
 from .request import PostTrainRequest
 from .sync import WeightSync
 
-ROLL, SYNC, TO_GPUS, TO_HOST = "rollout", "weight sync", "training state to GPUs", "training state to host"
+ROLL, SYNC = "rollout", "weight sync"
+COPIES = "training state to GPUs", "training state to host"
 REWARD_MODEL, REWARD_RULES = "reward model", "rewards by rules"
 OLD, REFERENCE, VALUES = "old log-probs", "reference log-probs", "values"
 CRITIC, TRAIN = "critic training", "training"
@@ -120,11 +121,12 @@ def phases_of(
         return tuple(training)
     rollout = [Phase(ROLL, ALL if groups.colocated else ROLLOUT, rollout_s, gpu_w=rollout_w)]
     sync_phase = [Phase(SYNC, ALL, sync.seconds, gpu_w=idle_w)]
-    if groups.colocated and offloads(request, groups):
-        rate = request.offload_gbps or host_gbps(device, groups.training)
-        seconds = state_gib(parts) * GIB / 1e9 / rate
-        to_gpus, to_host = (Phase(name, ALL, seconds, gpu_w=idle_w) for name in (TO_GPUS, TO_HOST))
+    to_gpus, to_host = (Phase(name, group, copy_s(request, parts, groups, device), gpu_w=idle_w) for name in COPIES)
+    if offloads(request, groups):
         return (*rollout, to_gpus, *training, *sync_phase, to_host)
+    if request.offload_training and not groups.colocated:
+        first = next(index for index, phase in enumerate(training) if phase.name in (CRITIC, TRAIN))
+        return (*rollout, to_host, *training[:first], to_gpus, *training[first:], *sync_phase)
     return (*rollout, *training, *sync_phase)
 
 
@@ -135,16 +137,30 @@ def offloads(request: PostTrainRequest, groups: GpuGroups) -> bool:
     return groups.colocated and request.rolls_out
 
 
+def copy_s(request: PostTrainRequest, parts: TrainingParts, groups: GpuGroups, device: Device) -> float:
+    """Seconds of training's state one way. Weights have pinned memory on the host (Megatron-Core,
+    ``_ParamAndGradBuffer.offload_to_cpu``), and stay on GPUs that do not roll out."""
+    pinned_gbps = host_gbps(device, groups.training)
+    optimizer_gib = sum(report.memory.optimizer_gib for report in training_reports(parts))
+    weights_gib = state_gib(parts) - optimizer_gib if groups.colocated else 0.0
+    optimizer_gbps = request.offload_gbps or pinned_gbps
+    return (weights_gib / pinned_gbps + optimizer_gib / optimizer_gbps) * GIB / 1e9
+
+
 def host_gbps(device: Device, cluster: Cluster) -> float:
     """GB/s between a GPU and the host while all GPUs of a node copy."""
     rates = [rate for rate in (device.pcie_gbps, cluster.host_share_gbps()) if rate]
     return min(rates)
 
 
+def training_reports(parts: TrainingParts) -> tuple[StepReport, ...]:
+    """Reports of models that train."""
+    return tuple(report for report in (parts.actor, parts.critic) if report is not None)
+
+
 def state_gib(parts: TrainingParts) -> float:
     """GiB of a GPU that training keeps between steps: weights and optimizer states of models that train."""
-    memories = [report.memory for report in (parts.actor, parts.critic) if report is not None]
-    return sum(memory.weights_gib + memory.optimizer_gib for memory in memories)
+    return sum(report.memory.weights_gib + report.memory.optimizer_gib for report in training_reports(parts))
 
 
 def frozen_gib(request: PostTrainRequest, parts: TrainingParts) -> float:

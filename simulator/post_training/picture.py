@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ..html.svg import GREY, axis, drawing, label
 from .answer import PostTrainReport
 from .groups import ALL, ROLLOUT, TRAINING
-from .phases import CRITIC, OLD, REFERENCE, REWARD_MODEL, REWARD_RULES, ROLL, SYNC, TO_GPUS, TO_HOST, TRAIN, VALUES
+from .phases import COPIES, CRITIC, OLD, REFERENCE, REWARD_MODEL, REWARD_RULES, ROLL, SYNC, TRAIN, VALUES
 from .shown import headline
 
 WIDTH = 860
@@ -27,8 +27,8 @@ COLOURS = {
     REWARD_MODEL: "#8d6bb0",
     REWARD_RULES: "#b49ccc",
     SYNC: "#c2252b",
-    TO_GPUS: GREY,
-    TO_HOST: "#b5b9c0",
+    COPIES[0]: GREY,
+    COPIES[1]: "#b5b9c0",
 }
 
 

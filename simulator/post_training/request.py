@@ -156,12 +156,14 @@ class PostTrainRequest(Request):
         "partial rollouts: this share of prompts is begun in addition; unfinished ones go on in the next batch",
     )
     offload_training: bool | None = setting(
-        None, "training's state is in host memory while the GPUs roll out; null: where they are colocated"
+        None,
+        "training's state is in host memory while the GPUs roll out; null: where they are colocated; true, apart: "
+        "optimizer states are there while log-probs are computed (NeMo-RL before 0.5)",
     )
     offload_gbps: float | None = setting(
         None,
-        "of a GPU that copies training's state to the host or back while all of its node do; null: as PCIe lets "
-        "pinned memory (NeMo-RL copies pageable memory: 4.3)",
+        "of a GPU that copies optimizer states to the host or back while all of its node do; null: as PCIe lets pinned "
+        "memory, as weights always do (NeMo-RL copies pageable memory: 4.3)",
     )
     sync_tensor_us: float | None = setting(
         None, "of a weight sync, for each tensor of the checkpoint; null: as NeMo-RL, 760 colocated and 360 apart"
@@ -232,8 +234,8 @@ class PostTrainRequest(Request):
                 refuse_unread({"responses": self.responses}, f"with method={self.method}")
         if self.method != "ppo":
             refuse_unread(changed(self, ("critic",)), f"with method={self.method}")
-        if self.placement == "apart":
-            refuse_unread(changed(self, ("offload_gbps",)), "with placement=apart")
+        if self.placement == "apart" and not self.offload_training:
+            refuse_unread(changed(self, ("offload_gbps",)), "with placement=apart without offload_training=true")
         if self.placement == "colocated":
             if self.asynchronous:
                 raise RequestError("asynchronous=true needs GPUs of its own for rollout: placement=apart")

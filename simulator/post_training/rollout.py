@@ -32,6 +32,7 @@ from ..serving.replica import ServedReplica
 from ..serving.serve import Keeping, serve_once
 from ..serving.state import NONE as NOBODY
 from ..serving.streams import RequestStream, chunk
+from ..timing.sampling import LOG_PROBS
 from .groups import GpuGroups
 from .lengths import LengthBatch, batch_of
 from .request import PostTrainRequest
@@ -227,7 +228,7 @@ def rollout_of(
         recompute="none",
         offload=(),
         passes=(),
-        options={},
+        options={"sampling": LOG_PROBS} if engine.engine == "vllm" else {},
         stragglers=(),
         sources=replace(step.sources, calibration=NONE),
         precision=dtype,

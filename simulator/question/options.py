@@ -24,7 +24,7 @@ ALLOCATORS = ("native", "expandable")
 # What changes a kernel's time (:mod:`..timing.modifiers`), as `options.without` names it.
 TIME_MODIFIERS = (
     *("cold_caches", "host_issue", "older_products", "power_limit", "older_attention", "ring_steps", "older_rings"),
-    *("top_p_sort", "calibration", "shard_copies", "collective_checks"),
+    *("draw", "calibration", "shard_copies", "collective_checks"),
 )
 WHOLE, LIGER = "whole", "liger"  # ways to compute a loss
 LONGEST_QUOTE = 200  # characters of a value in a message
@@ -205,8 +205,9 @@ class PlanOptions:
     )
     sampling: str = option(
         "",
-        _one_of("top_p"),
-        "inference: `top_p`, the next token is drawn from a sorted vocabulary, as FasterTransformer did",
+        _one_of("top_p", "log_probs"),
+        "inference: `top_p`, the next token is drawn from a sorted vocabulary, as FasterTransformer did; `log_probs`: "
+        "by temperature alone with its log-prob, as trainers ask vLLM to",
         of="inference",
     )
     sequence_lengths: Sequence[int] = option(

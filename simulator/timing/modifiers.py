@@ -21,7 +21,7 @@ from .costs import Costs, scale_times
 from .hosts import add_collective_checks, add_shard_copies
 from .older_kernels import slow_attention, slow_products
 from .rings import add_ring_steps, slow_rings
-from .sampling import add_top_p_sort
+from .sampling import add_draw
 
 Scales = Sequence[tuple[Mapping[str, float], Mapping[str, float]]]
 
@@ -104,10 +104,10 @@ MODIFIERS: tuple[Modifier, ...] = (
         each(lambda costs, run: slow_rings(costs, run.plan.stack.ring_factor)),
     ),
     Modifier(
-        "top_p_sort",
-        "the next token drawn from a sorted vocabulary (`options.sampling=top_p`)",
-        "llama.cpp's timings of ARGSORT (`timing/sampling.py`)",
-        each(lambda costs, run: add_top_p_sort(costs, run.plan.settings.sampling, run.plan.parallel.tp, run.device)),
+        "draw",
+        "the next token drawn from the logits, sorted or not (`options.sampling`)",
+        "llama.cpp's timings of ARGSORT, bytes of vLLM's sampler (`timing/sampling.py`)",
+        each(lambda costs, run: add_draw(costs, run.plan.settings.sampling, run.plan.parallel.tp, run.device)),
     ),
     Modifier(
         "calibration",

@@ -5,14 +5,17 @@ https://github.com/NVIDIA-NeMo/RL/blob/main/docs/about/performance-summary.md; s
 (``examples/configs/recipes/llm/performance``). Lengths: the mean response is published, the mean prompt follows from
 tokens/s; how far lengths are spread is not published, so the usual spread of ``response_len`` is taken.
 
-Mechanisms were sought on :data:`ROWS` first, and on the others (:data:`LATER`) too since: no row is unseen.
+Mechanisms were sought on :data:`ROWS` first, and on the others (:data:`LATER`) too since: none of these is unseen.
+:data:`NEXT` is the table of the release after (v0.5), asked as that of v0.4 is: it was looked at when all but vLLM's
+draw of tokens, the pinned memory of weights and the lack of a tokenizer was told. :data:`PHASES` is that of v0.3, phase
+by phase (https://github.com/NVIDIA-NeMo/RL/discussions/1161).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,23 +29,29 @@ SPREAD = 0.75  # standard deviation over mean, as opcast has it unless told
 # modified_first_fit_decreasing, logprob_batch_size 4; vLLM was older than 0.14 (NVIDIA-NeMo/RL issue 1539)
 RECIPE: dict[str, Any] = {
     "cluster": "dgx_h100",
+    "stack": "nemo_rl",
     "method": "grpo",
     "prompts": 64,
     "responses": 32,
     "kl": 0.01,
     "packing": "bins",
     "log_prob_micro_batch": 4,
+    # Optimizer states go to the host and back by Tensor.to, whose host memory is pageable: 12 s for 22.9 GB of a GPU
+    # both ways (Qwen3 30B on 16 GPUs) and 9 s for 22 GB (235B on 128), NVIDIA-NeMo/RL pull request 1404: 3.8, 4.9 GB/s
+    "offload_training": True,
+    "offload_gbps": 4.3,
 }
-# Optimizer states that go to the host and back by Tensor.to, whose host memory is pageable: 12 s for 22.9 GB of a GPU
-# both ways (Qwen3 30B on 16 GPUs) and 9 s for 22 GB (235B on 128), NVIDIA-NeMo/RL pull request 1404. 3.8 and 4.9 GB/s
-PAGEABLE = {"offload_gbps": 4.3}
+# That request, of 22 October 2025, ends it for log-probs on GPUs of their own; r0.4.0 had branched by the 9th (1329)
+SINCE_1404 = {"offload_training": None, "offload_gbps": None}
 SERIAL = {"async_scheduling": False}
 # The asynchronous engine of vLLM, which the recipes of one step off ask for, names no usage context and so runs 128
 # sequences at most in iterations of 2,048 tokens (vllm-project/vllm pull request 37393, NVIDIA-NeMo/RL 4221)
 ENGINE_CONTEXT = SERIAL | {"max_seqs": 128, "max_tokens": 2048}
-# The loop of vllm_worker.py that reads log-probs one by one, timed alone: 16 us a token on an AMD EPYC; the worker of
-# async_engine does that while others are still generated
-SYNC = SERIAL | {"token_us": 16.0}
+# The loop of vllm_worker.py that reads log-probs one by one, timed alone: 16 us a token on an AMD EPYC. 4 us more: the
+# worker sets VLLM_ENABLE_V1_MULTIPROCESSING=0, so that storing a token's Logprob (vLLM 0.11, v1/engine/logprobs.py;
+# nothing is detokenized: skip_tokenizer_init), timed alone too, comes between iterations. The worker of async_engine
+# has a process for the engine, and reads while others are still generated
+SYNC = SERIAL | {"token_us": 20.0}
 ONE_STEP_OFF = {"placement": "apart", "asynchronous": True}
 
 
@@ -115,7 +124,68 @@ LATER = {
     ),
     "DeepSeek V3, one step off": PublishedIteration(
         77.9, 11.0, 744, 64,
-        DEEPSEEK | ONE_STEP_OFF | {"rollout": {"tp": 32, "gpus": 256, "kv_fraction": 0.8, **ENGINE_CONTEXT}}, 1536, 512,
+        DEEPSEEK
+        | ONE_STEP_OFF
+        | {"log_prob_micro_batch": 2, "rollout": {"tp": 32, "gpus": 256, "kv_fraction": 0.8, **ENGINE_CONTEXT}},
+        1536, 512,
+    ),
+}  # fmt: skip
+
+
+# v0.5: step in s, tokens/s of a GPU, mean response, and layouts that changed
+NEXT = {
+    f"v0.5: {name}": replace(
+        (before := (ROWS | LATER)[name]),
+        step_s=step_s, tokens_per_s=rate, response=response, settings={**before.settings, **changed},
+    )
+    for name, step_s, rate, response, changed in (
+        ("Llama 3.1 8B, on policy", 92.8, 1581, 1019, {}),
+        ("Llama 3.1 8B, one step off", 64.8, 2478, 1123, {"pp": 1} | SINCE_1404),
+        ("Qwen3 32B, on policy", 376, 571, 3251, {}),
+        ("Qwen3 32B, one step off", 200, 538, 3252, SINCE_1404),
+        ("Qwen3 30B A3B, on policy", 198, 1066, 3196,
+         {"tp": 1, "sequence_parallel": False, "rollout": {"tp": 2, "kv_fraction": 0.6, **SYNC}}),
+        ("Qwen3 30B A3B, one step off", 154, 1391, 3201, SINCE_1404),
+        ("Qwen3 235B, on policy", 431, 54.1, 5700, {}),
+        ("Qwen3 235B, one step off", 203, 58.7, 5707, SINCE_1404),
+        ("DeepSeek V3, on policy", 134, 12.7, 744, {}),
+        ("DeepSeek V3, one step off", 64.9, 13.1, 738, SINCE_1404),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PublishedPhases:
+    """A row of v0.3: seconds of a step and of its phases (training, log-probs, generation, refit), and how it ran.
+
+    Prompts are those of v0.4.
+    """
+
+    step_s: float
+    phases_s: tuple[float, float, float, float]
+    response: float
+    prompt: float
+    nodes: int
+    settings: Mapping[str, Any]
+    cut: int = CUT
+
+
+# examples/configs/grpo_math_8B_megatron.yaml, 70B, qwen30ba3b; of Qwen3 32B the layout that the table names
+PHASES = {
+    "v0.3: Llama 3.1 8B": PublishedPhases(
+        112, (28, 18, 58, 5), 795, 132, 1,
+        {"model": "llama3_1_8b", "zero_stage": 1, "rollout": {"kv_fraction": 0.6, **SYNC}},
+    ),
+    "v0.3: Llama 3.1 70B": PublishedPhases(
+        147, (28, 18, 84, 14), 398, 132, 8,
+        {"model": "llama3_70b", "tp": 4, "pp": 4, "zero_stage": 1, "rollout": {"tp": 4, "kv_fraction": 0.6, **SYNC}},
+    ),
+    "v0.3: Qwen3 32B": PublishedPhases(
+        213, (68, 40, 96, 7), 3283, 110, 8, DENSE | {"pp": 2, "rollout": {"tp": 4, "kv_fraction": 0.6, **SYNC}}
+    ),
+    "v0.3: Qwen3 30B A3B": PublishedPhases(
+        167, (50, 23, 78, 12), 3251, 110, 8,
+        SPARSE | {"tp": 2, "sequence_parallel": True, "rollout": {"tp": 4, "kv_fraction": 0.7, **SYNC}},
     ),
 }  # fmt: skip
 
@@ -131,36 +201,60 @@ def uncut_mean(mean: float, most: float) -> float:
     return float(low)
 
 
-def answer(row: PublishedIteration) -> Any:
+def answer(row: PublishedIteration | PublishedPhases) -> Any:
     """What opcast says of a row."""
     mean = uncut_mean(row.response, row.cut - row.prompt)
     lengths = {"prompt_len": {"mean": round(row.prompt)}, "response_len": {"mean": mean, "std": SPREAD * mean}}
     settings = {"seq_len": row.cut, "global_batch": 512, "nodes": row.nodes, **RECIPE, **lengths, **row.settings}
-    settings |= {} if row.settings.get("placement") == "apart" else PAGEABLE
     return opcast.posttrain(**settings)
 
 
+def step_line(name: str, row: PublishedIteration) -> str:
+    """A row of the table of steps."""
+    report = answer(row)
+    spread, rollout_s = report.iteration_s, report.phase_s("rollout")
+    moving_s = sum(report.phase_s(name) for name in MOVING)
+    trained_s = sum(phase.seconds for phase in report.phases) - rollout_s - moving_s
+    error = 100.0 * (spread.p50 / row.step_s - 1.0)
+    return (
+        f"| {name} | {row.step_s:g} | {spread.p50:.1f} | {spread.p10:.1f} to {spread.p90:.1f} | {error:+.1f} % "
+        f"| {rollout_s:.1f} s | {trained_s:.1f} s | {moving_s:.1f} s |"
+    )
+
+
+def phase_line(name: str, row: PublishedPhases) -> str:
+    """A row of the table of phases, published beside predicted."""
+    report = answer(row)
+    predicted_s = (
+        report.phase_s("training"),
+        report.phase_s("old log-probs") + report.phase_s("reference log-probs"),
+        report.phase_s("rollout"),
+        sum(report.phase_s(name) for name in MOVING),
+    )
+    parts = " | ".join(f"{row_s:g}, {own_s:.1f}" for row_s, own_s in zip(row.phases_s, predicted_s, strict=True))
+    return f"| {name} | {row.step_s:g}, {report.iteration_s.p50:.1f} | {parts} |"
+
+
 def lines(names: list[str]) -> Iterator[str]:
-    """The table as Markdown."""
-    yield "| run | published, s | P50, s | P10 to P90 | error | rollout | log-probs and training | sync, copies |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for name in names or [*ROWS, *LATER]:
-        row = (ROWS | LATER)[name]
-        report = answer(row)
-        spread, rollout_s = report.iteration_s, report.phase_s("rollout")
-        moving_s = sum(report.phase_s(name) for name in MOVING)
-        trained_s = sum(phase.seconds for phase in report.phases) - rollout_s - moving_s
-        error = 100.0 * (spread.p50 / row.step_s - 1.0)
-        yield (
-            f"| {name} | {row.step_s:g} | {spread.p50:.1f} | {spread.p10:.1f} to {spread.p90:.1f} | {error:+.1f} % "
-            f"| {rollout_s:.1f} s | {trained_s:.1f} s | {moving_s:.1f} s |"
-        )
+    """The tables as Markdown."""
+    steps = {name: row for name, row in (ROWS | LATER | NEXT).items() if not names or name in names}
+    if steps:
+        yield "| run | published, s | P50, s | P10 to P90 | error | rollout | log-probs and training | sync, copies |"
+        yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+        yield from (step_line(name, row) for name, row in steps.items())
+    phases = {name: row for name, row in PHASES.items() if not names or name in names}
+    if phases:
+        yield "| run: published, predicted, s | step | training | log-probs | rollout | sync, copies |"
+        yield "| --- | --- | --- | --- | --- | --- |"
+        yield from (phase_line(name, row) for name, row in phases.items())
 
 
 def asked() -> argparse.Namespace:
     """The rows that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("rows", nargs="*", choices=[[], *ROWS, *LATER], metavar="ROW", help="all, unless named")
+    parser.add_argument(
+        "rows", nargs="*", choices=[[], *ROWS, *LATER, *NEXT, *PHASES], metavar="ROW", help="all, unless named"
+    )
     return parser.parse_args()
 
 

@@ -16,6 +16,7 @@ from opcast.simulator.post_training.sync import checkpoint_tensors
 TINY = "tiny_llama_100m"
 FEW = {"prompts": 8, "lives": 20, "batches": 1, "seq_len": 128, "cluster": "dgx_h100", "zero_stage": 1}
 LENGTHS = {"prompt_len": {"mean": 20}, "response_len": {"mean": 60, "std": 40}}
+COPIES = ["training state to GPUs", "training state to host"]
 WORDS = ["cluster=dgx_h100", "workload.seq_len=128", "prompts=8", "lives=20", "batches=1"]
 
 
@@ -90,14 +91,29 @@ def test_grpo_has_its_phases(grpo: PostTrainReport) -> None:
     assert grpo.fits
 
 
-def test_copies_take_the_state_over_the_rate_that_is_told() -> None:
-    """Half the rate, twice the seconds, and nothing else changes."""
+def test_optimizer_states_are_copied_at_the_rate_that_is_told(grpo: PostTrainReport) -> None:
+    """A quarter of the rate, four times the seconds; weights take what PCIe lets them, and nothing else changes."""
     slow, fast = (
-        opcast.posttrain(TINY, method="grpo", responses=4, offload_gbps=rate, **FEW, **LENGTHS) for rate in (2.0, 4.0)
+        opcast.posttrain(TINY, method="grpo", responses=4, offload_gbps=rate, **FEW, **LENGTHS) for rate in (1.0, 4.0)
     )
-    for name in ("training state to GPUs", "training state to host"):
-        assert slow.phase_s(name) == pytest.approx(2.0 * fast.phase_s(name))
+    for name in COPIES:
+        optimizer_s = (slow.phase_s(name) - fast.phase_s(name)) / (1.0 - 0.25)
+        weights_s = slow.phase_s(name) - optimizer_s
+        assert 0.0 < weights_s < grpo.phase_s(name) < fast.phase_s(name) < optimizer_s
     assert slow.phase_s("rollout") == fast.phase_s("rollout")
+
+
+def test_apart_optimizer_states_alone_are_copied_around_log_probs() -> None:
+    apart = {"method": "grpo", "responses": 4, "placement": "apart", "rollout": {"gpus": 4}, **FEW, **LENGTHS}
+    kept, away = (opcast.posttrain(TINY, offload_training=each, **apart) for each in (False, True))
+    assert [name for name in phases(away) if name not in phases(kept)] == COPIES[::-1]
+    order = phases(away)
+    assert order.index(COPIES[1]) < order.index("old log-probs") < order.index(COPIES[0]) < order.index("training")
+    slow, fast = (
+        opcast.posttrain(TINY, offload_training=True, offload_gbps=rate, **apart).phase_s(COPIES[0])
+        for rate in (1.0, 4.0)
+    )
+    assert slow == pytest.approx(4.0 * fast)
 
 
 def test_a_trainer_that_hands_tensors_over_slowly_holds_the_sync_up(grpo: PostTrainReport) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import opcast
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.models import clocks
@@ -113,3 +114,19 @@ def test_phases_and_waiting_add_up_to_the_iteration() -> None:
 def test_without_watts_there_is_no_energy() -> None:
     assert phase_kwh(phases(None), halves(), GPU, JobEnergy(), 52.0) == {}
     assert iteration_kwh(phases(None), halves(), GPU, JobEnergy(), {}) is None
+
+
+def test_nemo_rl_hides_no_tensor_parallel_communication_and_adds_gradients_apart() -> None:
+    """What pretraining recipes of Megatron-Core hide or fuse, its policy workers do not."""
+    step = {"workload": "train", "cluster": "dgx_h100", "tp": 2, "seq_len": 512, "global_batch": 8}
+    recipe, policy = (
+        opcast.simulate("tiny_llama_100m", stack=stack, **step).breakdown for stack in ("megatron", "nemo_rl")
+    )
+    assert policy.exposed_comm_s > recipe.exposed_comm_s
+    apart_s = [
+        sum(row.time_s for row in each.by_op if row.kind in ("elementwise", "softmax")) for each in (recipe, policy)
+    ]
+    assert apart_s[1] > apart_s[0]
+    kinds = {row.kind for row in policy.by_op}
+    assert "softmax_backward" in kinds
+    assert not kinds & {"cross_entropy", "cross_entropy_backward"}

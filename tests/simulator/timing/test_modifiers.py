@@ -41,7 +41,7 @@ OWN_TIME = {  # what turns each modifier on, and the nodes whose time it changes
     "older_attention": ({"attention": "flash2"}, {}, {"attention"}),
     "ring_steps": ({"step_us": {"all_reduce": 5.0}}, {}, {"reduced"}),
     "older_rings": ({"ring_factor": 1.5}, {}, {"gathered"}),
-    "top_p_sort": ({}, {"sampling": "top_p"}, {"lm_head"}),
+    "draw": ({}, {"sampling": "top_p"}, {"lm_head"}),
     "calibration": ({"scale": {"h100_sxm": {"*": 2.0}}}, {}, set(OPS)),
     "shard_copies": ({"share_us": 10.0}, {}, {"gathered"}),
     "collective_checks": ({"check_us": 10.0}, {}, {"reduced"}),
