@@ -98,7 +98,7 @@ def main(arguments: list[str]) -> int:
     verb, extra = arguments[0], arguments[1:]
     if verb == "install" and extra:
         return runpy.run_path(str(ENGINES))["install"](sys.modules[__name__], extra[0], extra[1:])
-    if verb == "test":  # which starts hundreds of processes: each would compile opcast anew
+    if verb != "quickstart":  # tests start hundreds of processes: each would compile opcast anew
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         sys.dont_write_bytecode = False
     kind = extra.pop(0) if verb == "test" and extra and extra[0] in KINDS else ""
@@ -339,7 +339,7 @@ def install_opcast(verb: str, vendor: str, kind: str) -> None:
             pip(*here, *packages, lost=lost)
     if verb != "quickstart" and shutil.which("c++") and not attempt(*PACKETS, *pins):
         say("ns-3 has no wheel for this Python: its tests are skipped")
-    if verb == "test" and not attempt(*CHAKRA, *pins):
+    if verb != "quickstart" and not attempt(*CHAKRA, *pins):
         say("the reference tools of Chakra cannot be had: tests against them are skipped")
 
 
