@@ -202,8 +202,8 @@ def bounded(op: Op, prediction: OpPrediction, formula: NetworkEngine, network: M
     floor = floor_us(op, formula)
     fullest = max((link["busy"] for link in network.get("hot_links", ())), default=0.0)
     full = max(floor / prediction.latency_us, fullest) if prediction.latency_us > 0 else 0.0
-    times = (np.array(us) for us in (prediction.latency_us, prediction.low_us, floor))
-    low = float(above_roofline(*times, prediction.engine))
+    latency_us, low_us, least_us = (np.array(us) for us in (prediction.latency_us, prediction.low_us, floor))
+    low = float(above_roofline(latency_us, low_us, least_us, prediction.engine))
     bound = "network" if full > 0.5 else "latency"
     return replace(prediction, low_us=low, roofline_us=floor, bound=bound, network=network)
 
