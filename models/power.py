@@ -26,7 +26,7 @@ from ..datasets.dtypes import itemsize
 from ..datasets.loading import finite
 from ..datasets.ops import Op, iterate_groups
 from ..datasets.vocabulary import KINDS, OpColumns
-from . import clocks
+from . import analytical, clocks
 from .analytical.setting import fp32_pj, whole_rate
 from .busy import Parts, parts
 from .features import Frame, frame
@@ -256,10 +256,18 @@ def estimated_w(ops: OpColumns, device: Device, latency_us: np.ndarray) -> np.nd
 
 
 def demands(ops: OpColumns, device: Device, latency_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """GB/s that n ops move, and watts of matrix units at the rate that they reach (:func:`.clocks.core_w`)."""
+    """GB/s that n ops move, and watts of matrix units at the rate that they reach (:func:`.clocks.core_w`).
+
+    Tiles of experts are computed whole, with the rows that pad the last one of each (``analytical/moe.py``).
+    """
     cost, took_us = ops.cost, np.maximum(latency_us, 1e-3)
     gbps = np.broadcast_to(np.asarray(cost.bytes, dtype=float), took_us.shape) / took_us * 1e-3
     tflops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape) / took_us * 1e-6
+    if KINDS[ops.kind].family == "moe" and device.supports(ops.dtype):
+        chunks = analytical.terms(ops, device)
+        tflops = tflops * np.concatenate(
+            [np.ones(len(us)) * law.hints.get("padding", 1.0) for us, _, law, _, _ in chunks]
+        )
     if KINDS[ops.kind].family not in WITH_MATRICES or not device.supports(ops.dtype):
         return gbps, np.zeros(took_us.shape)
     usual = at_stock_limit(device)

@@ -190,3 +190,13 @@ def test_units_that_are_cut_cost_no_more_energy_than_whole_ones(cut: str, whole:
         return float(core[0]) / rate
 
     assert joules_of_a_tflop(cut) < 2.0 * joules_of_a_tflop(whole)
+
+
+def test_rows_that_pad_a_tile_of_an_expert_draw_as_others_do() -> None:
+    def core_w(rows: int) -> float:
+        op = make_op("fused_moe", tokens=8 * rows, hidden=4096, inter=2048, experts=8, topk=1)
+        columns = {name: np.array([value]) for name, value in zip(KINDS["fused_moe"].names, op.dims, strict=True)}
+        return float(power.demands(OpColumns("fused_moe", columns, "bf16", "bf16"), H200, LONG)[1][0])
+
+    assert 0.9 < core_w(16) / core_w(1) < 1.6, "sixteen times the FLOPs, but the same tiles"
+    assert core_w(64) > 2 * core_w(16)
