@@ -82,8 +82,8 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _one_trace_of_a_model(request: pytest.FixtureRequest, traces: Path) -> Iterator[None]:
-    """What one test traced, no other traces again, but for those that are about tracing."""
-    if "simulator/trace" in request.node.nodeid:
+    """What one test traced, no other traces again, but for those about tracing and about what is written where."""
+    if any(name in request.node.nodeid for name in ("simulator/trace", "jobs/test_fuzz")):
         yield
         return
     trace = entry.trace_source
