@@ -7,11 +7,12 @@ it or nothing. Parquet pages carry checksums, so that a flipped bit is an error 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from .schema import SchemaError, check_file_schema, conform, stored_columns
 
@@ -54,6 +55,21 @@ def write_atomically(
         reason = failed.strerror or failed
         raise error(f"cannot write {what}{target}: {reason}; free or choose a place that can be written") from None
     return target
+
+
+def write_packed(
+    target: Path, write: Callable[[IO[bytes]], object], error: type[ValueError] = StoreError, what: str = ""
+) -> Path:
+    """The same for what is written as bytes: by gzip where the name ends in ``.gz``, whatever the time it is."""
+
+    def fill(unfinished: Path) -> None:
+        with open(unfinished, "wb") as file:
+            packs = target.name.endswith(".gz")
+            pack: Any = gzip.GzipFile("", "wb", 4, file, mtime=0) if packs else contextlib.nullcontext(file)
+            with pack as packed:
+                write(packed)
+
+    return write_atomically(target, fill, error, what)
 
 
 def write_parquet(table: pa.Table, target: Path) -> Path:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 HOST, PROFILE = "host", "profile"
 
@@ -52,10 +53,15 @@ def collect(folder: str | Path, rank: int = 0) -> Iterator[Callable[[], None]]:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
     observer.unregister_callback()
-    recorded.export_chrome_trace(str(trace))
-    recorded_trace = json.loads(trace.read_text())
-    recorded_trace.setdefault("distributedInfo", {})["rank"] = rank
-    trace.write_text(json.dumps(recorded_trace))
+    export(recorded, trace, rank)
+
+
+def export(recorded: Any, path: Path, rank: int) -> None:
+    """A profile of PyTorch's as a file that says whose it is."""
+    recorded.export_chrome_trace(str(path))
+    trace = json.loads(path.read_text())
+    trace.setdefault("distributedInfo", {})["rank"] = rank
+    path.write_text(json.dumps(trace))
 
 
 def run_program(program: Path, arguments: Sequence[str], folder: Path, rank: int = 0) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets.traces.calls import TraceCall
+from .collecting import export
 from .environment import child_environment, free_memory_bytes, torchrun_rank, use_loopback
 from .measuring import die_with
 
@@ -182,11 +183,7 @@ def _profiled(run: Any, folder: Path, rank: int, device: str) -> None:
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     with profile(activities=kinds, record_shapes=True) as recorded:
         run()
-    path = folder / f"profile.{rank}.json"
-    recorded.export_chrome_trace(str(path))
-    trace = json.loads(path.read_text())
-    trace.setdefault("distributedInfo", {})["rank"] = rank
-    path.write_text(json.dumps(trace))
+    export(recorded, folder / f"profile.{rank}.json", rank)
 
 
 def _call(fields: Mapping[str, Any]) -> TraceCall:

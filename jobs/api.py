@@ -290,7 +290,7 @@ def search_serving(
     from ..simulator.search.served.request import ServedSearchRequest
 
     request = verb_request("search_serving", model, {"space": space, **settings}, home, ServedSearchRequest)
-    return bench_of(request.step.sources).search_serving(request, workers, points=points)
+    return bench_of(request.step.sources).search_serving(request, workers, points)
 
 
 def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:

@@ -7,14 +7,12 @@ from typing import Any
 from ..datasets.loading import choice
 from ..simulator.chips.answer import ChipsReport, table
 from . import resolve
+from .composing import STEP_ADDED, STEP_CHOICE
 from .show import BadInputError, print_json, show_answer, wants_json
 
 SUBJECT = "what"
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = (
-    *("faults", "fault_draw", "device.", "cluster.", "stack.", "options", "prices."),
-    *("precision.quantization", "precision.kv_dtype"),
-)
+FREE_CHOICE = STEP_CHOICE
+ADDED = ("faults", "fault_draw", *STEP_ADDED, "precision.kv_dtype", "prices.")
 
 
 def run(config: dict[str, Any]) -> int:

@@ -17,6 +17,9 @@ from .show import CONFIG_DIRECTORY, BadInputError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+STEP_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}  # of verbs that ask of a step
+STEP_ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization")
+
 
 def as_override(module: ModuleType, text: str) -> str:
     """A bare word is the verb's subject (``opcast list devices``); ``ADDED`` settings need no ``+`` to be new."""

@@ -9,7 +9,8 @@ from typing import Any
 from ..datasets.ops import KINDS, Op, OpError
 from ..simulator.report.answer import OpPrediction
 from ..simulator.report.link_tables import critical_table, fullest_table, slowdown_table, transfer_table
-from .show import BadInputError, microseconds, say
+from ..simulator.report.view import time_text
+from .show import BadInputError, say
 from .show import show as show_table
 from .writing import write_text
 
@@ -94,7 +95,7 @@ def show_links(network: Mapping[str, Any], whole: str = "whole time", what: str 
     """The fullest links over the ``whole``, and how much longer ``what`` takes with random faults, as tables."""
     show_table(fullest_table(network, whole))
     if network.get("contention_s", 0.0) > NOTICED * network.get("apart_s", 0.0):
-        apart, more = microseconds(network["apart_s"] * 1e6), microseconds(network["contention_s"] * 1e6)
+        apart, more = time_text(network["apart_s"] * 1e6), time_text(network["contention_s"] * 1e6)
         say(f"sharing links costs {more} of the {whole}: with links of its own for all communication it is {apart}")
     study = network.get("faults_study")
     if study:

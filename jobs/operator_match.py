@@ -9,7 +9,8 @@ from difflib import SequenceMatcher
 from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.comparison import OpComparison, StepComparison
 from ..simulator.report.timeline import program_order
-from .show import microseconds, say
+from ..simulator.report.view import time_text
+from .show import say
 
 # Attention has as many operators as kernels: flash, efficient, cudnn, fused for overrideable devices, one for CPUs; and
 # the one that opcast traces for accelerators. The step has one of them wherever the graph has one.
@@ -75,5 +76,5 @@ def compare_operators(
 
 def step_times(step: StepComparison, spread: str = "") -> tuple[str, str, str]:
     """A step's time as predicted, its interval, and as measured, for a person."""
-    predicted, low, high, measured = (microseconds(1e3 * time_ms) for time_ms in step.times_ms().values())
+    predicted, low, high, measured = (time_text(1e3 * time_ms) for time_ms in step.times_ms().values())
     return predicted, f"{low} to {high}", f"{measured}{spread}"

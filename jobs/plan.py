@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from . import resolve
+from .composing import STEP_ADDED, STEP_CHOICE
 from .show import BadInputError, print_json, say, show_answer, wants_json
 from .writing import places, write_text
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = ("faults", "fault_draw", "device.", "cluster.", "stack.", "options", "precision.quantization")
+FREE_CHOICE, ADDED = STEP_CHOICE, ("faults", "fault_draw", *STEP_ADDED)
 
 
 def run(config: dict[str, Any]) -> int:

@@ -8,8 +8,9 @@ from typing import Any
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError, make_op
 from ..simulator.report.answer import OpPrediction
+from ..simulator.report.view import time_text
 from . import links, resolve
-from .show import BadInputError, microseconds, print_json, table, wants_json, with_units
+from .show import BadInputError, print_json, table, wants_json, with_units
 
 FREE_CHOICE = {"device": "device.id", "cluster": "+cluster.path"}
 ADDED = ("device.", "cluster.", "fault_draw", "faults_study")  # checked where they are used
@@ -75,19 +76,19 @@ def clause_of(prediction: OpPrediction) -> str:
 def show_one(prediction: OpPrediction, device_name: str) -> None:
     """A few lines for a person."""
     if prediction.op["kind"] == "transfers":
-        interval = f"{microseconds(prediction.low_us)} to {microseconds(prediction.high_us)}"
-        rows = [("all done after", microseconds(prediction.latency_us)), ("interval", interval)]
+        interval = f"{time_text(prediction.low_us)} to {time_text(prediction.high_us)}"
+        rows = [("all done after", time_text(prediction.latency_us)), ("interval", interval)]
         table(f"{prediction.op['count']} transfers on {prediction.network['topology']}", ("", ""), rows)
         return links.show(prediction.network, many=True)
     op = make_op(**{"kind_name": prediction.op["kind"], **{k: v for k, v in prediction.op.items() if k != "kind"}})
     cost = op.cost
     seconds = prediction.latency_us * 1e-6
     rows = [
-        ("latency", microseconds(prediction.latency_us)),
-        ("interval", f"{microseconds(prediction.low_us)} to {microseconds(prediction.high_us)}"),
+        ("latency", time_text(prediction.latency_us)),
+        ("interval", f"{time_text(prediction.low_us)} to {time_text(prediction.high_us)}"),
         ("answered by", prediction.engine + (f" ({prediction.predictor})" if prediction.predictor else "")),
         *([("which is", clause_of(prediction))] if prediction.clause else []),
-        ("roofline", f"{microseconds(prediction.roofline_us)}, {prediction.bound} bound"),
+        ("roofline", f"{time_text(prediction.roofline_us)}, {prediction.bound} bound"),
     ]
     if prediction.power_w is not None and prediction.energy_mj is not None:
         rows.append(("draws", f"{prediction.power_w:.0f} W, {prediction.energy_mj:.4g} mJ each"))

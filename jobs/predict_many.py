@@ -14,8 +14,9 @@ from ..datasets.ops import KINDS, Op, make_op
 from ..datasets.vocabulary import OpColumns
 from ..simulator.predict.columns import Predicted, predict_columns
 from ..simulator.report.answer import OpPrediction
+from ..simulator.report.view import time_text
 from . import resolve, shapes
-from .show import BadInputError, microseconds, print_json, say, table, with_units
+from .show import BadInputError, print_json, say, table, with_units
 
 ONE_BY_ONE = Callable[[list[Op], Device, Mapping[str, Any]], list[OpPrediction]]
 OF_LINKS = ("algorithm", "algbw_gbps", "busbw_gbps", "stretch")  # of ``network``, in tables
@@ -120,7 +121,7 @@ def show(rows: Iterable[Mapping[str, Any]]) -> None:
             left += 1
             continue
         op = make_op(row["op"]["kind"], **{name: value for name, value in row["op"].items() if name != "kind"})
-        times = (microseconds(row[name]) for name in ("latency_us", "low_us", "high_us"))
+        times = (time_text(row[name]) for name in ("latency_us", "low_us", "high_us"))
         lines.append((with_units(str(op)), *times, row["engine"], row["bound"]))
     table("", ("op", "latency", "low", "high", "engine", "bound"), lines)
     if left:

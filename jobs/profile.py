@@ -14,8 +14,9 @@ from ..datasets.near import meant
 from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..harness.parts import CampaignPart, announce, announcements
+from ..simulator.report.view import time_text
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .show import BadInputError, print_json, say, table, wants_json
 from .writing import write_text
 
 if TYPE_CHECKING:
@@ -345,7 +346,7 @@ def show(summary: Summary, store: Store) -> None:
         ("campaign", summary.run_id),
         ("outcome", summary.outcome + (f", {summary.remaining} cases left: run it again" if summary.remaining else "")),
         ("in the store", f"{summary.done} of {summary.total} cases"),
-        ("measured now", f"{counts} in {microseconds(summary.elapsed_s * 1e6)}"),
+        ("measured now", f"{counts} in {time_text(summary.elapsed_s * 1e6)}"),
         ("store", store.path),
     ]
     if summary.drift:

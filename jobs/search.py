@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..datasets.loading import load, whole
+from ..simulator.report.view import time_text
 from ..simulator.search.compare import ComparedPoints
 from ..simulator.search.request import SearchRequest
 from ..simulator.search.result import SearchReport
@@ -14,13 +15,12 @@ from ..simulator.search.served.request import ServedSearchRequest
 from ..simulator.search.spread import Crew
 from ..simulator.search.view import RowsView, headline, measurements, tables
 from . import resolve
-from .composing import quoted
-from .show import BadInputError, microseconds, print_json, say, show, wants_json
+from .composing import STEP_ADDED, STEP_CHOICE, quoted
+from .show import BadInputError, print_json, say, show, wants_json
 from .validate import progress_bar
 from .writing import places, write_text
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = ("device.", "cluster.", "stack.", "options", "precision.quantization", "crew.options.")
+FREE_CHOICE, ADDED = STEP_CHOICE, (*STEP_ADDED, "crew.options.")
 WORDS = ("compare",)
 
 
@@ -56,15 +56,13 @@ def run_search(
     config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, crew: Crew, as_json: bool
 ) -> int:
     """Search and print the best points; returns the exit code, 1 where no point can run."""
-    serving, points = isinstance(request, ServedSearchRequest), config["points"]
+    serving, points = isinstance(request, ServedSearchRequest), str(config["points"]) if config["points"] else None
     files = places(config, "report", "launch", *(("points",) if serving else ()))
     bench = resolve.bench(config)
-    if isinstance(request, ServedSearchRequest):
-        report = bench.search_serving(request, crew, progress_bar, str(points) if points else None)
-        if report.rows and points:
-            say(f"points: {points}")
-    else:
-        report = bench.search(request, crew, points, progress_bar)
+    find: Callable[..., SearchReport] = bench.search_serving if serving else bench.search
+    report = find(request, crew, points, progress_bar)
+    if serving and report.rows and points:
+        say(f"points: {points}")
     if report.best and "report" in files:
         from ..simulator.html import write
         from ..simulator.search.view import page
@@ -111,11 +109,8 @@ def run_comparison(config: Mapping[str, Any], request: SearchRequest | ServedSea
         example = "'tp=2 batch=64'" if serving else "'tp=8 pp=2'"
         raise BadInputError(f"compare={points} must be two points: ranks, or settings such as {example}")
     one, other = map(str, points)
-    comparison: ComparedPoints
-    if isinstance(request, ServedSearchRequest):
-        comparison = bench.compare_serving(request, one, other, config["points"])
-    else:
-        comparison = bench.compare(request, one, other, config["points"])
+    compare: Callable[..., ComparedPoints] = bench.compare_serving if serving else bench.compare
+    comparison = compare(request, one, other, config["points"])
     if as_json:
         print_json(comparison.to_dict())
         return 0
@@ -133,4 +128,4 @@ def show_search(report: SearchReport, view: RowsView) -> None:
         more = "1 more is" if report.ties == 1 else f"{report.ties:,} more are"
         say(f"{more} within the noise floor of the best, too close to tell apart")
     for op, seconds in measurements(report)[:3]:
-        say(f"measuring this would help to: {op} (it differs by {microseconds(seconds * 1e6)}{view.measured})")
+        say(f"measuring this would help to: {op} (it differs by {time_text(seconds * 1e6)}{view.measured})")

@@ -14,6 +14,7 @@ from ..simulator.report import served_view
 from ..simulator.report.served import ServingReport
 from ..simulator.search.spread import Crew
 from . import resolve
+from .composing import STEP_CHOICE
 from .questions import as_list
 from .serving_observed import observed_beside, show_observed
 from .serving_unread import check_read, check_words
@@ -28,13 +29,7 @@ if TYPE_CHECKING:
     from ..simulator.serving.serve import ServedTraffic
 
 SUBJECT = "what"
-FREE_CHOICE = {
-    "device": "device.id",
-    "cluster": "+cluster.path",
-    "model": "+model.path",
-    "engine": "engine.serving",
-    "args": "args",
-}
+FREE_CHOICE = {**STEP_CHOICE, "engine": "engine.serving", "args": "args"}
 ADDED = (
     "device.",
     "cluster.",

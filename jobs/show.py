@@ -17,7 +17,6 @@ from ..simulator.report.view import TERMINAL, ViewTable, finite, written
 CONFIG_DIRECTORY = Path(__file__).resolve().parent.parent / "conf"
 GAP = 3  # characters between columns of a table
 LINES = 3  # that a cell of a wide table is folded into at most
-ROUNDING_US = 1e-6
 NUMBER = 24  # characters of a number with its unit, as 29.5 to 59.1
 
 
@@ -26,8 +25,6 @@ class BadInputError(ValueError):
 
 
 OWN: Mapping[str, Callable[[Any], str]] = {  # how a terminal writes values of some kinds
-    "seconds": lambda seconds: microseconds(1e6 * seconds),
-    "us": lambda us: microseconds(us),
     "time_ms": lambda ms: "-" if math.isnan(ms) else f"{ms:,.1f}",  # a heading says the unit
     "bytes": lambda size: f"{size / 2**20:,.4g} MiB",
 }
@@ -146,13 +143,3 @@ def with_units(text: str) -> str:
         return match[1] + next((f"{size // each}{unit}" for unit, each in units if size and size % each == 0), match[2])
 
     return re.sub(r"(\bsize_bytes=)(\d+)\b", shown, text)
-
-
-def microseconds(value: float) -> str:
-    """A duration given in microseconds, in the unit a reader would choose. What only rounding leaves is 0."""
-    if abs(value) < ROUNDING_US:
-        return "0 µs"
-    for limit, divisor, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (float("inf"), 1e6, "s")):
-        if abs(value) < limit * 0.9995:
-            return f"{value / divisor:.3g} {unit}" if value / divisor < 1000 else f"{value / divisor:.0f} {unit}"
-    return f"{value} µs"

@@ -13,25 +13,18 @@ from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
-from ..simulator.report.view import CURRENCY, shares_text
+from ..simulator.report.view import CURRENCY, dims_text, shares_text, time_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
+from .composing import STEP_ADDED, STEP_CHOICE
 from .links import show_links
-from .show import BadInputError, microseconds, print_json, say, table, wants_json, with_units
+from .show import BadInputError, print_json, say, table, wants_json, with_units
 
 if TYPE_CHECKING:
     from ..simulator.html.page import Page
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = (
-    *LINK_FAULTS[1:],
-    "device.",
-    "cluster.",
-    "stack.",
-    "options",
-    "precision.quantization",
-    "precision.kv_dtype",
-)  # checked where they are used
+FREE_CHOICE = STEP_CHOICE
+ADDED = (*LINK_FAULTS[1:], *STEP_ADDED, "precision.kv_dtype")  # checked where they are used
 
 
 def words(arguments: Sequence[str]) -> list[str]:
@@ -159,8 +152,7 @@ def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
 
 def wanted(missing: MissingMeasurement) -> str:
     """An op whose measurement would help, with its share of the time."""
-    dims = (f"{name}={value}" for name, value in missing.op.items() if name != "kind" and value not in ("same", 0))
-    return with_units(f"{missing.op['kind']} {' '.join(dims)} ({missing.share:.0%})")
+    return with_units(f"{missing.op['kind']} {dims_text(missing.op)} ({missing.share:.0%})")
 
 
 def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
@@ -201,21 +193,19 @@ def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
 
 def show(report: StepReport | InferenceReport, target: Device, within_s: float | None = None) -> None:
     """The report as tables."""
+    step_s, low, high = report.times_s
     if isinstance(report, StepReport):
-        step_s = report.step_time_s
-        low, high = report.low_s, report.high_s
-        head = [("step time", microseconds(step_s * 1e6))]
+        head = [("step time", time_text(step_s * 1e6))]
     else:
-        step_s, low, high = report.e2e_ms / 1e3, report.low_ms / 1e3, report.high_ms / 1e3
         named = (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("end to end", report.e2e_ms))
-        head = [(name, microseconds(value * 1e3)) for name, value in named if value is not None]
+        head = [(name, time_text(value * 1e3)) for name, value in named if value is not None]
     memory = report.memory
     chance = [] if within_s is None else [(f"P(at most {within_s} s)", f"{report.probability_within(within_s):.1%}")]
     rows = [
         *layout(report),
         *head,
         *chance,
-        (f"{report.coverage:.0%} interval", f"{microseconds(low * 1e6)} to {microseconds(high * 1e6)}"),
+        (f"{report.coverage:.0%} interval", f"{time_text(low * 1e6)} to {time_text(high * 1e6)}"),
         ("tokens/s per device", f"{report.tokens_per_s_per_gpu:,.0f}"),
         ("model TFLOP/s", f"{report.tflops_per_gpu:.4g}  (MFU {report.mfu:.1%}, HFU {report.hfu:.1%})"),
         (
@@ -243,7 +233,7 @@ def show(report: StepReport | InferenceReport, target: Device, within_s: float |
 def show_knowledge(report: StepReport | InferenceReport) -> None:
     """Which rows or predictors answered for each kind of op, and by which clause of the rule."""
     rows: list[tuple[object, ...]] = [
-        (share.kind, microseconds(knowledge.time_s * 1e6), knowledge.predictor, knowledge.clause, knowledge.source)
+        (share.kind, time_text(knowledge.time_s * 1e6), knowledge.predictor, knowledge.clause, knowledge.source)
         for share in report.breakdown.by_op
         for knowledge in share.known_by
     ]
@@ -258,11 +248,11 @@ def show_time(report: StepReport | InferenceReport, step_s: float) -> None:
     parts += exposed or [("exposed communication", breakdown.exposed_comm_s)]
     parts += [("bubble", breakdown.bubble_s), ("waiting for the host", breakdown.host_s)]
     rows: list[tuple[object, ...]] = [
-        (name, microseconds(seconds * 1e6), f"{seconds / step_s:.1%}") for name, seconds in parts if seconds > 0
+        (name, time_text(seconds * 1e6), f"{seconds / step_s:.1%}") for name, seconds in parts if seconds > 0
     ]
     table("where the time goes", ("part", "time", "share"), rows)
     ops: list[tuple[object, ...]] = [
-        (s.kind, s.count, microseconds(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
+        (s.kind, s.count, time_text(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
         for s in breakdown.by_op[:12]
     ]
     table("its ops, overlapped ones in full", ("op", "calls", "time", "of the whole", "answered by"), ops)

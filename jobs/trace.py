@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import nearest, whole
-from .show import BadInputError, microseconds, print_json, say, show, table, wants_json
+from ..simulator.report.view import time_text
+from .show import BadInputError, print_json, say, show, table, wants_json
 from .trace_files import files_of, given, run_at, sighted
 from .writing import folder_at
 
@@ -105,7 +106,7 @@ def linked_row(rank: int, report: LinkReport) -> tuple[object, ...]:
     """What was linked of a rank, as cells."""
     launched, matched = f"{report.launched:,} of {report.kernels:,}", f"{report.matched:,} of {report.operators:,}"
     edges = sum(report.edges.values())
-    return rank, f"{report.nodes:,}", launched, matched, f"{edges:,}", microseconds(report.gap_us)
+    return rank, f"{report.nodes:,}", launched, matched, f"{edges:,}", time_text(report.gap_us)
 
 
 def analyse(config: dict[str, Any]) -> int:
@@ -163,10 +164,10 @@ def explain(config: dict[str, Any]) -> int:
         print_json({"gap_us": gap_causes.measured_us - gap_causes.predicted_us, **asdict(gap_causes)})
         return 0
     gap = gap_causes.measured_us - gap_causes.predicted_us
-    rows = [(c.cause, c.what, microseconds(c.predicted_us), microseconds(c.measured_us), microseconds(c.difference_us))
+    rows = [(c.cause, c.what, time_text(c.predicted_us), time_text(c.measured_us), time_text(c.difference_us))
             for c in gap_causes.causes[:SHOWN]]  # fmt: skip
-    title = f"predicted {microseconds(gap_causes.predicted_us)}, measured {microseconds(gap_causes.measured_us)}"
-    table(f"{title}: {microseconds(gap)} more", ("cause", "what", "predicted", "measured", "difference"), rows)
+    title = f"predicted {time_text(gap_causes.predicted_us)}, measured {time_text(gap_causes.measured_us)}"
+    table(f"{title}: {time_text(gap)} more", ("cause", "what", "predicted", "measured", "difference"), rows)
     for cause, advice in dict.fromkeys((c.cause, c.advice) for c in gap_causes.causes[:SHOWN]):
         say(f"{cause}: {advice}")
     return 0
@@ -190,8 +191,8 @@ def show_accounts(path: Path, accounts: Sequence[RankAccount]) -> None:
     """The accounts as tables."""
     rows = []
     for each in accounts[:SHOWN]:
-        parts = [microseconds(us) for us in (each.compute_us, each.exposed_us, each.idle_us)]
-        rows.append((each.rank, microseconds(each.total_us), *(["not recorded"] * 3 if each.blind else parts)))
+        parts = [time_text(us) for us in (each.compute_us, each.exposed_us, each.idle_us)]
+        rows.append((each.rank, time_text(each.total_us), *(["not recorded"] * 3 if each.blind else parts)))
     table(f"{path}: {len(accounts):,} ranks", ("rank", "time", "compute", "exposed communication", "idle"), rows)
     if lacking := [(each.rank, each.note) for each in accounts if each.note]:
         table("what is missing", ("rank", "note"), lacking[:SHOWN])

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from ..simulator.report.view import time_text
+from .show import BadInputError, print_json, say, table, wants_json
 from .writing import check_place, write_text
 
 
@@ -42,11 +43,11 @@ def run(config: dict[str, Any]) -> int:
     if wants_json(config):
         print_json({"output": str(output), **told})
         return 0
-    rows = [(f.family, microseconds(f.predicted_us), microseconds(f.measured_us), f"{f.factor:.3f}")
+    rows = [(f.family, time_text(f.predicted_us), time_text(f.measured_us), f"{f.factor:.3f}")
             for f in found.families]  # fmt: skip
     title = f"{found.framework} on {found.chip}, fitted on {len(found.fitted)} steps"
     table(title, ("family", "predicted", "measured", "factor"), rows)
-    held = [(h.step, microseconds(h.measured_us), microseconds(h.before_us), microseconds(h.after_us),
+    held = [(h.step, time_text(h.measured_us), time_text(h.before_us), time_text(h.after_us),
              f"{abs(h.after_us / h.measured_us - 1):.1%}") for h in found.held_out]  # fmt: skip
     table("steps held out", ("step", "measured", "before", "calibrated", "off by"), held)
     say(f"written to {output}: `opcast simulate` uses it from now on" if not config["output"] else f"written: {output}")

@@ -13,7 +13,8 @@ from ..datasets.collective_ops import bus_factor
 from ..datasets.dtypes import BITS
 from ..datasets.loading import choice, nearest, whole
 from ..datasets.traces.calls import TraceCall, rank_calls
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from ..simulator.report.view import time_text
+from .show import BadInputError, print_json, say, table, wants_json
 
 MODES = ("full", "compute", "communication")
 TENSORS = ("eager", "lazy")
@@ -201,13 +202,13 @@ def collectives(reports: Mapping[int, Mapping[str, Any]]) -> list[ReplayedCollec
 
 def show(report: Mapping[str, Any], path: Path) -> None:
     """The report as tables."""
-    title = f"{path}: {report['replayed']:,} calls on {report['ranks']} ranks in {microseconds(report['wall_us'])}"
-    rows = [(o["name"], f"{o['count']:,}", microseconds(o["recorded_us"]) if o["recorded_us"] else "",
-             microseconds(o["replayed_us"])) for o in report["operators"][:SHOWN]]  # fmt: skip
+    title = f"{path}: {report['replayed']:,} calls on {report['ranks']} ranks in {time_text(report['wall_us'])}"
+    rows = [(o["name"], f"{o['count']:,}", time_text(o["recorded_us"]) if o["recorded_us"] else "",
+             time_text(o["replayed_us"])) for o in report["operators"][:SHOWN]]  # fmt: skip
     table(title, ("rank 0", "calls", "recorded", "replayed"), rows)
     if report["collectives"]:
         collective_rows = [(c["collective"], c["dtype"], f"{c['size_bytes']:,}", c["ranks"], c["count"],
-                  microseconds(c["recorded_us"]) if c["recorded_us"] else "", microseconds(c["replayed_us"]),
+                  time_text(c["recorded_us"]) if c["recorded_us"] else "", time_text(c["replayed_us"]),
                   f"{c['recorded_busbw_gbps']:.3g}" if c["recorded_us"] else "", f"{c['busbw_gbps']:.3g}")
                  for c in report["collectives"][:SHOWN]]  # fmt: skip
         heads = ("collective", "dtype", "bytes", "ranks", "calls", "recorded", "replayed", "busbw recorded", "GB/s now")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.loading import choice, whole
 from ..simulator.report.answer import InferenceReport, StepReport
+from ..simulator.report.view import time_text
 from . import resolve
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from .show import BadInputError, print_json, say, table, wants_json
 from .writing import folder_at
 
 if TYPE_CHECKING:
@@ -113,15 +114,15 @@ def show(simulated: SimulatedRun, accounts: list[RankAccount], path: list[PathSh
     rows: list[tuple[object, ...]] = [
         (
             account.rank,
-            *(microseconds(us) for us in (account.total_us, account.compute_us, account.exposed_us, account.idle_us)),
+            *(time_text(us) for us in (account.total_us, account.compute_us, account.exposed_us, account.idle_us)),
         )
         for account in accounts[:SHOWN]
     ]
-    table(f"{name}: {microseconds(total)}, {len(accounts):,} ranks, {nodes:,} nodes",
+    table(f"{name}: {time_text(total)}, {len(accounts):,} ranks, {nodes:,} nodes",
           ("rank", "ends", "compute", "exposed communication", "idle"), rows)  # fmt: skip
     if len(accounts) > SHOWN:
         say(f"{len(accounts) - SHOWN:,} more ranks: format=json has all")
-    shares = [(p.name, p.count, microseconds(p.total_us), f"{p.total_us / max(total, 1e-9):.1%}") for p in path]
+    shares = [(p.name, p.count, time_text(p.total_us), f"{p.total_us / max(total, 1e-9):.1%}") for p in path]
     table("what the end waited for", ("class", "nodes", "time", "share"), shares)
 
 
@@ -134,7 +135,7 @@ def show_idle(idle: list[IdleShare]) -> None:
     for cause, shares in sorted(by_cause.items(), key=lambda item: -sum(share.total_us for share in item[1])):
         worst = max(shares, key=lambda share: share.longest_us)
         total, count = sum(share.total_us for share in shares), sum(share.count for share in shares)
-        rows.append((cause, f"{count:,}", microseconds(total), microseconds(worst.longest_us),
+        rows.append((cause, f"{count:,}", time_text(total), time_text(worst.longest_us),
                      f"node {worst.node} of rank {worst.rank}"))  # fmt: skip
     if rows:
         table("what idle devices waited for", ("class", "times", "time of all ranks", "longest", "before"), rows)

@@ -6,7 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .show import BadInputError, microseconds, print_json, say, table, wants_json
+from ..simulator.report.view import time_text
+from .show import BadInputError, print_json, say, table, wants_json
 from .trace_replay import node_range
 from .writing import write, write_text
 
@@ -72,8 +73,8 @@ def reconstruct(config: dict[str, Any]) -> int:
     if wants_json(config):
         print_json({"total_us": total, "nodes": sum(map(len, simulated.run.traces.values())), "first": first})
     else:
-        rows = [(entry["node"], entry["rank"], entry["name"][:60], entry["sort"], microseconds(entry["ready_us"]),
-                 microseconds(entry["start_us"]), microseconds(entry["end_us"])) for entry in first]  # fmt: skip
-        table(f"{path}: {microseconds(total)}, the first nodes",
+        rows = [(entry["node"], entry["rank"], entry["name"][:60], entry["sort"], time_text(entry["ready_us"]),
+                 time_text(entry["start_us"]), time_text(entry["end_us"])) for entry in first]  # fmt: skip
+        table(f"{path}: {time_text(total)}, the first nodes",
               ("node", "rank", "name", "class", "ready", "starts", "ends"), rows)  # fmt: skip
     return 0

@@ -13,17 +13,15 @@ from ..simulator.engines.chain import caller_of
 from ..simulator.question.unread import refuse_unread
 from ..simulator.upgrade.answer import UpgradeReport, headline, table
 from . import resolve
+from .composing import STEP_ADDED, STEP_CHOICE
 from .show import print_json, say, show_answer, wants_json
 from .writing import places, write_text
 
 if TYPE_CHECKING:
     from ..datasets.launches import Caller
 
-FREE_CHOICE = {"device": "device.id", "model": "+model.path", "cluster": "+cluster.path"}
-ADDED = (
-    *("faults", "fault_draw", "device.", "cluster.", "stack.", "options", "settings."),
-    *("precision.quantization", "precision.kv_dtype"),
-)
+FREE_CHOICE = STEP_CHOICE
+ADDED = ("faults", "fault_draw", *STEP_ADDED, "precision.kv_dtype", "settings.")
 TIMES = (2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0)  # sizes around an op, where a kind has too few for a verdict
 SIZES = ("m", "tokens", "rows", "numel", "size_bytes", "outer", "batch")  # dims that a step may well have otherwise
 

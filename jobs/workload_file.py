@@ -12,10 +12,11 @@ from ..simulator.formats.simai import FormatError, read_busbw, read_workload, wr
 from ..simulator.question.network import needs_cluster
 from ..simulator.question.requests import SimulateRequest, WorkloadFile
 from ..simulator.report.answer import InferenceReport, StepReport
+from ..simulator.report.view import time_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve
 from .links import show_links
-from .show import BadInputError, microseconds, print_json, table, wants_json
+from .show import BadInputError, print_json, table, wants_json
 
 NOT_FOR_FILES = (
     "report",
@@ -100,13 +101,13 @@ def show(report: FileReport) -> None:
     shares += [(f"exposed {group}", seconds) for group, seconds in parts["by_parallelism"].items()]
     rows: list[tuple[object, ...]] = [
         ("layout", f"{report.devices:,} devices: {degrees or 'one'}"),
-        ("step time", microseconds(report.step_time_s * 1e6)),
-        ("interval", f"{microseconds(report.low_s * 1e6)} to {microseconds(report.high_s * 1e6)}"),
-        *((name, f"{microseconds(s * 1e6)}, {s / report.step_time_s:.1%}") for name, s in shares if s > 0),
+        ("step time", time_text(report.step_time_s * 1e6)),
+        ("interval", f"{time_text(report.low_s * 1e6)} to {time_text(report.high_s * 1e6)}"),
+        *((name, f"{time_text(s * 1e6)}, {s / report.step_time_s:.1%}") for name, s in shares if s > 0),
     ]
     table(f"{report.workload} on {report.cluster} ({report.network['fidelity']})", ("", ""), rows)
     rows = [
-        (c.collective, c.group, c.ranks, f"{c.size_bytes:,}", c.times, microseconds(c.time_us),
+        (c.collective, c.group, c.ranks, f"{c.size_bytes:,}", c.times, time_text(c.time_us),
          f"{c.busbw_gbps:.4g}", c.engine)
         for c in report.communications[:SHOWN]
     ]  # fmt: skip

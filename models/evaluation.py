@@ -9,9 +9,9 @@ would, with its envelope.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,6 +35,12 @@ class CrossFit:
     inside: np.ndarray  # whether the interval held
     width: np.ndarray  # ln half-width of the interval
     chosen: tuple[str, ...]  # candidate by fold
+
+    @classmethod
+    def of(cls, rows: np.ndarray, residual: np.ndarray, width: np.ndarray, chosen: Sequence[str]) -> Self:
+        """Those of the ``rows`` that are scored, from residuals and widths of all rows."""
+        residual, width = residual[rows], width[rows]
+        return cls(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
 
 
 def evaluate(
@@ -69,18 +75,29 @@ def _alike(table: MeasurementTable, ops: Frame, options: Options, folds: Split, 
 
 
 def _unlike(table: MeasurementTable, ops: Frame, options: Options, folds: Split) -> CrossFit:
-    """Each fold answered by the whole procedure on the other rows."""
-    count = len(table)
-    residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
+    def answer(train_rows: np.ndarray, test_ops: Frame) -> tuple[np.ndarray, np.ndarray, str]:
+        learned = learn(table.take(train_rows), take(ops, train_rows), options)
+        latency, width, _ = learned.answer(test_ops)
+        return latency, width, learned.chosen
+
+    return unlike(table, ops, folds, answer)
+
+
+def unlike(
+    table: MeasurementTable,
+    ops: Frame,
+    folds: Split,
+    answer: Callable[[np.ndarray, Frame], tuple[np.ndarray, np.ndarray, str]],
+) -> CrossFit:
+    """Each fold answered by the whole procedure on the other rows: ``answer`` takes these rows and the fold's ops, and
+    gives latencies, widths and the candidate that was chosen."""
+    residual, width, chosen = np.full(len(table), np.nan), np.full(len(table), np.nan), []
     for index in range(folds.count):
         train_rows, test_rows = folds.held_out(index)
-        learned = learn(table.take(train_rows), take(ops, train_rows), options)
-        latency, width[test_rows], _ = learned.answer(take(ops, test_rows))
+        latency, width[test_rows], name = answer(train_rows, take(ops, test_rows))
         residual[test_rows] = np.log(table.latency_us[test_rows] / latency)
-        chosen.append(learned.chosen)
-    rows = folds.scored
-    residual, width = residual[rows], width[rows]
-    return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
+        chosen.append(name)
+    return CrossFit.of(folds.scored, residual, width, chosen)
 
 
 def cross_fit(
@@ -111,9 +128,7 @@ def cross_fit(
         width[rows_of_fold] = intervals.widths(
             analytical_us[rows_of_fold], np.zeros(len(rows_of_fold)), classes[rows_of_fold]
         )
-    rows = folds.scored
-    residual, width = residual[rows], width[rows]
-    return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
+    return CrossFit.of(folds.scored, residual, width, chosen)
 
 
 def report(table: MeasurementTable, ops: Frame, folds: Split, crossed: CrossFit, seed: int = 0) -> dict[str, Any]:

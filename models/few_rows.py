@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from .evaluation import ALIKE, CrossFit, cross_fit, report
+from .evaluation import ALIKE, CrossFit, cross_fit, report, unlike
+from .features import Frame
 from .intervals import classes_of
 from .learning import fold_count
 from .outcome import TrainingOutcome
 from .predictor import Predictor
 from .registry import Registry
 from .splits import Split, splits
-from .table import MeasurementTable, take
+from .table import MeasurementTable
 from .threads import one_thread
 from .transfer import ALONE, Ways, adapted, bases_of, learned_ways
 
@@ -97,16 +98,9 @@ def _alike(ways: Ways) -> CrossFit:
 
 
 def _unlike(bases: Sequence[Predictor], ways: Ways, folds: Split) -> CrossFit:
-    """Each fold answered by the whole procedure on the other rows."""
-    count = len(ways.table)
-    residual, width, chosen = np.full(count, np.nan), np.full(count, np.nan), []
-    for index in range(folds.count):
-        train_rows, test_rows = folds.held_out(index)
+    def answer(train_rows: np.ndarray, test_ops: Frame) -> tuple[np.ndarray, np.ndarray, str]:
         learned = learned_ways(bases, ways.table.take(train_rows), ways.options)
-        answer = adapted(learned).predict_frame(take(ways.ops, test_rows))
-        residual[test_rows] = np.log(ways.table.latency_us[test_rows] / answer.latency_us)
-        width[test_rows] = np.log(answer.high_us / answer.latency_us)
-        chosen.append(learned.chosen)
-    rows = folds.scored
-    residual, width = residual[rows], width[rows]
-    return CrossFit(rows, residual, np.abs(residual) <= width, width, tuple(chosen))
+        answered = adapted(learned).predict_frame(test_ops)
+        return answered.latency_us, np.log(answered.high_us / answered.latency_us), learned.chosen
+
+    return unlike(ways.table, ways.ops, folds, answer)

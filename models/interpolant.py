@@ -115,14 +115,17 @@ class Interpolant:
         return float(self._ends[:, 0].min()), float(self._ends[:, 1].max())
 
     def _leaders(self, one: int, reach: float, up: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The nearest series that were measured from the end of one as far as a log2 size, and their shares."""
+        """The nearest series that were measured at a log2 size beyond the end of one, and their shares.
+
+        Sizes between the two that neither was measured at count as distance.
+        """
         first, last = self._ends.T
-        able = (
-            (first <= self._ends[one, 1]) & (last >= reach) if up else (last >= self._ends[one, 0]) & (first <= reach)
-        )
+        end = self._ends[one, int(up)]
+        able, gap = (last >= reach, first - end) if up else (first <= reach, end - last)
         able[one] = False
         able_lines = np.flatnonzero(able)
         square = (((self.series[able_lines] - self.series[one]) * self.scales) ** 2).sum(1)
+        square += np.maximum(gap[able_lines], 0.0) ** 2
         near = np.argsort(square, kind="stable")[:LEADERS]
         weights = 1.0 / np.maximum(square[near], 1e-9) ** 2
         return able_lines[near], weights / max(weights.sum(), 1e-300)

@@ -307,7 +307,6 @@ class Workbench:
         from .search.workers import Workers
 
         crew = Crew(workers) if isinstance(workers, int) else workers
-
         folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
         with crew.ready():
             return search(
@@ -348,15 +347,16 @@ class Workbench:
         self,
         request: ServedSearchRequest,
         workers: int | Crew = 1,
-        progress: Progress | None = None,
         points: str | Path | None = None,
+        progress: Progress | None = None,
     ) -> SearchReport:
         """The best ways to serve a model on so many GPUs, and the front of speed for users against use of GPUs.
 
         ``points`` is a file for all points as Parquet; a search that was ended goes on from what stands beside it.
         Raises RequestError for an empty space, and the errors of models and clusters.
         """
-        from .search.served.kept import PlayedWays, write_points
+        from .search.points import write_points
+        from .search.served.kept import PlayedWays
         from .search.served.run import search_serving
         from .search.spread import Crew
 

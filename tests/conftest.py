@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from opcast.simulator.passes import verify
+from opcast.simulator.trace import cache, entry
 
 ROOT = Path(__file__).resolve().parent.parent
 SLOW = Path(__file__).with_name("slow.txt")
@@ -70,6 +71,36 @@ def private_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPCAST_HOME", str(home))
         yield home
+
+
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all processes that run tests keep the graphs that one of them has traced."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "traces"
+
+
+@pytest.fixture(autouse=True)
+def _one_trace_of_a_model(request: pytest.FixtureRequest, traces: Path) -> Iterator[None]:
+    """What one test traced, no other traces again, but for those about tracing and about what is written where."""
+    if any(name in request.node.nodeid for name in ("simulator/trace", "jobs/test_fuzz")):
+        yield
+        return
+    trace = entry.trace_source
+
+    def remembered(source: Any, workload: Any, precision: str, every_layer: bool = False) -> Any:
+        if every_layer or source.identity is None:
+            return trace(source, workload, precision, every_layer)
+        name = cache.graph_name(source, workload, precision)
+        graph = cache.load_graph(traces, name)
+        if graph is None:
+            graph = trace(source, workload, precision)
+            cache.save_graph(traces, name, graph)
+        return graph
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "trace_source", remembered)
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

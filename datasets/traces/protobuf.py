@@ -11,7 +11,7 @@ from typing import IO
 
 import numpy as np
 
-from ..files import write_atomically
+from ..files import write_packed
 from . import packing, scanning
 from .interning import Interner
 from .machine_code import compile_loop
@@ -225,19 +225,10 @@ def write(path: Path, trace: ExecutionTrace | Iterable[ExecutionTrace]) -> Path:
     TraceFileError for a node that a reader would take for the end of the file, and where nothing can be written.
     """
     pieces = [trace] if isinstance(trace, ExecutionTrace) else trace
-
-    def fill(unfinished: Path) -> None:
-        with open(unfinished, "wb") as file:
-            if path.name.endswith(".gz"):
-                with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
-                    _write(packed, pieces, path)
-            else:
-                _write(file, pieces, path)
-
-    return write_atomically(path, fill, TraceFileError, "the trace ")
+    return write_packed(path, lambda file: _write(file, pieces, path), TraceFileError, "the trace ")
 
 
-def _write(file: IO[bytes] | gzip.GzipFile, pieces: Iterable[ExecutionTrace], path: Path) -> None:
+def _write(file: IO[bytes], pieces: Iterable[ExecutionTrace], path: Path) -> None:
     first = True
     for piece in pieces:
         if first:

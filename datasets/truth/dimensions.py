@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .rows import Hardware
+
 UNGATED = {"gpt2", "gptj", "gpt_neox", "opt", "bloom", "mpt", "falcon"}
 
 
@@ -98,6 +100,16 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions | None:
         shared_ffn=shared,
         dense_layers=dense_layers,
     )
+
+
+def run_tags(
+    precision: str, name: str, config: Mapping[str, Any], hardware: Hardware, framework: str
+) -> dict[str, str]:
+    """What rows of any table are grouped by in reports."""
+    sizes = dimensions_of(config)
+    architecture = "MoE" if sizes is not None and sizes.experts else "dense"
+    values = {"framework": framework, "gpu": hardware.gpu, "precision": precision, "model": name}
+    return {**values, "architecture": architecture}
 
 
 def _attention(config: Mapping[str, Any], first: Any, hidden: int, heads: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .cells import Cells, precision_of
-from .dimensions import dimensions_of
+from .dimensions import run_tags
 from .hardware import hardware_of
 from .published import known
 from .rows import Hardware, InferenceRow, PublishedLayout, TrainingRow, TruthError
@@ -117,15 +117,9 @@ def tags(
     cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: PublishedLayout, framework: str
 ) -> dict[str, str]:
     """What rows are grouped by in reports."""
-    sizes = dimensions_of(config)
-    return {
-        "framework": framework,
-        "gpu": hardware.gpu,
-        "precision": cells.text("precision"),
-        "model": name,
-        "architecture": "MoE" if sizes is not None and sizes.experts else "dense",
-        "regime": f"tp{layout.tp}" if layout.tp > 1 else "one device",
-    } | ({"engine": cells.text("engine")} if cells.has("engine", "head_dim") else {})
+    values = run_tags(cells.text("precision"), name, config, hardware, framework)
+    values["regime"] = f"tp{layout.tp}" if layout.tp > 1 else "one device"
+    return values | ({"engine": cells.text("engine")} if cells.has("engine", "head_dim") else {})
 
 
 def whole_model_row(cells: Cells, folder: Path) -> InferenceRow | TrainingRow:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .cells import Cells, precision_of
-from .dimensions import dimensions_of
+from .dimensions import dimensions_of, run_tags
 from .hardware import hardware_of
 from .published import known
 from .rows import Hardware, PublishedLayout, TrainingRow, TruthError
@@ -222,17 +222,9 @@ def tags(
     cells: Cells, name: str, config: Mapping[str, Any], hardware: Hardware, layout: PublishedLayout, framework: str
 ) -> dict[str, str]:
     """What rows are grouped by in reports; ``times`` are ``measured``, or ``composed`` by another tool."""
-    sizes = dimensions_of(config)
     per_node = int(hardware.cluster_figures["devices_per_node"])
     regime = "single node" if hardware.devices <= per_node else "multi-node"
     if layout.tp > per_node:
         regime = "TP across nodes"
-    values = {
-        "framework": framework,
-        "gpu": hardware.gpu,
-        "precision": cells.text("precision", "BF16"),
-        "model": name,
-        "architecture": "MoE" if sizes is not None and sizes.experts else "dense",
-        "regime": regime,
-    }
+    values = run_tags(cells.text("precision", "BF16"), name, config, hardware, framework) | {"regime": regime}
     return values | ({"times": cells.text("times")} if cells.has("times") else {})

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets.dtypes import BITS, WEIGHT_BITS
-from ...simulator.html.colours import PALETTE
-from ...simulator.html.page import PLOTLY, embed, script, style
+from ...simulator.html.page import PLOTLY, embed, rendered, script, style
 from .forms import FORMS, forms
 
 HERE = Path(__file__).resolve().parent / "page"
@@ -50,19 +49,10 @@ def plotly() -> bytes:
 
 
 def _rendered(template: str, **values: Any) -> str:
-    import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template(template).render(
-        tabs=TABS,
-        light={name: light for name, (light, _) in PALETTE.items()},
-        dark={name: dark for name, (_, dark) in PALETTE.items()},
-        style=Markup(style() + (HERE / "page.css").read_text(encoding="utf-8")),
-        **values,
-    )
+    own_style = (HERE / "page.css").read_text(encoding="utf-8")
+    return rendered(HERE / template, tabs=TABS, style=Markup(style() + own_style), **values)
 
 
 def operations(described: Mapping[str, Any]) -> list[dict[str, Any]]:

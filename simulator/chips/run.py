@@ -14,7 +14,7 @@ from ..question.canonical import RequestError
 from ..question.place import THIS_MACHINE
 from ..question.requests import SimulateRequest
 from ..report.answer import InferenceReport, StepReport
-from ..report.worth import times_of, worth_of
+from ..report.worth import worth_of
 from ..timing.clocks import KNOWN, UNKNOWN
 from .answer import ChipRow, ChipsReport
 from .request import CompareRequest
@@ -79,11 +79,11 @@ def row_of(
     first: ChipRow | None,
 ) -> ChipRow:
     """One chip beside the first."""
-    times = times_of(report)
+    times = report.times_s
     rate = report.tokens_per_s_per_gpu
     speed = 1.0 if first is None else rate / first.tokens_per_s_per_gpu
     alone = first is None
-    below, above = (0.0, 0.0) if alone else widths_of(report, reference, times, times_of(reference))
+    below, above = (0.0, 0.0) if alone else widths_of(report, reference, times, reference.times_s)
     after = [measured_times(side, request.measure_minutes) for side in (report, reference)]
     measured_below, measured_above = (0.0, 0.0) if alone else widths_of(report, reference, *after)
     joules = None if report.power_w is None else report.power_w / rate
@@ -123,9 +123,9 @@ def row_of(
 def measured_times(report: StepReport | InferenceReport, minutes: float) -> tuple[float, float, float]:
     """The same once the chip was measured for so long."""
     if report.state is None:
-        return times_of(report)
+        return report.times_s
     worth = worth_of(report.state, minutes)
-    return times_of(report)[0], worth.low_s, worth.high_s
+    return report.times_s[0], worth.low_s, worth.high_s
 
 
 def widths_of(

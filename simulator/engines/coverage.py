@@ -7,7 +7,7 @@ import numpy as np
 from ...models.intervals import COVERAGE, wider
 from ...models.labs import apart, kernels_apart
 
-__all__ = ["COVERAGE", "apart", "kernels_apart", "rescale_bounds", "widen_factor", "widen_for_labs"]
+__all__ = ["COVERAGE", "above_roofline", "apart", "kernels_apart", "rescale_bounds", "widen_factor", "widen_for_labs"]
 
 
 def widen_factor(factor: float, coverage: float) -> float:
@@ -39,3 +39,15 @@ def widen_for_labs(
         low, high = (np.hypot(np.log(bound / latency_us), lab) for bound in (low_us, high_us))
     positive = latency_us > 0
     return np.where(positive, latency_us * np.exp(-low), low_us), np.where(positive, latency_us * np.exp(high), high_us)
+
+
+def above_roofline(
+    latency_us: np.ndarray, low_us: np.ndarray, roofline_us: np.ndarray, engine: np.ndarray | str
+) -> np.ndarray:
+    """Lower bounds [n] in us, none below the roofline [n] of its op: no error of a prediction lets a device beat it.
+
+    What was measured keeps its bounds, and so does a prediction that is below the roofline itself: it learned from rows
+    that were, at clocks above the datasheet's.
+    """
+    bounded = (latency_us >= roofline_us) & (np.asarray(engine) != "measured")
+    return np.where(bounded, np.maximum(low_us, roofline_us), low_us)

@@ -16,6 +16,7 @@ import numpy as np
 from ...datasets.traces.classes import CLASSES, OP, class_codes, on_processor
 from ...datasets.traces.groups import RankedTraces, join_calls
 from ...datasets.traces.table import ExecutionTrace
+from ..report.view import dims_text
 from .instants import WAITING, Instants, NetworkTime, instants
 
 OP_ERROR, MISSING, EXTRA = "op error", "ops that are only predicted", "ops that are only measured"
@@ -138,8 +139,7 @@ def op_names(trace: ExecutionTrace, codes: np.ndarray) -> list[str]:
 def _op_name(text: str) -> str:
     try:
         fields = json.loads(text)
-        dims = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("kind", "out_dtype"))
-        return f"{fields['kind']} {dims}"
+        return f"{fields['kind']} {dims_text(fields, 'out_dtype')}"
     except (ValueError, KeyError, TypeError, AttributeError):
         return text
 

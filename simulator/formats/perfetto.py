@@ -7,13 +7,12 @@ whole nanoseconds so that what does not overlap stays so. Perfetto takes a threa
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ...datasets.files import write_atomically
+from ...datasets.files import write_packed
 from ...datasets.loading import whole
 from .tracks import RankTrack, TrackFlow
 
@@ -35,19 +34,11 @@ def write_trace(path: Path, tracks: Sequence[RankTrack], flows: Iterable[TrackFl
     if not path.name.endswith((".json", ".json.gz")):
         raise TimelineError(f"{path} is no name for a timeline: it must end in .json.gz or .json")
     whole(TimelineError, "expand", expand, 1)
-
-    def fill(unfinished: Path) -> None:
-        with open(unfinished, "wb") as file:
-            if path.name.endswith(".gz"):
-                with gzip.GzipFile("", "wb", 4, file, mtime=0) as packed:
-                    _write(packed, trace_events(tracks, flows, expand))
-            else:
-                _write(file, trace_events(tracks, flows, expand))
-
-    return write_atomically(path, fill, TimelineError, "the timeline ")
+    events = trace_events(tracks, flows, expand)
+    return write_packed(path, lambda file: _write(file, events), TimelineError, "the timeline ")
 
 
-def _write(file: IO[bytes] | gzip.GzipFile, events: Iterator[Event]) -> None:
+def _write(file: IO[bytes], events: Iterator[Event]) -> None:
     encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
     file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
     lines: list[str] = []

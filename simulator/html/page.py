@@ -231,23 +231,18 @@ def render(page: Page) -> str:
     """The page as HTML, with styles, scripts and Plotly inside."""
     from markupsafe import Markup
 
-    return (
-        _templates()
-        .get_template("report.html.j2")
-        .render(
-            page=page,
-            light={name: light for name, (light, _) in PALETTE.items()},
-            dark={name: dark for name, (_, dark) in PALETTE.items()},
-            style=Markup(style()),
-            script=Markup(script() + (HERE / "report-alone.js").read_text(encoding="utf-8")),
-            plotly=Markup(base64.b64encode(PLOTLY.read_bytes()).decode()) if has_figures(page) else None,
-        )
+    return rendered(
+        HERE / "report.html.j2",
+        page=page,
+        style=Markup(style()),
+        script=Markup(script() + (HERE / "report-alone.js").read_text(encoding="utf-8")),
+        plotly=Markup(base64.b64encode(PLOTLY.read_bytes()).decode()) if has_figures(page) else None,
     )
 
 
 def render_body(page: Page) -> str:
     """Cards and sections of the page alone, for a page that has :func:`style`, :func:`script` and Plotly already."""
-    return _templates().get_template("report.body.j2").render(page=page)
+    return rendered(HERE / "report.body.j2", page=page)
 
 
 def style() -> str:
@@ -260,16 +255,21 @@ def script() -> str:
     return "".join((HERE / name).read_text(encoding="utf-8") for name in ("report-layers.js", "report.js"))
 
 
-def _templates() -> Any:
+def rendered(template: Path, **values: Any) -> str:
+    """A template with what it names, and the colours of both themes."""
     import jinja2
     from markupsafe import Markup
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+        loader=jinja2.FileSystemLoader(template.parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
     )
     environment.filters["drawn"] = Markup
     environment.filters["embed"] = lambda value: Markup(embed(value))
-    return environment
+    light, dark = ({name: pair[theme] for name, pair in PALETTE.items()} for theme in (0, 1))
+    return environment.get_template(template.name).render(light=light, dark=dark, **values)
 
 
 def has_figures(page: Page) -> bool:

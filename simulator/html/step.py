@@ -67,14 +67,7 @@ def known_device(device_id: str) -> Device | None:
 
 def step_us(report: StepReport | InferenceReport) -> float:
     """The whole of what was simulated, in microseconds."""
-    return report.step_time_s * 1e6 if isinstance(report, StepReport) else report.e2e_ms * 1e3
-
-
-def interval_us(report: StepReport | InferenceReport) -> tuple[float, float]:
-    """Its interval, in microseconds."""
-    if isinstance(report, StepReport):
-        return report.low_s * 1e6, report.high_s * 1e6
-    return report.low_ms * 1e3, report.high_ms * 1e3
+    return 1e6 * report.times_s[0]
 
 
 def facts(report: StepReport | InferenceReport, device: Device | None) -> tuple[str, ...]:
@@ -103,7 +96,7 @@ def cards(report: StepReport | InferenceReport, device: Device | None) -> list[C
 
 def time_cards(report: StepReport | InferenceReport) -> list[Card]:
     """The step with its interval; for inference TTFT and TPOT before it where they are not the same."""
-    total, (low, high) = step_us(report), interval_us(report)
+    total, low, high = (1e6 * seconds for seconds in report.times_s)
     interval = ("interval", f"{units.duration_range(low, high)} ({report.coverage:.0%})")
     pad = (high - low) * 0.2 or total * 0.2
     first, last = max(min(low, total) - pad, 0.0), max(high, total) + pad

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..report.answer import InferenceReport, StepReport
-from ..report.view import ViewColumn, ViewTable
+from ..report.view import ViewColumn, ViewTable, dims_text
 from . import units
 from .page import PageSection, Piece, StackedBar, drawn_table
 
@@ -56,11 +53,8 @@ def figures(report: StepReport | InferenceReport) -> ViewTable:
 
 def missing_table(report: StepReport | InferenceReport) -> ViewTable:
     """The ops whose measurement would help most."""
-    rows = [[missing.op["kind"], shape(missing.op), missing.time_s, missing.share] for missing in report.measure_next]
+    rows = [
+        [missing.op["kind"], dims_text(missing.op), missing.time_s, missing.share] for missing in report.measure_next
+    ]
     columns = ViewColumn("op", "words"), ViewColumn("shape", "words"), ViewColumn("time", "seconds", bar=True)
     return ViewTable("To be measured next", [*columns, ViewColumn("share", "share")], rows)
-
-
-def shape(op: Mapping[str, Any]) -> str:
-    """The dimensions of an op in a line."""
-    return " ".join(f"{name}={value}" for name, value in op.items() if name != "kind" and value not in ("same", 0))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from ..report.view import duration_unit as duration_unit
+
 UNIT_SPACE = "\u00a0"  # keeps a number and its unit on one line
 MINUS = "\u2212"
 DASH = "\u2013"
-DURATIONS = ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (math.inf, 1e6, "s"))
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -21,14 +22,6 @@ def three_digits(value: float | None) -> str:
     is_whole = abs(rounded) >= 100 or value == int(value)
     text = f"{rounded:,.0f}" if is_whole else f"{rounded:#.3g}"
     return text.replace("-", MINUS) if text.startswith("-") else text
-
-
-def duration_unit(us: float) -> tuple[float, str]:
-    """(microseconds per unit, unit) in which a duration reads best."""
-    for limit, divisor, unit in DURATIONS:
-        if abs(us) < limit * 0.9995:
-            return divisor, unit
-    return DURATIONS[-1][1:]
 
 
 def duration(us: float | None) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 from ..html import colours
 from ..html.charts import bars, curve, figure, hover, round_number, titled
 from ..html.page import Card, Figure, Note, Page, PageSection, drawn_table
+from ..report.view import time_text
 from .answer import LifeSpread, PlanReport
 from .failures import DAY_S
-from .shown import causes, checkpoints, duration, headline, parts, spreads
+from .shown import causes, checkpoints, headline, parts, spreads
 
 
 def page(report: PlanReport) -> Page:
@@ -90,6 +91,6 @@ def days(report: PlanReport) -> dict[str, Any]:
         [bars("", colours.css("blue"), centres, shares, hints, orientation="v")],
         340,
         bargap=0.05,
-        xaxis=titled(f"days (half of the lives take {duration(report.days.p50 * DAY_S)} or less)"),
+        xaxis=titled(f"days (half of the lives take {time_text(1e6 * report.days.p50 * DAY_S)} or less)"),
         yaxis=titled("% of the lives"),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ..report.view import ViewColumn, ViewTable, counted
+from ..report.view import ViewColumn, ViewTable, counted, time_text
 from .answer import LifeSpread, PlanReport
 
 ROWS = {  # of the first table: what a figure is called -> the figure, whether an empty row is left out
@@ -23,16 +24,8 @@ ROWS = {  # of the first table: what a figure is called -> the figure, whether a
 def headline(report: PlanReport) -> str:
     """One line of what is asked."""
     layout = f" ({', '.join(report.layout)})" if report.layout else ""
-    steps = f"{counted(report.steps, 'step')} of {duration(report.step_time_s)}"
+    steps = f"{counted(report.steps, 'step')} of {time_text(1e6 * report.step_time_s)}"
     return f"{report.model} on {report.devices:,} x {report.device}{layout}: {report.tokens:.4g} tokens, {steps}"
-
-
-def duration(seconds: float) -> str:
-    """A duration as a reader would say it."""
-    for limit, divisor, unit in ((1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"), (172_800.0, 3600.0, "h")):
-        if seconds < limit:
-            return f"{seconds / divisor:.3g} {unit}"
-    return f"{seconds / 86_400.0:.3g} days"
 
 
 def tables(report: PlanReport) -> list[ViewTable]:
@@ -42,14 +35,18 @@ def tables(report: PlanReport) -> list[ViewTable]:
 
 def spreads(report: PlanReport) -> ViewTable:
     """Each figure with what one, five and nine of ten lives stay below."""
+    return spread_table(f"{report.lives:,} lives of the job", report, ROWS, ("P10", "P50", "P90", "mean"))
+
+
+def spread_table(caption: str, report: Any, figures: Mapping[str, str], columns: Sequence[str]) -> ViewTable:
+    """Figures of a report by what they are called, each with some figures of its spread; those that are known."""
     rows = []
-    for title, name in ROWS.items():
+    for title, name in figures.items():
         spread: LifeSpread | None = getattr(report, name)
         if spread is not None:
             times = 100.0 if title.endswith("%") else 1.0
-            rows.append([title, *(times * value for value in (spread.p10, spread.p50, spread.p90, spread.mean))])
-    columns = [ViewColumn("")] + [ViewColumn(name, "figure") for name in ("P10", "P50", "P90", "mean")]
-    return ViewTable(f"{report.lives:,} lives of the job", columns, rows)
+            rows.append([title, *(times * getattr(spread, column.lower()) for column in columns)])
+    return ViewTable(caption, [ViewColumn(""), *(ViewColumn(name, "figure") for name in columns)], rows)
 
 
 def parts(report: PlanReport) -> ViewTable:
@@ -63,7 +60,7 @@ def causes(report: PlanReport) -> ViewTable:
     """What interrupts the mean life, and how often: as counted in all lives."""
     rows = [[name.replace("_", " "), count] for name, count in report.causes.items()]
     columns = [ViewColumn("what interrupts"), ViewColumn("times in the mean life", "tenths", bar=True)]
-    often = "" if report.mtbf_hours is None else f", one in {duration(3600.0 * report.mtbf_hours)}"
+    often = "" if report.mtbf_hours is None else f", one in {time_text(3600e6 * report.mtbf_hours)}"
     return ViewTable(f"interruptions ({report.rates_from}{often})", columns, rows)
 
 
@@ -72,14 +69,14 @@ def checkpoints(report: PlanReport) -> ViewTable:
     saved = report.checkpoint
     rows: list[Sequence[str]] = [
         ("size", f"{saved.size_gb:,.4g} GB"),
-        ("written", f"{counted(saved.count, 'time')}, every {duration(60.0 * saved.interval_minutes)} of training"),
-        ("training waits for each", duration(saved.blocking_s)),
-        ("until it can be read", duration(saved.blocking_s + saved.durable_s)),
-        ("a restart reads it in", duration(saved.load_s)),
+        ("written", f"{counted(saved.count, 'time')}, every {time_text(60e6 * saved.interval_minutes)} of training"),
+        ("training waits for each", time_text(1e6 * saved.blocking_s)),
+        ("until it can be read", time_text(1e6 * (saved.blocking_s + saved.durable_s))),
+        ("a restart reads it in", time_text(1e6 * saved.load_s)),
         ("store", f"{saved.write_gbps:,.4g} GB/s in, {saved.read_gbps:,.4g} GB/s out"),
     ]
     if saved.daly_minutes is not None:
-        rows.append(("best interval by Daly's formula", duration(60.0 * saved.daly_minutes)))
+        rows.append(("best interval by Daly's formula", time_text(60e6 * saved.daly_minutes)))
     if saved.best_minutes is not None:
-        rows.append(("best interval by simulation", duration(60.0 * saved.best_minutes)))
+        rows.append(("best interval by simulation", time_text(60e6 * saved.best_minutes)))
     return ViewTable("checkpoints", [ViewColumn(""), ViewColumn("", "words")], rows)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..job.answer import LifeSpread
-from ..job.shown import duration
-from ..report.view import ViewColumn, ViewTable
+from ..job.shown import spread_table
+from ..report.view import ViewColumn, ViewTable, time_text
 from .answer import PostTrainReport
 
 ROWS = {  # of the first table: what a figure is called -> the figure
@@ -47,13 +46,8 @@ def tables(report: PostTrainReport) -> list[ViewTable]:
 
 def spreads(report: PostTrainReport) -> ViewTable:
     """Each figure with what one, five and nine of ten stay below."""
-    rows = []
-    for title, name in ROWS.items():
-        spread: LifeSpread | None = getattr(report, name)
-        if spread is not None:
-            rows.append([title, spread.p10, spread.p50, spread.p90])
-    columns = [ViewColumn("")] + [ViewColumn(name, "figure") for name in ("P10", "P50", "P90")]
-    return ViewTable(f"{report.iterations:,} iterations, {report.lives:,} lives", columns, rows)
+    caption = f"{report.iterations:,} iterations, {report.lives:,} lives"
+    return spread_table(caption, report, ROWS, ("P10", "P50", "P90"))
 
 
 def phases(report: PostTrainReport) -> ViewTable:
@@ -88,11 +82,11 @@ def rollout(report: PostTrainReport) -> ViewTable:
     if figures.carried:
         rows.append(("go on in the next batch", f"{figures.carried:,.0f} responses"))
     if sync is not None:
-        parts = f"gathered over {sync.gather_ranks} ranks in {duration(sync.gather_s)}"
+        parts = f"gathered over {sync.gather_ranks} ranks in {time_text(1e6 * sync.gather_s)}"
         if sync.broadcast_ranks:
-            parts += f", broadcast to {sync.broadcast_ranks} GPUs in {duration(sync.broadcast_s)}"
+            parts += f", broadcast to {sync.broadcast_ranks} GPUs in {time_text(1e6 * sync.broadcast_s)}"
         if sync.tensors:
-            parts += f"; {sync.tensors:,} tensors handed over in {duration(sync.hand_over_s)}"
+            parts += f"; {sync.tensors:,} tensors handed over in {time_text(1e6 * sync.hand_over_s)}"
         rows.append(("weight sync", f"{sync.size_bytes / 1e9:,.4g} GB: {parts}"))
     return ViewTable("rollout and weight sync", [ViewColumn(""), ViewColumn("", "words")], rows)
 

@@ -13,7 +13,7 @@ from ...datasets.ops import KINDS
 from ...datasets.vocabulary import OpColumns
 from ...models import analytical, power
 from ..engines.answers import Engine
-from ..engines.coverage import COVERAGE
+from ..engines.coverage import COVERAGE, above_roofline
 from ..timing.cold_products import bound_asked_products
 
 
@@ -63,7 +63,9 @@ def predict_columns(
     answer = engine.answer(query.kind, query.columns, query.dtype, query.out_dtype or query.dtype, query.cache)
     if query.cache == "cold":
         answer = bound_asked_products(engine, query, answer, device)
-    latency, low, high, inside = answer.latency_us, answer.low_us, answer.high_us, answer.in_envelope
+    roofline, bound = analytical.limits(replace(query, cache="warm"), device)
+    latency, high, inside = answer.latency_us, answer.high_us, answer.in_envelope
+    low = above_roofline(latency, answer.low_us, roofline, answer.engine)
     watts, energy, power_known = (
         np.full(len(latency), np.nan),
         np.full(len(latency), np.nan),
@@ -85,7 +87,8 @@ def predict_columns(
         answer.engine,
         answer.predictor,
         inside,
-        *analytical.limits(replace(query, cache="warm"), device),
+        roofline,
+        bound,
         answer.clause,
         answer.source,
         watts,

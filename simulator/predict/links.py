@@ -17,7 +17,7 @@ import numpy as np
 
 from ...datasets.ops import KINDS, Op, bus_factor
 from ..engines import Engine
-from ..engines.coverage import COVERAGE
+from ..engines.coverage import COVERAGE, above_roofline
 from ..engines.flow import MIN_STRETCH
 from ..engines.network import FACTOR_NVLINK, FACTOR_OTHER, FACTOR_PCIE, NetworkEngine
 from ..network.build import build_fabric, build_nonblocking_fabric
@@ -202,7 +202,10 @@ def bounded(op: Op, prediction: OpPrediction, formula: NetworkEngine, network: M
     floor = floor_us(op, formula)
     fullest = max((link["busy"] for link in network.get("hot_links", ())), default=0.0)
     full = max(floor / prediction.latency_us, fullest) if prediction.latency_us > 0 else 0.0
-    return replace(prediction, roofline_us=floor, bound="network" if full > 0.5 else "latency", network=network)
+    latency_us, low_us, least_us = (np.array(us) for us in (prediction.latency_us, prediction.low_us, floor))
+    low = float(above_roofline(latency_us, low_us, least_us, prediction.engine))
+    bound = "network" if full > 0.5 else "latency"
+    return replace(prediction, low_us=low, roofline_us=floor, bound=bound, network=network)
 
 
 def floor_us(op: Op, formula: NetworkEngine) -> float:
@@ -241,7 +244,7 @@ def predict_transfers(
         op={"kind": "transfers", "count": len(transfers)},
         device=links.formula.device.id,
         latency_us=us,
-        low_us=us / spread,
+        low_us=max(us / spread, min(us, full)),
         high_us=us * spread,
         coverage=COVERAGE,
         engine=links.fidelity,

@@ -13,7 +13,7 @@ from ...datasets.ops import KINDS, Op, iterate_groups
 from ...datasets.vocabulary import OpColumns
 from ...models import analytical, power
 from ..engines import Engine, ask
-from ..engines.coverage import COVERAGE
+from ..engines.coverage import COVERAGE, above_roofline
 from ..report.answer import OpPrediction
 from ..timing.cold_products import bound_asked_products
 
@@ -52,12 +52,13 @@ def _predicted(ops: Sequence[Op], device: Device, engine: Engine, cache: str) ->
             answers.put(positions, bound_asked_products(engine, group, answers.take(positions), device))
         roofline[positions] = analytical.roofline_us(group, device)
         bound[positions] = analytical.bound(group, device)
+    low = above_roofline(answers.latency_us, answers.low_us, roofline, answers.engine)
     return [
         OpPrediction(
             op=op.to_dict(),
             device=device.id,
             latency_us=float(answers.latency_us[i]),
-            low_us=float(answers.low_us[i]),
+            low_us=float(low[i]),
             high_us=float(answers.high_us[i]),
             coverage=COVERAGE,
             engine=str(answers.engine[i]),

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..memory.breakdown import Memory
-from .display import NotebookTable, display_html, time_text
+from .display import NotebookTable, display_html
 from .distribution import probability_within
-from .view import shares_text
+from .view import dims_text, shares_text, time_text
 
 if TYPE_CHECKING:
     from ..step.state import State
@@ -172,6 +172,11 @@ class StepReport(Answer):
         ]
         return _step_html(self, [*headline, ("MFU", f"{self.mfu:.1%}")])
 
+    @property
+    def times_s(self) -> tuple[float, float, float]:
+        """Seconds of the step, with its interval."""
+        return self.step_time_s, self.low_s, self.high_s
+
     def probability_within(self, seconds: float) -> float:
         """P(the step takes at most ``seconds``)."""
         return probability_within(seconds, self.step_time_s, self.low_s, self.high_s, self.coverage)
@@ -195,6 +200,11 @@ class InferenceReport(Answer):
         figures = (("first token", self.ttft_ms), ("each next", self.tpot_ms), ("whole", self.e2e_ms))
         headline = [(name, time_text(None if ms is None else 1e3 * ms)) for name, ms in figures]
         return _step_html(self, [*headline, ("interval", _span(1e3 * self.low_ms, 1e3 * self.high_ms))])
+
+    @property
+    def times_s(self) -> tuple[float, float, float]:
+        """Seconds of the whole, with its interval."""
+        return self.e2e_ms / 1e3, self.low_ms / 1e3, self.high_ms / 1e3
 
     def probability_within(self, seconds: float) -> float:
         """P(the whole takes at most ``seconds``)."""
@@ -230,7 +240,6 @@ class OpPrediction:
         return plain(self, drop=("placed",))
 
     def _repr_html_(self) -> str:
-        op_text = " ".join(f"{name}={value}" for name, value in self.op.items() if value not in ("same", ""))
         by = f"{self.engine}: {self.predictor}" if self.predictor else self.engine
         facts = [
             ("latency", time_text(self.latency_us)),
@@ -240,7 +249,7 @@ class OpPrediction:
             ("roofline", f"{time_text(self.roofline_us)}, {self.bound} bound"),
             ("power", "" if self.power_w is None else f"{self.power_w:.0f} W"),
         ]
-        return display_html(f"{op_text} on {self.device}", facts)
+        return display_html(f"{self.op['kind']} {dims_text(self.op)} on {self.device}", facts)
 
 
 def _span(low_us: float, high_us: float) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .view import TERMINAL, ViewTable, written
+from .view import TERMINAL, ViewTable, time_text, written
 
-OWN = {"time_ms": lambda ms: time_text(1e3 * ms), "seconds": lambda seconds: time_text(1e6 * seconds)}
+OWN = {"time_ms": lambda ms: time_text(1e3 * ms)}
 BAR = "linear-gradient(90deg, rgba(56,132,255,.28) {0:.1f}%, transparent {0:.1f}%)"
 CELL = "padding:.2em .8em;text-align:{}"
 
@@ -58,11 +57,3 @@ def _table(table: NotebookTable) -> str:
         rest = "".join(f'<td style="{CELL.format("left")}">{escape(cell)}</td>' for cell in row[1:])
         rows.append(f"<tr>{first}{rest}</tr>")
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def time_text(us: float | None) -> str:
-    """Microseconds as a person reads them; empty for None and NaN."""
-    if us is None or math.isnan(us):
-        return ""
-    unit, size = ("s", 1e6) if us >= 1e6 else ("ms", 1e3) if us >= 1e3 else ("µs", 1.0)
-    return f"{us / size:,.4g} {unit}"

@@ -9,6 +9,7 @@ from ..question.work import Work
 from ..step.state import State
 from .answer import InferenceReport, StepReport
 from .parts import family_shares
+from .view import time_text
 
 HOST_BOUND_SHARE = 1 / 3  # part of the time that the device waits for launches from which it is worth a line
 
@@ -24,13 +25,13 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
         )
     lines += _uncalibrated(state)
     host_s = report.breakdown.host_s
-    step_s = report.step_time_s if isinstance(report, StepReport) else report.e2e_ms / 1e3
+    step_s, _, _ = report.times_s
     if host_s > HOST_BOUND_SHARE * step_s and not state.device.synchronous:
         what = "step" if isinstance(report, StepReport) else "whole"
         lines.append(
             f"for {host_s / step_s:.0%} of the time the device waits for the host that launches operators one by one: "
-            f"with CUDA graphs the {what} would take about {duration_text(step_s - host_s)} "
-            f"instead of {duration_text(step_s)}"
+            f"with CUDA graphs the {what} would take about {time_text(1e6 * (step_s - host_s))} "
+            f"instead of {time_text(1e6 * step_s)}"
         )
     return tuple(lines)
 
@@ -55,8 +56,3 @@ def _uncalibrated(state: State) -> list[str]:
             adds = calibration.unknown in ("chip", "both")
             return [line + ", and what nobody measured of the ops adds to that" * adds]
     return []
-
-
-def duration_text(seconds: float) -> str:
-    """A duration in the unit that a reader would choose."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"

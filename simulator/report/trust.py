@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ...datasets.ops import Op
 from ..memory.errors import error_spread, probability_within
 from .answer import MissingMeasurement
+from .view import dims_text
 
 SOURCES = ("measured", "interpolated", "extrapolated", "analytical", "bytes")
 UNMEASURED_SOURCES = ("extrapolated", "analytical", "bytes")
@@ -61,16 +62,10 @@ def check_strict(trust: Mapping[str, float], missing: Sequence[MissingMeasuremen
     leaning = sum(trust.get(name, 0.0) for name in UNMEASURED_SOURCES)
     if leaning <= allowed:
         return
-    shapes = "; ".join(f"{_op_text(measurement.op)} ({measurement.share:.0%})" for measurement in missing[:3])
+    shapes = "; ".join(f"{op.op['kind']} {dims_text(op.op)} ({op.share:.0%})" for op in missing[:3])
     raise TrustError(
         f"{leaning:.0%} of the time is not measured on this device and strict allows {allowed:.0%}; "
         f"measuring these would help most: {shapes}"
-    )
-
-
-def _op_text(op: Mapping[str, object]) -> str:
-    return " ".join(
-        str(value) if name == "kind" else f"{name}={value}" for name, value in op.items() if value != "same"
     )
 
 

@@ -1,7 +1,7 @@
 """Tables of an answer as data, for whoever draws them: a terminal, a page. Values are plain numbers and words.
 
 ``kind`` says what a column's values are, and so how they are written (:data:`WRITTEN`, or as each place does: times
-``seconds``, ``us``, ``time_ms`` and ``ms_range``, ``bytes`` of memory, a ``size`` of data). Text of any kind and values
+``time_ms`` and ``ms_range``, ``bytes`` of memory, a ``size`` of data). Text of any kind and values
 of no kind are written as they are. None is an empty cell.
 """
 
@@ -14,6 +14,11 @@ from types import MappingProxyType
 from typing import Any
 
 TERMINAL, PAGE = "terminal", "page"
+DURATIONS = (  # a duration below so many microseconds is said in a unit of so many
+    *((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (120e6, 1e6, "s"), (7200e6, 60e6, "min"), (172_800e6, 3600e6, "h")),
+    (math.inf, 86_400e6, "days"),
+)
+ROUNDING_US = 1e-6
 CURRENCY = "in the currency of the price"
 
 
@@ -22,7 +27,22 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
+def duration_unit(us: float) -> tuple[float, str]:
+    """(microseconds per unit, unit) in which a duration reads best."""
+    return next((divisor, unit) for limit, divisor, unit in DURATIONS if abs(us) < limit * 0.9995 or limit == math.inf)
+
+
+def time_text(us: float | None) -> str:
+    """A duration given in microseconds, with three digits; empty for None and NaN. What only rounding leaves is 0."""
+    if us is None or math.isnan(us):
+        return ""
+    divisor, unit = duration_unit(us)
+    return f"{number_text(0.0 if abs(us) < ROUNDING_US else us / divisor)} {unit}"
+
+
 WRITTEN: Mapping[str, Callable[[Any], str]] = {
+    "seconds": lambda seconds: time_text(1e6 * seconds),
+    "us": time_text,
     "ms": "{:,.0f} ms".format,
     "fine_ms": "{:,.1f} ms".format,
     "gib": "{:.1f}".format,
@@ -48,6 +68,11 @@ def counted(number: float, noun: str) -> str:
 def shares_text(shares: Mapping[str, float]) -> str:
     """Shares that matter, in percent."""
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+def dims_text(op: Mapping[str, Any], *without: str) -> str:
+    """An op's dims in short, those that say something; some may be left out."""
+    return " ".join(f"{k}={v}" for k, v in op.items() if k not in ("kind", *without) and v not in ("same", "", 0))
 
 
 def finite(value: Any) -> Any:

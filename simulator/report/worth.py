@@ -20,7 +20,6 @@ from ..engines.measured import MIN_FACTOR
 from ..step.state import State
 from ..timing.clocks import KNOWN
 from .account import interval, widen_for_host
-from .answer import InferenceReport, StepReport
 from .ledger import Ledger, ledger_of
 
 CASE_S = 0.3 + 0.3  # of a GPU's case: repetitions (conf/campaign/model.yaml), and allocation beside them
@@ -35,13 +34,6 @@ class MeasuringWorth:
     high_s: float
     share: float
     seconds: float
-
-
-def times_of(report: StepReport | InferenceReport) -> tuple[float, float, float]:
-    """Seconds of a workload, with its interval."""
-    if isinstance(report, StepReport):
-        return report.step_time_s, report.low_s, report.high_s
-    return report.e2e_ms / 1e3, report.low_ms / 1e3, report.high_ms / 1e3
 
 
 def case_s(kind: str) -> float:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ..question.canonical import RequestError
 from ..report.answer import Answer, StepReport, plain
-from ..report.view import ViewColumn, ViewTable
+from ..report.view import ViewColumn, ViewTable, dims_text
 from .evaluate import MEMORY, Evaluator, figures
 from .explain import PARTS
 from .outcome import OK, Row
@@ -90,23 +90,13 @@ def _op_seconds(report: Answer) -> dict[str, float]:
         costs, phases = execution.costs, _phases(execution.phase)
         for node, us, repeats in zip(costs.nodes, costs.kernel_us.tolist(), costs.repeats.tolist(), strict=True):
             if node.phase in phases:
-                name = node.source if node.op is None else shown(node.op.to_dict())
+                name = node.source if node.op is None else f"{node.op.kind} {dims_text(node.op.to_dict(), 'out_dtype')}"
                 seconds[name] = seconds.get(name, 0.0) + us * repeats * execution.times * 1e-6
     return seconds
 
 
 def _phases(phase: str) -> tuple[str, ...]:
     return ("recompute", "backward") if phase == "backward" else (phase,)
-
-
-def shown(op: Mapping[str, Any]) -> str:
-    """An op with its dims in short."""
-    dims = (
-        f"{name}={value}"
-        for name, value in op.items()
-        if name not in ("kind", "out_dtype") and value not in ("same", 0)
-    )
-    return f"{op['kind']} {' '.join(dims)}"
 
 
 # --- points that a person names ---------------------------------------------------------------------------

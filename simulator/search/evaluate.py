@@ -18,6 +18,7 @@ from ..report.account import report_of
 from ..report.answer import StepReport
 from ..report.trust import UNMEASURED_SOURCES
 from ..simulate import laid_out, timed_state
+from ..step.build import LaidOut
 from .bounds import Probe, probe
 from .outcome import OK, Row
 from .request import SearchRequest, SearchSetup, request_of, set_up
@@ -66,10 +67,15 @@ class Evaluator:
 
     def report(self, point: Mapping[str, Any]) -> StepReport:
         """The whole report of a point. PlanError where its parts do not go together."""
+        return self._timed(time.perf_counter(), *self._laid(point)[::2])
+
+    def _laid(self, point: Mapping[str, Any]) -> tuple[LaidOut, Device, FusedEngine]:
+        """A point before it is timed, and what times it."""
         plan, device, engine = self.place(point)
         work = request_of(self.setup, point).work
-        started = time.perf_counter()
-        laid = laid_out(self.setup.base.model, work, plan, device, self.graphs)
+        return laid_out(self.setup.base.model, work, plan, device, self.graphs), device, engine
+
+    def _timed(self, started: float, laid: LaidOut, engine: FusedEngine) -> StepReport:
         report = report_of(timed_state(laid, engine), started, {})
         assert isinstance(report, StepReport)
         return report
@@ -82,19 +88,16 @@ class Evaluator:
         """What is found of a point: ``status`` says whether it was timed, did not fit, or why it cannot be."""
         started = time.perf_counter()
         try:
-            plan, device, engine = self.place(point)
-            work = request_of(self.setup, point).work
-            laid = laid_out(self.setup.base.model, work, plan, device, self.graphs)
+            laid, device, engine = self._laid(point)
             if laid.peak_gib > device.memory_gib:
                 return _row(
                     point, TOO_LARGE, f"{laid.peak_gib:.1f} GiB of {device.memory_gib:g}", peak_gib=laid.peak_gib
                 )
-            report = report_of(timed_state(laid, engine), started, {})
+            report = self._timed(started, laid, engine)
         except ValueError as error:
             if not type(error).__module__.startswith("opcast"):
                 raise
             return _row(point, REFUSED, " ".join(str(error).split()))
-        assert isinstance(report, StepReport)
         return _row(point, OK, "", **figures(report))
 
 

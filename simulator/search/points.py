@@ -56,12 +56,17 @@ class Folder:
         """One more part. RequestError where it cannot be written; what was written before stays."""
         if self.path is None or not rows:
             return
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        names = list(dict.fromkeys(name for row in rows for name in row))  # rows that were not timed have fewer
-        table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
-        table = table.replace_schema_metadata({KEY: self.key.encode()})
         file = self.path / (f"{name}-{self.count:05d}.parquet" if name == "part" else f"{name}.parquet")
-        write_atomically(file, lambda temporary: pq.write_table(table, temporary), RequestError, "points=")
+        write_points(rows, file, {KEY: self.key.encode()})
         self.count += name == "part"
+
+
+def write_points(rows: Sequence[Mapping[str, Any]], path: Path, about: Mapping[bytes, bytes] | None = None) -> None:
+    """Points with their axes and figures as Parquet, one row each. RequestError where it cannot be written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(dict.fromkeys(name for row in rows for name in row))  # some rows have more than others
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
+    table = table.replace_schema_metadata(about)
+    write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"), RequestError, "points=")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import plain
-from ..report.display import NotebookTable, display_html, time_text
+from ..report.display import NotebookTable, display_html
+from ..report.view import time_text
 from .objectives import KNOWN
 
 

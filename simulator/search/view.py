@@ -10,7 +10,7 @@ from ..html import colours, units
 from ..html.charts import figure, hover, round_number
 from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table
 from ..report.served_view import NO_SLO
-from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, counted
+from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, counted, dims_text
 from .objectives import KNOWN
 from .outcome import OK
 from .rank import Row
@@ -136,12 +136,7 @@ def headline(report: SearchReport, view: RowsView) -> str:
 
 def measurements(report: SearchReport) -> list[tuple[str, float]]:
     """The ops that would tell the tied ones apart, and the seconds by which each differs."""
-    ops = [
-        {name: value for name, value in entry["op"].items() if value not in ("same", 0)}
-        for entry in report.measure_next
-    ]
-    texts = [" ".join(f"{name}={value}" for name, value in op.items()) for op in ops]
-    return [(op, entry["difference_s"]) for op, entry in zip(texts, report.measure_next, strict=True)]
+    return [(f"{op['op']['kind']} {dims_text(op['op'])}", op["difference_s"]) for op in report.measure_next]
 
 
 # --- page -------------------------------------------------------------------------------------------------

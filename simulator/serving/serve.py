@@ -33,8 +33,9 @@ from .state import NONE, LoopState, as_objects, empty_state, with_room, write_ba
 from .streams import RequestStream
 from .tally import Tally
 
-LOADED_FROM = 200_000  # output tokens from which machine code pays that is on disk (it is loaded in half a second),
-COMPILED_FROM = 4_000_000  # and from which compiling does (some 20 s, once)
+# Output tokens of a run from which machine code pays: plain Python takes 7 us for each, and a run has three to ten
+# others beside it for its intervals. Loading it from disk takes half a second, making it some 20 s, once.
+LOADED_FROM, COMPILED_FROM = 20_000, 1_000_000
 RunLoop = Callable[[LoopState, ServingSetup, RequestChunk, bool], None]
 
 

@@ -19,7 +19,7 @@ from ...datasets.ops import KINDS, Op
 from ..engines.chain import caller_of
 from ..question.requests import SimulateRequest
 from ..report.needs import Need, needs
-from ..report.worth import BEGIN_S, case_s, once_measured, times_of
+from ..report.worth import BEGIN_S, case_s, once_measured
 from .answer import UpgradeReport, UpgradeRow
 from .libraries import ReleaseMoves, library_of, moves_of, touched
 from .request import UpgradeRequest
@@ -74,7 +74,7 @@ def plan_upgrade(request: UpgradeRequest, bench: UpgradeBench) -> UpgradeReport:
     caller = caller_of(state.plan.stack, state.device)
     groups = groups_of(needs(state), caller, request.changes, state.device.vendor)
     chosen, seconds = choose(groups, 60.0 * request.minutes - BEGIN_S)
-    middle_s, low_s, high_s = times_of(report)
+    middle_s, low_s, high_s = report.times_s
     z = NormalDist().inv_cdf(0.5 + report.coverage / 2.0)
     spreads = [
         z * math.sqrt(sum(group.variance(0) for group in groups)),

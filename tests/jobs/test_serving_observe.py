@@ -118,7 +118,8 @@ def test_times_are_those_of_the_server(
     assert rows.output_tokens.tolist() == [5] * 6
     assert rows.input_tokens.tolist() == [9] * 6
     assert (rows.ttft_ms >= 1e3 * FIRST_S).all()
-    assert (rows.tpot_ms >= 1e3 * NEXT_S * 0.9).all()
+    # a first token that a busy machine delays comes nearer to the next one: the whole is never shorter
+    assert (rows.ttft_ms + 4 * rows.tpot_ms >= 1e3 * (FIRST_S + 4 * NEXT_S) * 0.9).all()
     assert rows.itl_ms.map(len).tolist() == [4] * 6
     assert answer["ttft_ms"]["mean"] == pytest.approx(rows.ttft_ms.mean())
     assert set(server.paths) == {"/v1/completions"}

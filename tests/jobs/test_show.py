@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from opcast.jobs.cli import main
-from opcast.jobs.show import GAP, LINES, microseconds, parts, side, table, with_units
+from opcast.jobs.show import GAP, LINES, parts, side, table, with_units
 from opcast.simulator.network.query import parse_size
+from opcast.simulator.report.view import time_text
 
 HEADS = ("", "layout", "step", "MFU", "why")
 ROWS = [["1", "tp=1 pp=1 zero_stage=1 micro_batch=1 dp=8", "3.54 s", "45.1%", "597 ms less communication, " * 6]]
@@ -62,8 +63,8 @@ def test_sizes_are_shown_as_they_may_be_asked(size: int) -> None:
 
 
 def test_what_only_rounding_leaves_is_nothing() -> None:
-    assert microseconds(-1.46e-11) == "0 µs"
-    assert microseconds(0.739) == "0.739 µs"
+    assert time_text(-1.46e-11) == "0 µs"
+    assert time_text(0.739) == "0.739 µs"
 
 
 def test_a_title_is_not_folded_into_the_width_of_its_table(capsys: pytest.CaptureFixture[str]) -> None:

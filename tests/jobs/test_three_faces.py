@@ -33,6 +33,7 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.serving.studies import sweep_values, ways_values
 
 SEED, FEW, QUESTIONS = 20261126, 3, 60
+SLOW_VERBS = ("serving", "search", "search serving", "posttrain")  # three questions take ten seconds and more
 IN_EVERY_RUN = {
     "search": 6,
     "search serving": 6,
@@ -427,7 +428,7 @@ def shares() -> list[Any]:
     found = []
     for name in VERBS:
         some = IN_EVERY_RUN.get(name, USUALLY)
-        few = [] if name in ("serving", "search") else [pytest.mark.essential]
+        few = [] if name in SLOW_VERBS else [pytest.mark.essential]
         slow = pytest.mark.slow
         found.append(pytest.param(name, 0, FEW, marks=few or [slow]))
         if some > FEW:

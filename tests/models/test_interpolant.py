@@ -77,6 +77,16 @@ def test_a_series_goes_on_beyond_its_ends_as_its_neighbours_do(device: Device) -
     assert answer(made, device, SIZES[~few], 4) == pytest.approx(fast(SIZES[~few], 4), rel=0.25)
 
 
+def test_one_small_size_of_a_series_goes_on_as_neighbours_that_begin_at_larger_ones(device: Device) -> None:
+    """A campaign that ended early has one size of a number of ranks, smaller than all of its neighbours'."""
+    parts = [(SIZES[4:], 4), (SIZES[:1], 8)]
+    seen = [features(device, *part) for part in parts]
+    target = np.concatenate([np.log(times(*part) / law_us) for part, (_, law_us) in zip(parts, seen, strict=True)])
+    matrix = np.concatenate([each for each, _ in seen])
+    made = interpolant.fit(matrix, feature_names("all_reduce"), target, np.ones(len(target)))
+    assert answer(made, device, SIZES[-6:], 8) == pytest.approx(times(SIZES[-6:], 8), rel=0.2)
+
+
 def test_what_is_faster_than_the_law_stays_so_beyond_its_end(device: Device) -> None:
     """A law that knows one NIC a node says nothing of eight: nothing returns to it where nobody measured."""
     near = SIZES[SIZES <= 2**24]

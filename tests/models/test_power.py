@@ -176,18 +176,6 @@ def test_too_few_rows_are_refused(model: Predictor, fast: Options) -> None:
         power.fit(table, fast)
 
 
-def test_rows_that_pad_tiles_of_experts_draw_power() -> None:
-    """One row an expert costs the matrix units a whole tile, so a useful FLOP draws more than where tiles are full."""
-    dims = {"hidden": 2048, "inter": 768, "topk": 8, "experts": 128, "tp": 1, "ep": 1, "gated": 1, "skew": 0.0}
-    drawn = []
-    for tokens in (16, 16_384):
-        op = make_op("fused_moe", **dims, tokens=tokens)
-        columns = {name: np.array([value]) for name, value in zip(KINDS["fused_moe"].names, op.dims, strict=True)}
-        took_us = np.array([op.cost.flops / 1e8])  # 100 TFLOP/s of useful work
-        drawn.append(float(power.demands(OpColumns("fused_moe", columns, "bf16"), H200, took_us)[1][0]))
-    assert drawn[0] > 2.0 * drawn[1] > 0.0
-
-
 @pytest.mark.parametrize(("cut", "whole"), [("h20_sxm", "h200_sxm"), ("rtx_4090", "l40s")])
 def test_units_that_are_cut_cost_no_more_energy_than_whole_ones(cut: str, whole: str) -> None:
     """A FLOP of a card whose matrix units are held back switches the same transistors as one of its sibling."""
@@ -202,3 +190,13 @@ def test_units_that_are_cut_cost_no_more_energy_than_whole_ones(cut: str, whole:
         return float(core[0]) / rate
 
     assert joules_of_a_tflop(cut) < 2.0 * joules_of_a_tflop(whole)
+
+
+def test_rows_that_pad_a_tile_of_an_expert_draw_as_others_do() -> None:
+    def core_w(rows: int) -> float:
+        op = make_op("fused_moe", tokens=8 * rows, hidden=4096, inter=2048, experts=8, topk=1)
+        columns = {name: np.array([value]) for name, value in zip(KINDS["fused_moe"].names, op.dims, strict=True)}
+        return float(power.demands(OpColumns("fused_moe", columns, "bf16", "bf16"), H200, LONG)[1][0])
+
+    assert 0.9 < core_w(16) / core_w(1) < 1.6, "sixteen times the FLOPs, but the same tiles"
+    assert core_w(64) > 2 * core_w(16)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,3 @@ def read(path: Path, key: str) -> dict[str, Any]:
         return dict(stored["answers"]) if stored["key"] == key else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def write_points(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """All points with their axes and figures as Parquet, one row each. RequestError where it cannot be written."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = list(dict.fromkeys(name for row in rows for name in row))  # rows that were played have more
-    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows])
-    write_atomically(path, lambda file: pq.write_table(table, file, compression="zstd"), RequestError, "points=")

@@ -15,11 +15,13 @@ from opcast.datasets.devices import load_device, overridden
 from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
+from opcast.datasets.vocabulary import OpColumns
 from opcast.models import labs, power
 from opcast.models.intervals import UNCALIBRATED_FACTOR
 from opcast.models.registry import Registry
 from opcast.models.training import train
 from opcast.simulator.engines import EngineError, ask, build_engine
+from opcast.simulator.predict.columns import predict_columns
 from opcast.simulator.predict.ops import predict_ops, with_power
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.step.build import engine_of
@@ -105,6 +107,38 @@ def test_a_named_backend_answers_and_torch_is_the_usual_one(tmp_path: Path):
     op = make_op("gemm", m=64, n=4096, k=4096)
     assert ask(build_engine(DEVICE, [tmp_path], []), [op]).latency_us[0] == 9.0
     assert ask(build_engine(DEVICE, [tmp_path], [], backend="triton:gemm"), [op]).latency_us[0] == 5.0
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "b200_sxm", "a100_sxm_80gb", "rtx_4090", "mi300x"])
+def test_no_interval_reaches_below_what_the_device_can_do(device: str) -> None:
+    """Where the prediction itself is not below the roofline; from one op and from columns alike."""
+    on, rng = load_device(device), np.random.default_rng(7)
+    engine = build_engine(on, [], [SHIPPED])
+    sizes = {name: 2 ** rng.integers(4, 15, 60) for name in ("m", "n", "k")}
+    tokens = {"batch": 2 ** rng.integers(0, 8, 60), "seq_kv": 2 ** rng.integers(7, 16, 60)}
+    heads = {"heads_q": 32, "heads_kv": 8, "head_dim": 128, "v_head_dim": 128, "seq_q": 1}
+    rows = {"rows": 2 ** rng.integers(4, 16, 60), "cols": 2 ** rng.integers(8, 15, 60)}
+    asked = [
+        make_op(kind, **{name: int(values[at]) for name, values in drawn.items()}, **fixed)
+        for kind, drawn, fixed in (("gemm", sizes, {}), ("attention_decode", tokens, heads), ("rms_norm", rows, {}))
+        for at in range(60)
+    ]
+    found = predict_ops(asked, on, engine)
+    able = [each for each in found if each.latency_us >= each.roofline_us]
+    assert len(able) > 100
+    assert all(each.roofline_us <= each.low_us <= each.latency_us for each in able)
+    gemms = asked[:60]
+    columns = {name: np.array([op.dims[at] for op in gemms]) for at, name in enumerate(KINDS["gemm"].names)}
+    in_columns = predict_columns(OpColumns("gemm", columns, "bf16", "bf16"), on, engine).low_us
+    assert in_columns.tolist() == pytest.approx([each.low_us for each in found[:60]])
+
+
+def test_a_measured_op_may_be_faster_than_the_datasheet(tmp_path: Path) -> None:
+    Store(tmp_path).write([measured(4096, 130.0)], "test")
+    op = make_op("gemm", m=4096, n=4096, k=4096)
+    found = predict_ops([op], DEVICE, build_engine(DEVICE, [tmp_path], []))[0]
+    assert found.engine == "measured"
+    assert found.low_us < found.latency_us < found.roofline_us
 
 
 @pytest.mark.parametrize("wanted", ["vllm", "vllm-0.24.0", "vllm-0.24.0:linear"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import opcast
-from opcast.simulator.report.display import NotebookTable, display_html, time_text
+from opcast.simulator.report.display import NotebookTable, display_html
+from opcast.simulator.report.view import time_text
 
 VOID = {"br"}
 

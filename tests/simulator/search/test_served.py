@@ -15,10 +15,10 @@ from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.request_classes import ServingTargets
 from opcast.simulator.question.requests import SimulateRequest
+from opcast.simulator.search.points import write_points
 from opcast.simulator.search.rank import losses
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served.explain import PARTS, reason, settings
-from opcast.simulator.search.served.kept import write_points
 from opcast.simulator.search.served.request import OF_POINT, ServedSearchRequest, ServedSpace
 from opcast.simulator.workbench import Workbench
 
