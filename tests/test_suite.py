@@ -7,11 +7,14 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-# What these check takes long by nature: the whole job, many random questions, all tables of the public measurements.
+# What these check takes long by nature: the whole job, many random questions, all tables of the public measurements,
+# a server or a cluster of another program that has to start.
 SLOW_ONLY = {
     "evidence/test_shipped_calibration.py",
+    "jobs/cluster/test_sweep.py",
     "jobs/service/test_fuzzed_calls.py",
     "jobs/test_fuzz.py",
+    "jobs/test_mlflow_server.py",
     "jobs/test_quickstart.py",
     "models/test_accuracy_ops.py",
     "models/test_reference.py",
