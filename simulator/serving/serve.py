@@ -33,8 +33,8 @@ from .state import NONE, LoopState, as_objects, empty_state, with_room, write_ba
 from .streams import RequestStream
 from .tally import Tally
 
-# Output tokens of a run from which machine code pays: plain Python takes 7 to 15 us for each. Loading it from disk takes
-# half a second, and a small run has two others beside it for its intervals, eleven with targets. Making it takes some
+# Output tokens of a run from which machine code pays: plain Python takes 7 to 15 us for each. To load it takes half
+# a second, and a small run has two others beside it for its intervals, eleven with targets. To make it takes some
 # 20 s, once; a run so long has no intervals.
 LOADED_FROM, COMPILED_FROM = 20_000, 2_000_000
 RunLoop = Callable[[LoopState, ServingSetup, RequestChunk, bool], None]
