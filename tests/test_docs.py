@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("[!.]*/README.md")])
 samples = runpy.run_path(str(ROOT / "tests" / "benchmarks" / "samples.py"))
 readability = runpy.run_path(str(ROOT / "tests" / "benchmarks" / "readability.py"))
 BLOCK, commands, not_said = samples["BLOCK"], samples["commands"], samples["not_said"]
