@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...datasets.clusters import load_cluster
 from ...datasets.loading import number
 from ...models.power import Limits
-from ..question.canonical import Request, RequestError
+from ..question.canonical import RequestError
 from ..question.declaration import setting
-from ..question.place import looked_up
-from ..question.requests import SimulateRequest
+from ..question.requests import SimulateRequest, StepQuestion
 
 
 @dataclass(frozen=True)
-class CompareRequest(Request):
+class CompareRequest(StepQuestion):
     """The workload of ``step`` on its cluster and on ``others`` with as many GPUs, each under all ``power_caps_w``.
 
     ``prices`` are those of a GPU-hour, by the name of the cluster; ``price_per_gpu_hour`` of the step is that of its
@@ -67,9 +65,3 @@ class CompareRequest(Request):
         number(RequestError, "price_per_kwh", self.price_per_kwh)
         number(RequestError, "pue", self.pue, 1)
         number(RequestError, "measure_minutes", self.measure_minutes)
-
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get("step"), Mapping):
-            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
-        return values

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...datasets.loading import choice, flag, load, number, whole
-from ..question.canonical import Request, RequestError
+from ..question.canonical import RequestError
 from ..question.declaration import setting
-from ..question.place import looked_up
-from ..question.requests import SimulateRequest
+from ..question.requests import SimulateRequest, StepQuestion
 from ..search.space import Space
 from .fleets import PUBLISHED, fleet_names
 
@@ -182,7 +181,7 @@ class JobEnergy:
 
 
 @dataclass(frozen=True)
-class PlanRequest(Request):
+class PlanRequest(StepQuestion):
     """A training job of so many ``tokens`` (or ``steps``) of the ``step``, on its cluster.
 
     ``phases`` are parts with their own length of sequences or batch, in order. ``layout=search`` takes the best of
@@ -256,12 +255,6 @@ class PlanRequest(Request):
             raise RequestError(
                 "step_time_s was measured: give phases with another batch or length their own step_time_s"
             )
-
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get("step"), Mapping):
-            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
-        return values
 
 
 def phases_of(values: Sequence[Any]) -> tuple[JobPhase, ...]:

@@ -20,6 +20,7 @@ from ..report.distribution import factors
 from ..report.view import counted
 from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
+from .bills import bills, energy_notes, price_of
 from .checkpoints import CheckpointCost, best_interval_s, cost_of, daly_s, state_gb
 from .failures import DAY_S, JobRates, drawn_events, rates_of
 from .lives import JobLives, live
@@ -277,8 +278,7 @@ def report_of(
     """What all lives say."""
     report = timed.report
     histogram, edges = np.histogram(lives.total_s / DAY_S, bins=BINS)
-    price = request.step.price_per_gpu_hour
-    price = cluster.price_per_device_hour if price is None else price
+    price = price_of(request.step, cluster)
     return PlanReport(
         model=report.model if report else str(_name(request.step.model)),
         device=device.name,
@@ -324,13 +324,10 @@ def spreads_of(
     """Figures over all lives: times, price and energy."""
     hours = lives.total_s / 3600.0
     paid = cluster.devices + (request.spares or 0) * cluster.devices_per_node
-    kwh, grams = kilowatt_hours(request, timed, job, lives, cluster, device), request.energy.grid_g_per_kwh
+    kwh = kilowatt_hours(request, timed, job, lives, cluster, device)
     return {
         "days": spread_of(lives.total_s / DAY_S),
-        "gpu_hours": spread_of(hours * paid),
-        "cost": spread_of(hours * paid * price) if price else None,
-        "kwh": None if kwh is None else spread_of(kwh),
-        "co2_kg": None if kwh is None or grams is None else spread_of(kwh * grams / 1000.0),
+        **bills(hours * paid, price, kwh, request.energy),
         "goodput": spread_of(lives.goodput),
         "interruptions": spread_of(lives.interruptions.astype(float)),
         "lost_hours": spread_of(lives.lost_s / 3600.0),
@@ -412,14 +409,7 @@ def notes_of(request: PlanRequest, timed: TimedPhases, rates: JobRates, lives: J
             f"the rate of interruptions is unsure by a factor of {math.exp(rates.spread):.2g} each way, as published "
             "fleets differ: give your own (failures.per_gpu_year)"
         )
-    if timed.gpu_j is None:
-        notes.append("no energy: nobody knows the watts of this step (energy.gpu_w)")
-    else:
-        if request.energy.node_w is None:
-            notes.append("kWh are those of the GPUs: hosts and switches are left out (energy.node_w, energy.pue)")
-        notes.append("watts have no interval: kWh differ between lives by time alone")
-        if request.energy.grid_g_per_kwh is None:
-            notes.append("no CO2 without the grid's grams (energy.grid_g_per_kwh)")
+    notes += energy_notes(request.energy, "this step" if timed.gpu_j is None else "")
     if not price:
         notes.append("no price: give price_per_gpu_hour")
     return notes

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...datasets.loading import choice, flag, number, whole
 from ..job.request import JobEnergy
-from ..question.canonical import Request, RequestError
+from ..question.canonical import RequestError
 from ..question.declaration import FILES, setting
-from ..question.place import looked_up
-from ..question.requests import SimulateRequest
+from ..question.requests import SimulateRequest, StepQuestion
 from ..question.traffic import Lengths
 from ..question.unread import changed, refuse_unread
 
@@ -114,7 +111,7 @@ class RewardSource:
 
 
 @dataclass(frozen=True)
-class PostTrainRequest(Request):
+class PostTrainRequest(StepQuestion):
     """Post-training of the model of ``step`` by a ``method``.
 
     ``step`` says how it is trained: cluster, layout, framework. Its ``work.seq_len`` is the most tokens of prompt and
@@ -266,9 +263,3 @@ class PostTrainRequest(Request):
     def has_reference(self) -> bool:
         """Whether a reference model computes log-probs."""
         return self.method == "dpo" or (self.rolls_out and self.kl > 0)
-
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get("step"), Mapping):
-            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
-        return values

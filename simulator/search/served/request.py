@@ -123,7 +123,6 @@ class ServedSearchRequest(SearchQuestion):
         "of a GPU and hour by cluster: prices.dgx_h100=2.5; without, price_per_gpu_hour or the cluster's own",
     )
 
-    STEP = "step"
     OBJECTIVES = OF_SERVING
     COUNTS = ("top", "input_len")
     RULED = RULE_NAMES
