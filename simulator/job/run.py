@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from .request import JobPhase, PlanRequest
 from .schedule import JobTimeline, PhaseSteps, phase_steps, timeline
 
 if TYPE_CHECKING:
-    from ..search.result import SearchReport
+    from ..workbench import Workbench
 
 FEW = 256  # lives that an interval of checkpoints is tried on
 TRACED = 10  # lives of the picture
@@ -38,19 +38,6 @@ MOST_SPARES = 20_000_000  # of all lives: their moments are kept in memory
 # of the FLOPs of a step, where no step is simulated: two of six of a weight and token (Kaplan et al. 2020, arXiv
 # 2001.08361, section 2.1)
 FORWARD_SHARE = 1.0 / 3.0
-
-
-class JobBench(Protocol):
-    """What is asked of a workbench."""
-
-    def device(self, name: Device | str, cluster: Cluster | None = None) -> Device:
-        """The figures of a device."""
-
-    def simulate(self, request: SimulateRequest) -> Any:
-        """The report of a step."""
-
-    def search(self, request: SearchRequest) -> SearchReport:
-        """The best layouts."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,7 @@ class TimedPhases:
     gpu_j: float | None  # joules of one GPU in all steps
 
 
-def plan_job(request: PlanRequest, bench: JobBench) -> PlanReport:
+def plan_job(request: PlanRequest, bench: Workbench) -> PlanReport:
     """The report of a job. RequestError for one that cannot be, and the errors of a step."""
     started = time.perf_counter()
     notes: list[str] = []
@@ -92,7 +79,7 @@ def plan_job(request: PlanRequest, bench: JobBench) -> PlanReport:
     return replace(report, notes=(*notes, *report.notes), wall_time_s=wall_s)
 
 
-def best_layout(request: PlanRequest, bench: JobBench, notes: list[str]) -> SimulateRequest:
+def best_layout(request: PlanRequest, bench: Workbench, notes: list[str]) -> SimulateRequest:
     """The step in the best layout of the space."""
     question = SearchRequest(base=request.step, space=request.space, objectives=("step_time",))
     searched = bench.search(question)
@@ -108,15 +95,15 @@ def best_layout(request: PlanRequest, bench: JobBench, notes: list[str]) -> Simu
     return best
 
 
-def times_of(request: PlanRequest, bench: JobBench, device: Device) -> TimedPhases:
+def times_of(request: PlanRequest, bench: Workbench, device: Device) -> TimedPhases:
     """The phases with the time of a step in each: simulated, or as it was measured."""
     work = request.step.work
     if request.step_time_s is not None or (request.phases and all(phase.step_time_s for phase in request.phases)):
         return _known(request)
-    main = bench.simulate(request.step)
+    main: Any = bench.simulate(request.step)
     sequences = main.state.work.sequences
     phases = phase_steps(request.phases, request.ramp, request.tokens, request.steps, work.seq_len, sequences)
-    reports: dict[tuple[int, int], StepReport] = {(work.seq_len, sequences): main}
+    reports: dict[tuple[int, int], Any] = {(work.seq_len, sequences): main}
     batches = {(phase.seq_len, phase.sequences) for phase in phases}
     if request.ramp.start:
         batches = {(work.seq_len, request.ramp.start), (work.seq_len, sequences)}

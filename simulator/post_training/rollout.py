@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from ..question.requests import SimulateRequest
 from ..question.serving import KvMemory, Scheduler, ServingRequest
 from ..question.traffic import Lengths, RequestTraffic
 from ..question.work import Work
-from ..serving.bench import ServingBench
 from ..serving.confidence import at_deviation
 from ..serving.connect import replica_of, usual_serving_stack
 from ..serving.engines import load_serving_engine
@@ -36,6 +36,9 @@ from ..timing.sampling import LOG_PROBS
 from .groups import GpuGroups
 from .lengths import LengthBatch, batch_of
 from .request import PostTrainRequest
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 CHUNK, GRAPHS = 8192, 512  # tokens and largest graph that SGLang's own fraction of memory is reckoned with
 SPARE_BLOCKS = 64  # beside those of sequences, so that nothing depends on the last ones
@@ -208,7 +211,7 @@ def traffic_of(request: PostTrainRequest, served: SimulateRequest) -> ServingReq
 
 
 def rollout_of(
-    request: PostTrainRequest, groups: GpuGroups, bench: ServingBench, resident_share: float = 0.0
+    request: PostTrainRequest, groups: GpuGroups, bench: Workbench, resident_share: float = 0.0
 ) -> RolloutReplicas:
     """The replicas that roll out. ``resident_share`` of each GPU's memory belongs to training meanwhile.
 

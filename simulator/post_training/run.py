@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,16 +19,19 @@ from .energy import iteration_kwh, phase_kwh
 from .groups import cluster_of
 from .lengths import LengthBatch, batch_of
 from .phases import ROLL, SYNC
-from .placement import PlacedRun, PlacementTrial, PostTrainBench, best_way
+from .placement import PlacedRun, PlacementTrial, best_way
 from .request import PostTrainRequest
 from .rollout import BatchRollout, RolloutReplicas, roll_out
 from .schedule import idle_shares, iteration_times, timeline
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 LIVED = 64  # iterations of a life that are drawn; all of a run are as these are in the mean
 POINTS = 60  # of the curve of responses that run
 
 
-def post_train(request: PostTrainRequest, bench: PostTrainBench) -> PostTrainReport:
+def post_train(request: PostTrainRequest, bench: Workbench) -> PostTrainReport:
     """The report of post-training. RequestError for what cannot be, KvError, and the errors of a step."""
     started = time.perf_counter()
     trial = PlacementTrial(request, bench)
