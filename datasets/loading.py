@@ -1,8 +1,9 @@
 """Plain values of YAML, JSON or a command line become dataclasses: one loader, one style of message.
 
 :func:`load` lets msgspec check names of fields and kinds of values. Ranges and choices are the class's own affair: it
-calls :func:`whole`, :func:`number`, :func:`flag` and :func:`choice` in ``__post_init__``, so that they hold for what is
-made in Python as well. Every message names the full setting, the bad value and what is allowed.
+calls :func:`check_fields`, or :func:`whole`, :func:`number`, :func:`flag` and :func:`choice`, in ``__post_init__``, so
+that they hold for what is made in Python as well. Every message names the full setting, the bad value and what is
+allowed.
 """
 
 from __future__ import annotations
@@ -68,6 +69,44 @@ def flag(error: Error, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise error(f"{name}={value!r} must be true or false")
     return value
+
+
+def check_fields(owner: Any, error: Error, group: str = "") -> None:
+    """``error`` for what fields of a dataclass cannot have; ``group`` is what the settings are called by together.
+
+    Whole numbers and numbers are at least 0, or the ``least`` of a field's metadata, and at most its ``most``, or more
+    than 0 where it says ``positive``; flags are true or false, words one of its ``choices``. Null may stand where the
+    type says so; fields of other types are not looked at.
+    """
+    for name, kind, limits in _checked(owner.__class__):
+        value, title = getattr(owner, name), f"{group}.{name}" if group else name
+        if value is None and kind.endswith("null"):
+            continue
+        if "choices" in limits:
+            choice(error, title, value, limits["choices"])
+        elif kind.startswith("whole"):
+            whole(error, title, value, limits.get("least", 0), limits.get("most", MOST_WHOLE))
+        elif kind.startswith("number"):
+            if number(error, title, value, limits.get("least", 0)) > limits.get("most", math.inf):
+                share = "a share, " if limits["most"] == 1 else ""
+                raise error(f"{title}={value} must be {share}at most {limits['most']}")
+            if value == 0 and limits.get("positive"):
+                raise error(f"{title}=0 must be more than 0")
+        elif kind.startswith("flag"):
+            flag(error, title, value)
+
+
+@lru_cache
+def _checked(cls: type) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Name, kind and limits of the fields that :func:`check_fields` looks at."""
+    kinds = {int: "whole", float: "number", bool: "flag"}
+    checked: list[tuple[str, str, Mapping[str, Any]]] = []
+    for field in dataclasses.fields(cls):
+        parts = set(get_args(kind := _kinds(cls)[field.name])) or {kind}
+        nullable, named = type(None) in parts, [kinds.get(part, "") for part in parts - {type(None)}]
+        if len(named) == 1 and (named[0] or "choices" in field.metadata):
+            checked.append((field.name, named[0] + (" or null" if nullable else ""), field.metadata))
+    return checked
 
 
 def no_pattern(value: Any) -> str:

@@ -136,7 +136,8 @@ class PlacementTrial:
         """The rollout of a first batch on so many GPUs."""
         if resident_share not in self._replicas:
             self._replicas[resident_share] = rollout_of(self.request, groups, self.bench, resident_share)
-        rollout = self._replicas[resident_share].with_gpus(groups.rollout_gpus)
+        served = self._replicas[resident_share]
+        rollout = replace(served, replicas=groups.rollout_gpus // served.replica.devices)
         key = rollout.replicas, resident_share
         if key not in self._rollouts:
             self._rollouts[key] = roll_out(rollout, self.request, self.batches[:1])[0]

@@ -79,10 +79,6 @@ class RolloutReplicas:
     of_tokens: float = field(default=0.0)
     token_s: float = 0.0  # until the trainer has a token, once all responses of a replica are there
 
-    def with_gpus(self, gpus: int) -> RolloutReplicas:
-        """The same with so many GPUs."""
-        return replace(self, replicas=gpus // self.replica.devices)
-
     def at(self, z: float) -> RolloutReplicas:
         """The same with iterations ``z`` standard deviations slower than is likely."""
         return replace(self, replica=at_deviation(self.replica, z))

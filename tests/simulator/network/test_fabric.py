@@ -385,7 +385,7 @@ def test_trees_reach_every_rank_and_reduce_what_each_has(n: int) -> None:
     [
         ("gossip", None, (0, 1), "unknown collective 'gossip'"),
         ("all_reduce", "star", (0, 1), "all_reduce has no algorithm 'star'; it has ring, tree"),
-        ("all_reduce", "ring", (0, 99), "rank 99 exceeds single switch with 8 ranks"),
+        ("all_reduce", "ring", (0, 99), "rank 99 exceeds switch.8. with 8 ranks"),
         ("all_reduce", "ring", (0, 1, 0), "names rank 0 twice"),
         ("all_gather", "halving_doubling", (0, 1, 2), "power of two"),
         ("send", None, (0, 1, 2), "a send has two ranks"),
