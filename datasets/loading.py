@@ -99,14 +99,14 @@ def check_fields(owner: Any, error: Error, group: str = "") -> None:
 @lru_cache
 def _checked(cls: type) -> list[tuple[str, str, Mapping[str, Any]]]:
     """Name, kind and limits of the fields that :func:`check_fields` looks at."""
-    kinds = {int: "whole", float: "number", bool: "flag"}
-    checked: list[tuple[str, str, Mapping[str, Any]]] = []
+    words = {int: "whole", float: "number", bool: "flag"}
+    fields: list[tuple[str, str, Mapping[str, Any]]] = []
     for field in dataclasses.fields(cls):
         parts = set(get_args(kind := _kinds(cls)[field.name])) or {kind}
-        nullable, named = type(None) in parts, [kinds.get(part, "") for part in parts - {type(None)}]
-        if len(named) == 1 and (named[0] or "choices" in field.metadata):
-            checked.append((field.name, named[0] + (" or null" if nullable else ""), field.metadata))
-    return checked
+        nullable, kinds = type(None) in parts, [words.get(part, "") for part in parts - {type(None)}]
+        if len(kinds) == 1 and (kinds[0] or "choices" in field.metadata):
+            fields.append((field.name, kinds[0] + (" or null" if nullable else ""), field.metadata))
+    return fields
 
 
 def no_pattern(value: Any) -> str:

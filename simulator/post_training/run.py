@@ -217,8 +217,8 @@ def notes_of(request: PostTrainRequest, run: PlacedRun, batches: Sequence[Length
             notes.append("rewards take no time: give reward.seconds, or reward.model")
         if run.groups.colocated:
             notes.append("an engine that wakes keeps its CUDA graphs, and allocates its KV memory at no cost")
-    known = run.device.tdp_w and all(phase.gpu_w is not None for phase in run.phases)
-    notes += energy_notes(request.energy, "" if known else "a phase")
+    has_watts = run.device.tdp_w and all(phase.gpu_w is not None for phase in run.phases)
+    notes += energy_notes(request.energy, "" if has_watts else "a phase")
     if run.sync is not None:
         notes.append(
             f"weight sync: {run.sync.size_bytes / 1e9:,.3g} GB over the network, or {run.sync.tensors:,} tensors that "
