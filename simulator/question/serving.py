@@ -141,8 +141,7 @@ class Speculation:
         if isinstance(self.acceptance, list):
             object.__setattr__(self, "acceptance", tuple(self.acceptance))
         for each in self.chances:
-            if number(RequestError, "speculation.acceptance", each) > 1:
-                raise RequestError(f"speculation.acceptance={each} must be a share, at most 1")
+            number(RequestError, "speculation.acceptance", each, most=1)
         if isinstance(self.acceptance, tuple) and len(self.acceptance) != self.tokens:
             raise RequestError(
                 f"speculation.acceptance has {len(self.acceptance)} numbers for speculation.tokens={self.tokens}"
