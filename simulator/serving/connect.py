@@ -9,9 +9,9 @@ from typing import Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from ..trace.context import context_of
 from . import adapter_costs, afd, expert_drift, images
 from .bench import ServingBench
-from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import host_name, host_time
 from .kv import KvBudget
