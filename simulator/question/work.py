@@ -47,7 +47,9 @@ class Work:
     cache: str = setting(
         "", "dynamic | static: of keys and values; empty: static of a batch, else dynamic", of=(*BATCHED, *INFERRED)
     )
-    expert_load: str = setting("balanced", "tokens of experts: balanced | zipf:EXPONENT | shares, one an expert")
+    expert_load: str = setting(
+        "balanced", "tokens of experts: balanced | zipf:EXPONENT | power_law:EXPONENT | shares, one an expert"
+    )
     data_loading_ms: float = setting(0.0, "what a step on a cluster waits for its batch", of=TRAINED)
     frozen: str = setting("", "a pattern of names of weights that are not trained", of=TRAINED)
     lora_rank: int = setting(
