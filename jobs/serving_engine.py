@@ -75,7 +75,7 @@ def with_arguments(
     if read.not_simulated:
         tell(f"of {engine.id}'s arguments these are not simulated: {', '.join(read.not_simulated)}")
     stack = framework(values.get("stack")) or usual_serving_stack(engine.id)
-    settings_ = values | {"stack": replace(stack, cuda_graph=False) if read.eager else stack}
+    settings_ = values | {"stack": replace(stack, cuda_graph=False, eager=True) if read.eager else stack}
     own_scheduler = dict(values.get("scheduler") or {})
     scheduler: dict[str, Any] = {"policy": read.policy or engine.id}
     if own_scheduler.get("prefix_caching") is None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..datasets.backends import DEFAULT_BACKEND, answers_anyone, means
 from ..datasets.devices import RATE_OF
+from ..datasets.dtypes import itemsize
 from ..datasets.kernels import is_eager
 from ..datasets.launches import ANYONE, Caller, launches, place
 from .features import alike
@@ -108,8 +109,9 @@ def matching(
 ) -> str | None:
     """Of backends with a predictor the one meant by ``wanted``: itself, or the best of a framework; None where none is.
 
-    A format that none has learned is answered by those that know the units which it is computed on. Cards are asked
-    for only where it takes them to choose.
+    A format that none has learned is answered by those that know the units which it is computed on, one of 16 bits or
+    more else by those of 16 bits: kernels of fewer bits do not run it. Cards are asked for only where it takes them to
+    choose.
     """
     if label is None:
         labels = [candidate for candidate in labels if caller.admits(kind, candidate)]
@@ -119,7 +121,7 @@ def matching(
     if label in labels or len(labels) < 2:
         return label if label in labels else next(iter(labels), None)
     cards = {backend: card_of(backend) for backend in labels}
-    formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()))
+    formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()), *(("bf16",) if itemsize(dtype) >= 2 else ()))
     taught = ([backend for backend in labels if has_learned(cards[backend], candidate)] for candidate in formats)
     taught_label = next(filter(None, taught), labels)
     return ranked({backend: cards[backend].get("n", 0) for backend in taught_label}, label, preferences, kind, caller)[

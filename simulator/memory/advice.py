@@ -14,6 +14,7 @@ from ..question.plan import Plan
 from ..question.work import Work
 from .breakdown import Memory
 
+CHUNK = 8192  # tokens of prompts in an iteration: vLLM's and SGLang's default on GPUs of 80 GB
 MAX_MULTIPLE = 64  # as many devices or nodes as there are, at most
 
 
@@ -44,6 +45,7 @@ def propose_changes(memory: Memory, work: Work, plan: Plan, device: Device) -> I
         yield from _split_sequence(memory, work, plan)
     else:
         cache_gib = memory.by_class.get("KV cache", 0.0)
+        yield from _chunk_prompt(memory, work, plan)
         yield from _shrink_cache(cache_gib, over_gib, work, plan)
         held_gib = memory.weights_gib + cache_gib
         yield from _spread_ranks(f"weights and KV cache {held_gib:.1f} GiB", held_gib, work, plan)
@@ -98,6 +100,18 @@ def _offload_optimizer(memory: Memory, work: Work, plan: Plan) -> Iterator[Memor
         offloaded = replace(plan, offload=(*plan.offload, "optimizer"))
         spent = f"optimizer {memory.optimizer_gib:.1f} GiB"
         yield MemoryChange(spent, f"offload=[{','.join(offloaded.offload)}]", work, offloaded, memory.optimizer_gib)
+
+
+def _chunk_prompt(memory: Memory, work: Work, plan: Plan) -> Iterator[MemoryChange]:
+    """A long prompt as engines compute it: what its last chunk needs, which finds all others in the cache."""
+    if work.kind != "prefill" or work.batch > 1 or work.images or work.input_len <= CHUNK:
+        return
+    gib = memory.by_class.get("activations of the moment", 0.0)
+    last = (CHUNK, work.input_len - CHUNK)
+    chunked = replace(work, kind="batch", cache="static", prompts=(last,))
+    settings = f"workload=batch 'workload.prompts=[[{last[0]},{last[1]}]]', its last chunk where engines cut it"
+    saves = gib * (1 - CHUNK / work.input_len)
+    yield MemoryChange(f"activations {gib:.1f} GiB", settings, chunked, plan, saves, alone=True)
 
 
 def _shrink_cache(cache_gib: float, over_gib: float, work: Work, plan: Plan) -> Iterator[MemoryChange]:

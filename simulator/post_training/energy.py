@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isclose
 
 import numpy as np
 
@@ -34,7 +35,9 @@ def phase_kwh(
         gpu_s = phase.seconds * count[phase.group]
         joules[phase.name] = joules.get(phase.name, 0.0) + (phase.gpu_w or 0.0) * gpu_s
         busy_s += gpu_s
-    joules[WAITING] = clocks.idle_w(device) * max(groups.gpus * iteration_s - busy_s, 0.0)
+    all_s = groups.gpus * iteration_s
+    if not isclose(busy_s, all_s):  # a sum of seconds, which rounds
+        joules[WAITING] = clocks.idle_w(device) * max(all_s - busy_s, 0.0)
     if energy.node_w:
         joules[HOSTS] = energy.node_w * groups.nodes * iteration_s
     return {name: amount * to_kwh for name, amount in joules.items() if amount}

@@ -204,7 +204,8 @@ def bounded(op: Op, prediction: OpPrediction, formula: NetworkEngine, network: M
     full = max(floor / prediction.latency_us, fullest) if prediction.latency_us > 0 else 0.0
     latency_us, low_us, least_us = (np.array(us) for us in (prediction.latency_us, prediction.low_us, floor))
     low = float(above_roofline(latency_us, low_us, least_us, prediction.engine))
-    bound = "network" if full > 0.5 else "latency"
+    still_us = _still_us(op, formula)  # a kernel that is slow for its bytes does not wait for their latency
+    bound = "latency" if full <= 0.5 and still_us > 0.5 * prediction.latency_us else "network"
     return replace(prediction, low_us=low, roofline_us=floor, bound=bound, network=network)
 
 

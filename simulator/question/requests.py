@@ -22,7 +22,7 @@ from ..network.build import check_settings
 from .as_stored import as_stored
 from .canonical import Request, RequestError
 from .declaration import setting
-from .left_out import left_out
+from .model_notes import model_notes
 from .network import NetworkChoice, needs_cluster
 from .options import KV_FORMATS
 from .place import THIS_MACHINE, looked_up, shipped
@@ -247,7 +247,7 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
     )
     named = request.quantization or ("" if request.precision == "auto" else request.precision)
     plan = as_stored(plan, request.model, request.work, named, device)
-    return replace(plan, notes=(*plan.notes, *left_out(request.model, request.work)))
+    return replace(plan, notes=(*plan.notes, *model_notes(request.model, request.work)))
 
 
 def usual_stack(work_kind: str, alone: bool) -> Stack:

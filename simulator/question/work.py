@@ -47,7 +47,9 @@ class Work:
     cache: str = setting(
         "", "dynamic | static: of keys and values; empty: static of a batch, else dynamic", of=(*BATCHED, *INFERRED)
     )
-    expert_load: str = setting("balanced", "tokens of experts: balanced | zipf:EXPONENT | shares, one an expert")
+    expert_load: str = setting(
+        "balanced", "tokens of experts: balanced | zipf:EXPONENT | power_law:EXPONENT | shares, one an expert"
+    )
     data_loading_ms: float = setting(0.0, "what a step on a cluster waits for its batch", of=TRAINED)
     frozen: str = setting("", "a pattern of names of weights that are not trained", of=TRAINED)
     lora_rank: int = setting(
@@ -121,8 +123,7 @@ class Work:
                 "workload=batch has no sequence: give workload.prompts=[[new,cached],…] or "
                 "workload.decodes=[[sequences,cached],…]"
             )
-        longest = max([sum(prompt) for prompt in self.prompts] + [context + 1 for _, context in self.decodes])
-        if max(longest, self.iteration.tokens) > LONGEST_SEQUENCE:
+        if max(self.longest, self.iteration.tokens) > LONGEST_SEQUENCE:
             raise WorkloadError(f"a batch of more than {LONGEST_SEQUENCE:,} tokens is not simulated")
         sequences = len(self.prompts) + self.iteration.decoding
         if self.samples is not None and not 0 <= self.samples <= sequences:
@@ -138,6 +139,15 @@ class Work:
     def iteration(self) -> Iteration:
         """The batch that an engine runs."""
         return Iteration(self.prompts, self.decodes, self.samples, self.padded_tokens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence: of a prompt, its answer and what is cached before."""
+        if self.kind == "batch":
+            return max([sum(prompt) for prompt in self.prompts] + [context + 1 for _, context in self.decodes])
+        if self.kind == "train":
+            return self.seq_len
+        return self.input_len + {"prefill": 0, "decode": 1, "generate": self.output_len}[self.kind]
 
     @property
     def sequences(self) -> int:

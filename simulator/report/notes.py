@@ -7,10 +7,12 @@ import math
 from ..question.calibration import relative_spread
 from ..question.work import Work
 from ..step.state import State
+from ..trace.workload import load_text
 from .answer import InferenceReport, StepReport
 from .parts import family_shares
 from .view import time_text
 
+MORE_EXPERTS = 1.15  # times those that tokens would choose by chance, from which it is worth a line
 HOST_BOUND_SHARE = 1 / 3  # part of the time that the device waits for launches from which it is worth a line
 
 
@@ -24,6 +26,7 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
             f"{work.micro_batch} for each of {plan.dp} data ranks"
         )
     lines += _uncalibrated(state)
+    lines += _even_experts(state)
     host_s = report.breakdown.host_s
     step_s, _, _ = report.times_s
     if host_s > HOST_BOUND_SHARE * step_s and not state.device.synchronous:
@@ -34,6 +37,29 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
             f"instead of {time_text(1e6 * step_s)}"
         )
     return tuple(lines)
+
+
+def _even_experts(state: State) -> list[str]:
+    """A line where experts that are loaded evenly read clearly more weights than those that tokens chose by chance.
+
+    Of so many experts a token chooses ``topk``; one that no token chose is not read.
+    """
+    if any(
+        load_text(load) not in ("", "balanced") for load in (state.work.expert_load, state.plan.settings.expert_load)
+    ):
+        return []
+    executed = (each for step in state.steps for stage in step.speaking for each in step.executions(stage))
+    ops = (node.op for each in executed for node in each.costs.nodes if node.op is not None)
+    for op in (op for op in ops if op.kind == "fused_moe"):
+        even = min(op.experts, op.tokens * op.topk)
+        by_chance = op.experts * (1 - (1 - op.topk / op.experts) ** op.tokens)
+        if even > MORE_EXPERTS * by_chance:
+            return [
+                f"{op.tokens:,} tokens are taken to load experts evenly, so that they read {even} of {op.experts} in a "
+                f"layer: by chance they would read {by_chance:.0f}, by a trained router fewer "
+                "(workload.expert_load=power_law:1.2)"
+            ]
+    return []
 
 
 UNCALIBRATED_TEXTS = {

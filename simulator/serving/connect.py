@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from ..trace.context import context_of
 from . import adapter_costs, afd, expert_drift, images
-from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import host_name, host_time
 from .kv import KvBudget

@@ -21,7 +21,7 @@ from ..passes.kept import kept_bytes
 from ..question.plan import Parallel
 from ..question.work import Work
 from ..step.state import State
-from .context import LONG
+from ..trace.context import LONG
 from .engines import KvRule
 from .kv import KvBudget, KvError
 

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from ..question.serving import AUTO, Scheduler
-from .context import NO_LIMIT
+from ..trace.context import NO_LIMIT
 from .engines import ServingEngine
 from .kv import KvBudget, KvError
 

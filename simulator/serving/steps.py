@@ -10,8 +10,8 @@ from ...models.power import capped
 from ..question.requests import plan_of
 from ..simulate import simulated
 from ..step.build import engine_of
+from ..trace.context import long_context
 from ..trace.models import resolve
-from .context import long_context
 from .kv_memory import Overheads, kv_budget
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...datasets.devices import Device, DeviceError
 from ..passes.serving import OTHERS, STEPS
+from ..question.as_stored import WEIGHTS_ALONE
 from ..question.calibration import StepCalibration, calibrated, chip_of, load_calibration, of_chip, run_kind
 from ..question.options import OF_INFERENCE, OF_TRAINING
 from ..question.plan import Parallel, Plan, PlanError, check_plan
@@ -32,8 +33,17 @@ def prepared(plan: Plan, work: Work, device: Device) -> Plan:
         plan = _serving(plan, work, device)
     for dtype in (plan.precision, plan.quantization, *(rule.weights.name for rule in plan.weight_rules)):
         if dtype and not device.supports(dtype):
-            raise DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}")
+            raise _lacks_units(device, dtype, work)
     return replace(plan, calibrated=_calibrations_of(plan, work, device), device=device)
+
+
+def _lacks_units(device: Device, dtype: str, work: Work) -> DeviceError:
+    """What a device has in place of the units of a format; engines unpack such weights there."""
+    packed = WEIGHTS_ALONE.get(dtype)
+    way_out = ""
+    if packed is not None and device.supports(packed.name) and work.kind != "train":
+        way_out = f"; engines unpack such weights there: take precision={packed.name}"
+    return DeviceError(f"{device.name} has no {dtype} matrix units; it has {', '.join(device.tensor_tflops)}{way_out}")
 
 
 def _calibrations_of(plan: Plan, work: Work, device: Device) -> dict[str, StepCalibration]:

@@ -52,8 +52,12 @@ def test_a_step_that_does_not_fit_says_it_too(checkpoint: str, capsys: pytest.Ca
     ("words", "answer"),
     [
         (["precision=mxfp4"], "precision=mxfp4 does not exist; did you mean mxfp4a16"),
-        (["precision=mxfp8"], "has no mxfp8 matrix units"),
-        (["precision=nvfp4"], "has no nvfp4 matrix units"),
+        (
+            ["precision=mxfp8"],
+            "has no mxfp8 matrix units; it has fp64, fp32",
+        ),
+        (["precision=nvfp4"], "engines unpack such weights there: take precision=w4a16"),
+        (["precision=fp8", "device=a100_sxm_80gb"], "engines unpack such weights there: take precision=w8a16"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -47,6 +47,16 @@ def test_flows_agree_with_the_formula_where_nothing_blocks(capsys: pytest.Captur
     assert len(shares) > 10
 
 
+@pytest.mark.parametrize("cluster", ["pcie_4xl40s", "gb200_nvl72", "dgx_h100"])
+def test_large_messages_are_bound_by_links_that_are_slow_for_them(cluster: str) -> None:
+    """PCIe and NVSwitches carry less than half of what the data sheet says, which is no latency."""
+    small, large = (
+        opcast.predict("all_reduce", size_bytes=size, ranks=4, cluster=cluster) for size in ("1KiB", "1GiB")
+    )
+    assert (small.bound, large.bound) == ("latency", "network")
+    assert cluster != "pcie_4xl40s" or large.roofline_us < 0.5 * large.latency_us
+
+
 def test_a_reduction_whose_switch_is_gone_takes_the_time_of_the_ring_that_nccl_falls_back_to(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

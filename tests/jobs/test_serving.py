@@ -433,7 +433,8 @@ def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
     told: list[str] = []
     given = apply_engine({**asked, "engine": "vllm", "args": args, "calibrate": log}, settings("serving"), told.append)
     assert ["not simulated: --moe-backend" in each for each in told] == [True]
-    assert (given["tp"], given["kv_dtype"], given["stack"].cuda_graph) == (2, "fp8", False)
+    stack = given["stack"]
+    assert (given["tp"], given["kv_dtype"], stack.cuda_graph, stack.eager) == (2, "fp8", False, True)
     assert given["scheduler"] == {"policy": "vllm", "max_seqs": 8, "max_model_len": None, "prefix_caching": False}
     assert given["kv"]["seen"]["kv_tokens"] == 231_984
     with pytest.raises(BadInputError, match="but it is set to 4"):

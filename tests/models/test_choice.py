@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from opcast.datasets.launches import ANYONE, Caller, place
-from opcast.models.choice import is_own, launched, ranked
+from opcast.models.choice import is_own, launched, matching, ranked
 
 VLLM = Caller("vllm", "vllm", architecture="hopper", eager=False)
 BLACKWELL = Caller("vllm", "vllm", architecture="blackwell", eager=False)
@@ -172,6 +172,24 @@ def test_preferences_and_rows_decide_between_backends_of_one_place() -> None:
     rows = {"vllm-0.24.0:linear": 1, "vllm-0.24.0:marlin": 2, "trtllm:cublas": 3}
     assert launched(rows, (), "gemm", "bf16", ANYONE)[0] == "trtllm:cublas"
     assert launched(rows, ("vllm",), "gemm", "bf16", ANYONE)[0] == "vllm-0.24.0:marlin"
+
+
+def test_a_wide_format_that_nobody_timed_is_answered_by_sixteen_bits() -> None:
+    """FP8 kernels have more rows, but do not run fp64 and TF32; 8 bits that nobody timed are theirs."""
+    cards = {
+        "vllm-1:cutlass_fp8": {"dtypes": ["fp8"], "n": 300},
+        "vllm-1:torch.linear": {"dtypes": ["bf16"], "n": 200},
+        "sglang-1:torch.linear": {"dtypes": ["fp16"], "n": 100},
+    }
+
+    def chosen(dtype: str, label: str | None = None) -> str | None:
+        return matching(list(cards), cards.__getitem__, label, dtype, (), "gemm")
+
+    assert {chosen(dtype) for dtype in ("tf32", "fp64", "fp32", "bf16")} == {"vllm-1:torch.linear"}
+    assert chosen("tf32", "vllm") == "vllm-1:torch.linear"
+    assert chosen("int8") == chosen("fp8") == "vllm-1:cutlass_fp8"
+    del cards["vllm-1:torch.linear"], cards["sglang-1:torch.linear"]
+    assert chosen("fp64") == "vllm-1:cutlass_fp8"
 
 
 def test_rows_are_own_where_opcast_timed_them_here() -> None:

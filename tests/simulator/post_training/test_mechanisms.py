@@ -111,6 +111,13 @@ def test_phases_and_waiting_add_up_to_the_iteration() -> None:
     assert parts[ROLL] == pytest.approx(1.2 * 4 * 30 * 500 / 3.6e6)
 
 
+def test_gpus_that_always_work_never_wait() -> None:
+    """Sums of seconds round: 0.4 + 0.3 + 0.2 + 0.1 on eight GPUs is a little less than 8."""
+    busy = tuple(Phase(f"phase {at}", ALL, seconds, gpu_w=500.0) for at, seconds in enumerate((0.4, 0.3, 0.2, 0.1)))
+    parts = phase_kwh(busy, GpuGroups(NODE, NODE, True, 1), GPU, JobEnergy(), 1.0)
+    assert list(parts) == [phase.name for phase in busy]
+
+
 def test_without_watts_there_is_no_energy() -> None:
     assert phase_kwh(phases(None), halves(), GPU, JobEnergy(), 52.0) == {}
     assert iteration_kwh(phases(None), halves(), GPU, JobEnergy(), {}) is None

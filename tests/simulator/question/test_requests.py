@@ -203,3 +203,22 @@ def test_a_device_alone_is_a_cluster_of_one_with_pytorch() -> None:
     assert plan_of(SimulateRequest("llama3_8b", Work("decode"), cluster=DGX), device).stack.id == "trtllm"
     slow = SimulateRequest("llama3_8b", cluster=DGX, stragglers=(Straggler(1.5, node=3), Straggler(2.0, device=31)))
     assert plan_of(slow, device).slow_devices == {**dict.fromkeys(range(24, 31), 1.5), 31: 2.0}
+
+
+@pytest.mark.parametrize(
+    ("work", "tokens"),
+    [
+        (Work("train", seq_len=32768), "32,768"),
+        (Work("prefill", input_len=1_000_000), "1,000,000"),
+        (Work("decode", input_len=8192), "8,193"),
+        (Work("generate", input_len=8000, output_len=193), "8,193"),
+        (Work("batch", prompts=((8, 9000),)), "9,008"),
+    ],
+)
+def test_sequences_beyond_a_models_context_are_said(work: Work, tokens: str) -> None:
+    device = load_device("h100_sxm")
+    (note,) = plan_of(SimulateRequest("llama3_8b", work, device=device), device).notes
+    assert f"{tokens} tokens are more than the 8,192 of the model's configuration" in note
+    assert ("engines refuse" in note) == (work.kind != "train")
+    within = replace(work, seq_len=8192, input_len=8000, output_len=192, prompts=work.prompts and ((8, 8184),))
+    assert not plan_of(SimulateRequest("llama3_8b", within, device=device), device).notes

@@ -11,10 +11,10 @@ from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.work import Work
-from opcast.simulator.serving.context import context_of
 from opcast.simulator.serving.steps import steps_of
 from opcast.simulator.serving.surrogate import Surrogate
 from opcast.simulator.serving.tabulate import Extent, TablePoints, tabulate
+from opcast.simulator.trace.context import context_of
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.workbench import Workbench
 

@@ -15,7 +15,6 @@ from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import IterationLaw, Scheduler
 from opcast.simulator.question.sources import Sources
-from opcast.simulator.serving.context import context_of
 from opcast.simulator.serving.engine_args import FLAGS, read_arguments
 from opcast.simulator.serving.engines import DIRECTORY, ServingEngineError, known_serving_engines, load_serving_engine
 from opcast.simulator.serving.host import FIGURES, FittedHost, FittedHosts, HostTime, fitted_hosts, host_name
@@ -33,6 +32,7 @@ from opcast.simulator.serving.kv_memory import (
 from opcast.simulator.serving.replica import by_hand
 from opcast.simulator.serving.setup import rules
 from opcast.simulator.serving.steps import steps_of
+from opcast.simulator.trace.context import context_of
 from opcast.simulator.workbench import Workbench
 
 ENGINES = known_serving_engines()

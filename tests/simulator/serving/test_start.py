@@ -6,10 +6,10 @@ import pytest
 
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.serving import Scheduler
-from opcast.simulator.serving.context import NO_LIMIT
 from opcast.simulator.serving.engines import load_serving_engine
 from opcast.simulator.serving.kv import KvBudget, KvError
 from opcast.simulator.serving.start import longest_served
+from opcast.simulator.trace.context import NO_LIMIT
 
 KV = KvBudget(2575, 16)  # 41,200 tokens: Llama 3.1 8B on an RTX 3090
 OWN = 131_072

@@ -128,3 +128,14 @@ def test_the_command_shows_times_and_that_it_does_not_fit(tmp_path: Path, capsys
     assert "DOES NOT FIT" in shown.out
     assert "TPOT" in shown.out
     assert "GiB too much for 2 GiB; " in shown.err + shown.out
+
+
+def test_a_prompt_that_does_not_fit_is_cut_into_chunks(ask: Ask) -> None:
+    """Two million tokens at a time need 122 GiB of activations; engines compute 8,192 of them at a time."""
+    report = ask(LLAMA_70B, Work("prefill", batch=1, input_len=2_000_000), tp=8)
+    assert not report.fits
+    assert "workload=batch 'workload.prompts=[[8192,1991808]]'" in report.memory.advice
+    assert ask(LLAMA_70B, Work("batch", prompts=((8192, 1_991_808),)), tp=8).fits
+    short = ask(LLAMA_70B, Work("prefill", batch=400, input_len=8192), tp=8)
+    assert not short.fits
+    assert "prompts" not in short.memory.advice

@@ -254,6 +254,19 @@ def test_more_skew_is_never_faster(stack, run):
     assert exchanges[-1] > exchanges[0]
 
 
+def test_experts_that_are_loaded_evenly_are_said_where_chance_reads_fewer(run):
+    def said(batch, load="balanced"):
+        notes = run("qwen3_moe", work={"batch": batch, "expert_load": load}).notes
+        return [note for note in notes if "evenly" in note]
+
+    (note,) = said(4)
+    assert note.startswith("4 tokens are taken to load experts evenly, so that they read 8 of 8 in a layer: by chance ")
+    assert "they would read 5" in note  # 8 * (1 - (6 / 8)^4) = 5.5
+    assert not said(1)  # that chooses two of them
+    assert not said(64)  # that read all of them
+    assert not said(4, "power_law:1.2")
+
+
 @pytest.mark.parametrize("stack", ["torch", "vllm"])
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 @pytest.mark.parametrize("layout", [{}, {"tp": 2}])
