@@ -171,6 +171,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "frozen": (TRAIN, "mlp"),
         "lora_rank": (TRAIN, 8),
         "lora_modules": (replace(TRAIN, work={"lora_rank": 8}), "proj"),
+        "lora_dropout": (replace(TRAIN, work={"lora_rank": 8}), 0.1),
         "mtp_layers": (TRAIN, 1),
         "images": (SEEING, 2),
         "image_px": (SEEING, 64),
