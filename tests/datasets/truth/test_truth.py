@@ -355,7 +355,9 @@ def encoder(folder: Path, **changes: str) -> InferenceRow:
 
 def test_an_encoder_is_read_with_its_engine(tmp_path: Path) -> None:
     row = encoder(tmp_path)
-    assert (row.framework, row.precision, row.quantization) == ("fastertransformer_fused", "fp16", "int8")
+    assert (row.framework, row.precision, row.quantization) == ("fastertransformer_int8_v2", "fp16", "int8")
+    first = encoder(tmp_path, engine="PyTorch:FT-INT8-v1")
+    assert (first.framework, first.quantization) == ("fastertransformer_int8_v1", "int8")
     assert row.options == {"real_tokens": 0.5}
     assert row.config["model_type"] == "bert"
     assert (row.config["hidden_size"], row.config["intermediate_size"]) == (768, 3072)

@@ -92,6 +92,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "fusion": (TRAIN, ("rms_norm",)),
         "attention": (TRAIN, "unfused"),
         "products": (replace(TRAIN, framework={"cuda_graph": True}), "cublas_12_1"),
+        "int8_results": (
+            replace(PROMPT, family="bert", stack="fastertransformer_fused", plan={"quantization": "int8"}),
+            "int32",
+        ),
         "layouts": (replace(TRAIN, framework={"cuda_graph": True}), ("qkv",)),
         "all_logits": (PROMPT, True),
         "master_weights": (TRAIN, True),
