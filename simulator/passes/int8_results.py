@@ -108,8 +108,9 @@ def _attend(draft: Draft, section: Section, made: set[int], item: Item) -> list[
 def _pass(source: str, draft: Draft, near: Node, reads: Ids, writes: Ids) -> Item:
     """A kernel that reads and writes each element once."""
     numel = sum(map(draft.numel, writes))
-    formats = {"dtype": draft.dtype(reads[0]), "out_dtype": draft.dtype(writes[0])}
-    return Item(elementwise(source, numel, reads, writes, phase=near.phase, path=near.path, **formats))
+    dtype, out = draft.dtype(reads[0]), draft.dtype(writes[0])
+    node = elementwise(source, numel, reads, writes, phase=near.phase, path=near.path, dtype=dtype, out_dtype=out)
+    return Item(node)
 
 
 def _round(draft: Draft, section: Section, products: list[Item]) -> None:
