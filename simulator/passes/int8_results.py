@@ -39,12 +39,12 @@ def _write(draft: Draft, section: Section, results: str) -> bool:
     products = [item for item in find(section, ("gemm",)) if item.node.op is not None and item.node.op.dtype == INT8]
     if not products:
         return False
-    made = writes_of(products)
+    product_results = writes_of(products)
     others = [item for item in section.items if not any(item is product for product in products)]
     read_by_others = {t for item in others for t in item.node.reads}
     written = {t for item in others for t in item.node.writes if draft.dtype(t) in HIGH}
     operands = {t for item in products for t in _operands(draft, item)}
-    for tensor in made:
+    for tensor in product_results:
         _retype(draft, section, tensor, results)
     for tensor in written | operands if results == INT8 else operands & written - read_by_others:
         _retype(draft, section, tensor, INT8)
@@ -52,9 +52,9 @@ def _write(draft: Draft, section: Section, results: str) -> bool:
         assert item.node.op is not None
         item.compute(item.node.op.replace(out_dtype=results))
     for item in others:
-        if kind_of(item) != "attention_prefill" and not made.isdisjoint(item.node.reads):
+        if kind_of(item) != "attention_prefill" and not product_results.isdisjoint(item.node.reads):
             _move(draft, item)
-    expand(section, partial(_attend, draft, section, made))
+    expand(section, partial(_attend, draft, section, product_results))
     _round(draft, section, products)
     return True
 
@@ -82,18 +82,19 @@ def _move(draft: Draft, item: Item) -> None:
     large = [t for t in node.reads if draft.numel(t) == numel]
     narrowest = min((draft.dtype(t) for t in large), key=itemsize, default=op.dtype)
     if op.kind == "elementwise":
-        read = sum(int(draft.sizes[t]) for t in large) / (numel * itemsize(narrowest))
-        item.compute(op.replace(inputs=max(round(read), 1), dtype=narrowest, out_dtype=out))
+        read_bytes = sum(int(draft.sizes[t]) for t in large)
+        inputs = round(read_bytes / (numel * itemsize(narrowest)))
+        item.compute(op.replace(inputs=max(inputs, 1), dtype=narrowest, out_dtype=out))
     else:
         item.compute(op.replace(dtype=narrowest, out_dtype=out))
 
 
-def _attend(draft: Draft, section: Section, made: set[int], item: Item) -> list[Item]:
+def _attend(draft: Draft, section: Section, product_results: set[int], item: Item) -> list[Item]:
     """Fused attention in int8, between the kernel that rounds what it reads and the one that lays out its result."""
     node, op = item.node, item.node.op
-    if op is None or op.kind != "attention_prefill" or made.isdisjoint(node.reads):
+    if op is None or op.kind != "attention_prefill" or product_results.isdisjoint(node.reads):
         return [item]
-    results = tuple(t for t in node.reads if t in made)
+    results = tuple(t for t in node.reads if t in product_results)
     copies = {t: draft.local(section, draft.numel(t), INT8) for t in results}
     before = _pass("fused.add_bias", draft, node, results, tuple(copies.values()))
     out = node.writes[0]

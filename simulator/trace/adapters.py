@@ -38,8 +38,8 @@ class FirstProduct(nn.Linear):
         """[..., rank] of [..., features]; what was made of the last input is let go after as many calls as readers."""
         if self.readers == 1:
             return super().forward(self._drop(x))
-        known = [thin for given, thin in self._calls if given is x]
-        thin = known[-1] if known else super().forward(self._drop(x))
+        thins = [thin for tensor, thin in self._calls if tensor is x]
+        thin = thins[-1] if thins else super().forward(self._drop(x))
         self._calls.append((x, thin))
         if len(self._calls) == self.readers:
             self._calls.clear()

@@ -258,7 +258,8 @@ def ask(small_model: Callable[..., dict[str, Any]], tmp_path_factory: pytest.Tem
 
     def answer(case: Case) -> Any:
         if repr(case) not in known:
-            sizes = {"llama": LLAMA, "wide": {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192}}
+            wide = {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192}
+            sizes = {"llama": LLAMA, "wide": wide, "bert": {"max_position_embeddings": 8192}}
             model = small_model(case.family if case.family != "wide" else "llama", 4, **sizes.get(case.family, {}))
             given = {"seq_len": 256, "global_batch": 8, "batch": 8, "input_len": 128, "output_len": 5, **case.work}
             work = Work(**{"kind": case.kind, **given})
