@@ -120,7 +120,8 @@ class TrainingRow(ModelRow):
     """A training step. Batches in sequences; ``recompute`` is a policy of :mod:`opcast.simulator.passes.recompute`.
 
     ``lora_rank`` is that of adapters that are trained in place of the weights (0: the weights are), ``lora_modules``
-    a pattern of what they stand beside (empty: the usual). ``mtp_layers`` learn tokens further on beside the model.
+    a pattern of what they stand beside (empty: the usual), ``lora_dropout`` the share of their input that they drop.
+    ``mtp_layers`` learn tokens further on beside the model.
     """
 
     seq_len: int
@@ -129,6 +130,7 @@ class TrainingRow(ModelRow):
     recompute: str = "none"
     lora_rank: int = 0
     lora_modules: str = ""
+    lora_dropout: float = 0.0
     mtp_layers: int = 0
 
     @property
@@ -144,6 +146,7 @@ class TrainingRow(ModelRow):
                 self.recompute,
                 self.lora_rank,
                 self.lora_modules,
+                self.lora_dropout,
                 self.mtp_layers,
             ),
             tuple(sorted((key, str(value)) for key, value in self.options.items())),

@@ -61,6 +61,7 @@ def training_row(cells: Cells, folder: Path) -> TrainingRow:
         recompute=recompute,
         lora_rank=lora_rank_of(cells),
         lora_modules=cells.text("lora_modules"),
+        lora_dropout=cells.positive("lora_dropout") or 0.0,
         mtp_layers=cells.whole("mtp_layers", 0),
     )
 

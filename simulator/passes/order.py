@@ -31,6 +31,7 @@ from .data import data_parallel
 from .expert import expert_parallel
 from .fuse import fuse
 from .gathered import keep_gathered
+from .int8_results import write_integers
 from .layouts import copy_layouts
 from .norms import RULES, fuse_allreduce_norm, fuse_next_norm, reduce_once
 from .offload import offload
@@ -74,6 +75,7 @@ INFERENCE: tuple[Pass, ...] = (
     drop_precomputed,
     quantize,
     fuse_quantization,
+    write_integers,
     context_parallel,
     expert_parallel,
     tensor_parallel,
@@ -95,7 +97,7 @@ KEEPS_FLOPS: frozenset[Pass] = frozenset(
     {
         *(fuse, quantize, keep_gathered, copy_layouts, data_parallel, chunk_loss, offload, overlap),
         *(fuse_rest, drop_precomputed, fuse_quantization, reduce_once, fuse_next_norm, fuse_allreduce_norm),
-        *(shard_scales, size_caches),
+        *(write_integers, shard_scales, size_caches),
     }
 )
 

@@ -28,6 +28,7 @@ FUSED = ("fused", "flash2", "flash1", "flash1_triton")  # kernels that keep no s
 ATTENTION = (*FUSED, "unfused", "transposed", "eager")
 LAYOUTS = ("qkv", "gate_up")
 WINDOWS = ("own", "alike")
+INT8_RESULTS = ("int32", "int8")
 PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
 OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
@@ -86,6 +87,9 @@ class Stack:
     )
     rounds_both: bool = setting(
         False, "one kernel rounds what products read along both dimensions (Transformer Engine)"
+    )
+    int8_results: str = setting(
+        "", "what products of int8 write: int32 | int8; empty: 16 bits (passes/int8_results.py)"
     )
     layouts: tuple[str, ...] = setting(
         (), "tensors that are laid out anew where a traced model has views: qkv, gate_up (passes/layouts.py)"
@@ -184,6 +188,7 @@ class Stack:
             object.__setattr__(self, name, names(f"stack.{name}", getattr(self, name), known))
         if wrong := loss_wrong(self.loss):
             raise PlanError(f"stack.loss={self.loss!r} {wrong}")
+        choice(PlanError, "stack.int8_results", self.int8_results or INT8_RESULTS[0], INT8_RESULTS)
         exchange = self.adapter_exchange or ADAPTER_EXCHANGES[0]
         choice(PlanError, "stack.adapter_exchange", exchange, ADAPTER_EXCHANGES)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)

@@ -30,7 +30,7 @@ class Work:
     (``generate``) ``output_len``. ``decode`` is one step with ``input_len`` tokens in the cache. ``batch`` is one pass
     over ``prompts`` (new and cached tokens of each chunk) and ``decodes`` (sequences and their cached tokens), of which
     ``samples`` yield a token, on ``padded_tokens`` (:class:`.iteration.Iteration`). ``data_loading_ms`` is what a
-    training step on a cluster waits for its batch. ``frozen``, ``lora_rank``, ``lora_modules`` and ``mtp_layers`` say
+    training step on a cluster waits for its batch. ``frozen``, those of ``lora_`` and ``mtp_layers`` say
     what it trains (:class:`..trace.workload.Workload`). ``images`` go before the text of each sequence, in addition to
     its tokens, with ``image_px`` pixels a side (0: as the model has them).
     """
@@ -58,6 +58,7 @@ class Work:
     lora_modules: str = setting(
         LORA_MODULES, "a pattern of the paths of Linears that adapters stand beside", of=TRAINED
     )
+    lora_dropout: float = setting(0.0, "share of their input that adapters drop (docs/passes.md)", of=TRAINED)
     mtp_layers: int = setting(
         0, "layers of multi-token prediction that are trained beside the model (docs/passes.md)", of=TRAINED
     )

@@ -31,7 +31,7 @@ from ..timing.placement import place_tasks, send_times, time_chunks
 from ..timing.schedule.pipeline import in_flight
 from ..trace import Model, Workload, trace
 from ..trace.redimension import batch_graph, step_graph
-from ..trace.workload import traced_load
+from ..trace.workload import TOGETHER, traced_load
 from .state import State, Step
 
 MANY = 1e6  # steps in a row: more than a power limit takes to act
@@ -199,6 +199,8 @@ def traced(model: Model, work: Work, plan: Plan, phase: Part, device: Device, ca
             frozen=work.frozen,
             lora_rank=work.lora_rank,
             lora_modules=work.lora_modules,
+            lora_dropout=work.lora_dropout,
+            lora_groups=tuple(name for name in TOGETHER if name in plan.stack.fusion) if work.lora_rank else (),
             mtp_layers=work.mtp_layers,
             kbit=plan.quantization in PREPARED,
             images=work.images,

@@ -25,6 +25,8 @@ MAX_GRAPHS_IN_MEMORY = 32  # graphs of files that were read
 
 PACKAGES = ("torch", "transformers")
 ADDED_SETTINGS = (
+    "lora_dropout",
+    "lora_groups",
     "mtp_layers",
     "kbit",
     "images",

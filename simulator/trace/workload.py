@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ...datasets.loading import no_pattern, whole
+from ...datasets.loading import no_pattern, number, whole
 from ...datasets.near import meant
 
 KINDS = ("train", "prefill", "decode")
@@ -18,6 +18,10 @@ MAX_ZIPF_EXPONENT = 20  # exponent of zipf loads: beyond it all goes to the firs
 LOGITS = ("last", "all")
 MAX_QUOTE_CHARS = 200  # characters of a value in a message
 LORA_MODULES = "attn|attention"  # what the paper adapts, and MLPerf's benchmark
+TOGETHER = {  # Linears that read one input and that frameworks run as one product, by fusion rule
+    "qkv": r"\.(q|k|v|query|key|value)(_proj|_lin)?",
+    "gate_up": r"\.(gate_proj|up_proj|w1|w3)",
+}
 
 
 class TraceError(ValueError):
@@ -42,7 +46,8 @@ class Workload:
     positions of a prompt get them: the ``last``, where the model can be told so, or ``all``.
 
     ``frozen`` is a pattern of names of weights that are not trained. With ``lora_rank`` no weight of the model is, but
-    low-rank adapters beside Linears whose path matches ``lora_modules`` (:mod:`.adapters`).
+    low-rank adapters beside Linears whose path matches ``lora_modules`` (:mod:`.adapters`), with ``lora_dropout`` on
+    their input. Of ``lora_groups`` (names of ``TOGETHER``) one adapter stands beside all Linears.
     With ``mtp_layers`` it also learns to predict so many tokens further on (:mod:`.next_tokens`).
     ``images`` of each sequence are part of its tokens (:mod:`.vision`), with ``image_px`` pixels a side (0: usual).
     ``kbit`` is how peft prepares a model whose frozen weights are stored in few bits (:mod:`.kbit`).
@@ -61,6 +66,8 @@ class Workload:
     frozen: str = ""
     lora_rank: int = 0
     lora_modules: str = LORA_MODULES
+    lora_dropout: float = 0.0
+    lora_groups: tuple[str, ...] = ()
     mtp_layers: int = 0
     kbit: bool = False
     images: int = 0
@@ -101,8 +108,12 @@ class Workload:
 
 
 def check_trained(workload: Any, name: str = "") -> None:
-    """TraceError for a rank that is none, and patterns that cannot be read. ``name`` goes before what is wrong."""
+    """TraceError for a rank or dropout that is none, and patterns that cannot be read. ``name`` goes before it."""
     whole(TraceError, f"{name}lora_rank", workload.lora_rank, 0)
+    if number(TraceError, f"{name}lora_dropout", workload.lora_dropout) >= 1:
+        raise TraceError(f"{name}lora_dropout={workload.lora_dropout:g} leaves nothing of an input: take less than 1")
+    if workload.lora_dropout and not workload.lora_rank:
+        raise TraceError(f"{name}lora_dropout={workload.lora_dropout:g} is of adapters: say {name}lora_rank, too")
     for setting, pattern in (("frozen", workload.frozen), ("lora_modules", workload.lora_modules)):
         if wrong := no_pattern(pattern):
             raise TraceError(f"{name}{setting}={str(pattern)[:MAX_QUOTE_CHARS]!r} {wrong}")

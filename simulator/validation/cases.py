@@ -88,6 +88,7 @@ def training_case(row: TrainingRow, setting: ValidationSettings) -> Question:
         global_batch=row.global_batch,
         lora_rank=row.lora_rank,
         lora_modules=row.lora_modules or LORA_MODULES,
+        lora_dropout=row.lora_dropout,
         mtp_layers=row.mtp_layers,
     )
     return Question(row.config, work, plan, device_of(row.hardware, setting))

@@ -33,6 +33,7 @@ CHANGES: dict[str, tuple[list[str], list[str]]] = {  # what else is asked, and w
     "workload": (["cluster=dgx_h100"], ["workload=decode"]),
     "lora_rank": (NODE, ["workload.lora_rank=8"]),
     "lora_modules": ([*NODE, "workload.lora_rank=8"], ["workload.lora_modules=proj"]),
+    "lora_dropout": ([*NODE, "workload.lora_rank=8"], ["workload.lora_dropout=0.1"]),
     "mtp_layers": (NODE, ["workload.mtp_layers=1"]),
     "frozen": (NODE, ["workload.frozen=embed"]),
     "precision": (NODE, ["precision=fp8"]),
@@ -74,7 +75,7 @@ READ = {
     "detail",
     "launch",
 }  # what tests of stores, formats, traces, tables, launch files turn
-WORKLOAD = {"lora_rank", "lora_modules", "mtp_layers", "frozen"}  # settings of a group
+WORKLOAD = {"lora_rank", "lora_modules", "lora_dropout", "mtp_layers", "frozen"}  # settings of a group
 REFUSALS = {"expand": "expand=0", "strict": "strict"}  # answers that are refused, for a reason that names the setting
 
 Ask = Callable[[list[str]], tuple[int, dict[str, Any], str]]

@@ -13,6 +13,7 @@ from typing import Any
 from ....datasets.loading import nearest
 from ....datasets.ops import Op
 from ...question.plan import PlanError
+from ...trace.workload import TOGETHER
 from ..custom import called, load
 from .biases import biases_apart
 from .bookkeeping import accumulate, compute_once, skip_fills
@@ -227,8 +228,7 @@ SHIPPED: tuple[Rule, ...] = (
         remakes=False,
     ),
     _merge("latent_down", r"\.(q_a_proj|kv_a_proj_with_mqa)"),
-    _merge("qkv", r"\.(q|k|v|query|key|value)(_proj|_lin)?"),
-    _merge("gate_up", r"\.(gate_proj|up_proj|w1|w3)"),
+    *(_merge(name, path) for name, path in TOGETHER.items()),
     Rule("pointwise", _both((COMPILED, joint, ()), (COMPILED, joint, ()), grow=True, siblings=True, updates=True)),
 )
 

@@ -46,6 +46,7 @@ TOLD = {
     "lengths",
     "lora_rank",
     "lora_modules",
+    "lora_dropout",
     "mtp_layers",
     "times",
     "empty_op_us",

@@ -134,16 +134,18 @@ def test_what_cannot_be_simulated_is_said(tmp_path: Path, changes: dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("source", "rank", "modules"),
+    ("source", "rank", "modules", "dropout"),
     [
-        ("MLPerf Training v5.1", 16, ""),
-        ("Megatron-Bridge docs", 16, "[qkv]_proj$"),
-        ("NeMo AutoModel docs", 16, "proj$"),
+        ("MLPerf Training v5.1", 16, "", 0.1),
+        ("Megatron-Bridge docs", 16, "[qkv]_proj$", 0.0),
+        ("NeMo AutoModel docs", 16, "proj$", 0.0),
     ],
 )
-def test_adapters_are_those_of_the_publication(tmp_path: Path, source: str, rank: int, modules: str) -> None:
+def test_adapters_are_those_of_the_publication(
+    tmp_path: Path, source: str, rank: int, modules: str, dropout: float
+) -> None:
     row = one(tmp_path, kind="train_dense_lora", source=source)
-    assert (row.lora_rank, row.lora_modules) == (rank, modules)
+    assert (row.lora_rank, row.lora_modules, row.lora_dropout) == (rank, modules, dropout)
     assert one(tmp_path, source=source).lora_rank == 0
 
 
@@ -353,7 +355,9 @@ def encoder(folder: Path, **changes: str) -> InferenceRow:
 
 def test_an_encoder_is_read_with_its_engine(tmp_path: Path) -> None:
     row = encoder(tmp_path)
-    assert (row.framework, row.precision, row.quantization) == ("fastertransformer_fused", "fp16", "int8")
+    assert (row.framework, row.precision, row.quantization) == ("fastertransformer_int8_v2", "fp16", "int8")
+    first = encoder(tmp_path, engine="PyTorch:FT-INT8-v1")
+    assert (first.framework, first.quantization) == ("fastertransformer_int8_v1", "int8")
     assert row.options == {"real_tokens": 0.5}
     assert row.config["model_type"] == "bert"
     assert (row.config["hidden_size"], row.config["intermediate_size"]) == (768, 3072)

@@ -92,6 +92,10 @@ KNOBS: dict[str, dict[str, Row]] = {
         "fusion": (TRAIN, ("rms_norm",)),
         "attention": (TRAIN, "unfused"),
         "products": (replace(TRAIN, framework={"cuda_graph": True}), "cublas_12_1"),
+        "int8_results": (
+            replace(PROMPT, family="bert", stack="fastertransformer_fused", plan={"quantization": "int8"}),
+            "int32",
+        ),
         "layouts": (replace(TRAIN, framework={"cuda_graph": True}), ("qkv",)),
         "all_logits": (PROMPT, True),
         "master_weights": (TRAIN, True),
@@ -171,6 +175,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "frozen": (TRAIN, "mlp"),
         "lora_rank": (TRAIN, 8),
         "lora_modules": (replace(TRAIN, work={"lora_rank": 8}), "proj"),
+        "lora_dropout": (replace(TRAIN, work={"lora_rank": 8}), 0.1),
         "mtp_layers": (TRAIN, 1),
         "images": (SEEING, 2),
         "image_px": (SEEING, 64),
@@ -253,7 +258,8 @@ def ask(small_model: Callable[..., dict[str, Any]], tmp_path_factory: pytest.Tem
 
     def answer(case: Case) -> Any:
         if repr(case) not in known:
-            sizes = {"llama": LLAMA, "wide": {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192}}
+            wide = {**LLAMA, "hidden_size": 2048, "intermediate_size": 8192}
+            sizes = {"llama": LLAMA, "wide": wide, "bert": {"max_position_embeddings": 8192}}
             model = small_model(case.family if case.family != "wide" else "llama", 4, **sizes.get(case.family, {}))
             given = {"seq_len": 256, "global_batch": 8, "batch": 8, "input_len": 128, "output_len": 5, **case.work}
             work = Work(**{"kind": case.kind, **given})

@@ -21,6 +21,7 @@ from opcast.simulator.passes.verify import verify
 from opcast.simulator.question.plan import Parallel, Plan, load_stack
 from opcast.simulator.question.work import Work, WorkloadError
 from opcast.simulator.trace import Workload, trace
+from opcast.simulator.trace.adapters import FirstProduct
 from opcast.simulator.trace.build import build
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.trace.steps import prepare
@@ -37,11 +38,18 @@ MODEL = {
     "vocab_size": 512,
 }
 WORK = Workload("train", 2, 32, lora_rank=RANK)
+DROPPED = replace(WORK, lora_dropout=0.1, attention="fused")
 
 
 @pytest.fixture(scope="module")
 def adapted() -> Graph:
     return trace(MODEL, WORK, "bf16")
+
+
+@pytest.fixture(scope="module")
+def one_adapter() -> Graph:
+    """One adapter beside q, k and v, with dropout, as NeMo has it."""
+    return trace(MODEL, replace(DROPPED, lora_groups=("qkv",)), "bf16")
 
 
 def bytes_of(graph: Graph, role: str) -> int:
@@ -67,7 +75,15 @@ def test_only_adapters_have_gradients_and_states(adapted: Graph) -> None:
     assert bytes_of(adapted, "frozen") == bytes_of(whole, "weight")
 
 
-@pytest.mark.parametrize("chosen", [{}, {"lora_modules": "proj$"}, {"lora_rank": 0, "frozen": "embed|mlp"}])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"lora_modules": "proj$"},
+        {"lora_rank": 0, "frozen": "embed|mlp"},
+        {"lora_modules": "proj$", "lora_dropout": 0.1, "lora_groups": ("qkv", "gate_up")},
+    ],
+)
 def test_flops_are_those_that_torch_counts(chosen: dict[str, Any]) -> None:
     """Products of a real step; attention is left out by making it small beside them."""
     work = replace(WORK, **chosen)
@@ -109,7 +125,14 @@ def test_what_matches_nothing_is_said(given: dict[str, Any], words: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [({"lora_rank": -1}, "workload.lora_rank"), ({"frozen": "("}, "workload.frozen='\\('")]
+    ("given", "words"),
+    [
+        ({"lora_rank": -1}, "workload.lora_rank"),
+        ({"frozen": "("}, "workload.frozen='\\('"),
+        ({"lora_rank": 8, "lora_dropout": 1.0}, "workload.lora_dropout=1 leaves nothing"),
+        ({"lora_rank": 8, "lora_dropout": -0.1}, "workload.lora_dropout=-0.1 must be"),
+        ({"lora_dropout": 0.1}, "workload.lora_dropout=0.1 is of adapters"),
+    ],
 )
 def test_settings_that_cannot_be(given: dict[str, Any], words: str) -> None:
     with pytest.raises((TraceError, WorkloadError), match=words):
@@ -127,11 +150,13 @@ def sent(graph: Graph) -> list[int]:
     )
 
 
+@pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_tensor_ranks_exchange_little_for_adapters(
-    adapted: Graph, sequence: bool, plan_of: Callable[..., Plan]
+    adapted: Graph, one_adapter: Graph, sequence: bool, dropped: bool, plan_of: Callable[..., Plan]
 ) -> None:
     """Beside what frozen layers exchange, only rows as long as the rank of an adapter."""
+    adapted = one_adapter if dropped else adapted
     plan = plan_of(tp=2, sequence_parallel=sequence)
     plan = replace(plan, stack=replace(plan.stack, fusion=("qkv", "gate_up")))
     stream = WORK.tokens * HIDDEN * 2
@@ -243,3 +268,53 @@ def test_nothing_runs_beside_an_exchange_of_adapters(adapted: Graph) -> None:
     placed = overlap(tensor_parallel(adapted, plan), plan)
     streams = {node.stream for node, _ in placed.weighted() if node.op is not None and node.op.kind == "all_to_all"}
     assert streams == {"compute"}
+
+
+def dropouts(graph: Graph) -> dict[str, int]:
+    """Kernels of dropout by source, and how many there are."""
+    counts: Counter[str] = Counter()
+    for node, times in graph.weighted():
+        if "dropout" in node.source or "bernoulli" in node.source:
+            counts[node.source] += times
+    return dict(counts)
+
+
+def test_each_adapter_drops_a_part_of_its_input() -> None:
+    """As in PEFT, q, k, v and o draw their own masks; the first layer's q, k and v hand no gradient down."""
+    graph = trace(MODEL, DROPPED, "bf16")
+    assert dropouts(graph) == {"aten.native_dropout": 4 * LAYERS, "aten.native_dropout_backward": 4 * LAYERS - 3}
+
+
+def test_a_cpu_draws_and_multiplies() -> None:
+    drawn = dropouts(trace(MODEL, replace(DROPPED, attention="sdpa"), "bf16"))
+    assert drawn == {"aten.bernoulli_": 4 * LAYERS}
+
+
+def test_one_adapter_stands_beside_what_is_one_product(one_adapter: Graph, adapted: Graph) -> None:
+    assert dropouts(one_adapter) == {"aten.native_dropout": 2 * LAYERS, "aten.native_dropout_backward": 2 * LAYERS - 1}
+    assert adapted.parameters - one_adapter.parameters == 2 * LAYERS * RANK * HIDDEN  # of k and v
+    verify(fuse(one_adapter, Plan(Parallel(), load_cluster("dgx_h100"), load_stack("nemo"))))
+
+
+def test_masks_and_what_is_left_wait_for_the_backward_pass() -> None:
+    """An adapter keeps two bytes an element of what is left, and one of the mask; q, k and v no more their input."""
+
+    def kept_bytes(dropout: float) -> int:
+        graph = trace(MODEL, replace(DROPPED, lora_dropout=dropout), "bf16")
+        made, read = (
+            {tensor for node in graph.nodes() if node.phase == phase for tensor in getattr(node, side)}
+            for phase, side in (("forward", "writes"), ("backward", "reads"))
+        )
+        return sum(graph.tensor(tensor).size_bytes for tensor in made & read)
+
+    first = 3  # masks of the first layer, which hands no gradient down
+    assert kept_bytes(0.1) - kept_bytes(0.0) == (LAYERS * (4 * (2 + 1) - 2) - first) * DROPPED.tokens * HIDDEN
+
+
+def test_what_was_made_of_an_input_is_let_go() -> None:
+    work = replace(WORK, lora_dropout=0.5, lora_groups=("qkv",))
+    built = build(resolve(MODEL), work, "fp32").module
+    firsts = {module for module in built.modules() if isinstance(module, FirstProduct)}
+    assert sorted(first.readers for first in firsts) == LAYERS * [1] + LAYERS * [3]
+    prepare(built, work).run()
+    assert not any(first._calls for first in firsts)

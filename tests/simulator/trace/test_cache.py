@@ -61,12 +61,14 @@ def test_everything_that_matters_is_in_the_key(monkeypatch: pytest.MonkeyPatch, 
             "frozen": ".*",
             "lora_rank": 8,
             "lora_modules": "q_proj",
+            "lora_groups": ("qkv",),
             "mtp_layers": 1,
             "kbit": True,
             "images": 1,
             "image_px": 256,
         }.items()
     ]
+    keys.append(cache.graph_name(source, replace(TRAIN, lora_rank=8, lora_dropout=0.1), "bf16"))
     assert len(keys) == 3 + len(TRAIN.to_dict())  # a new field must be tried above, too
     for target, value in (("FORMAT", -1), ("VERSION", -1)):
         with monkeypatch.context() as patch:
