@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def gaps_us(events: Sequence[Mapping[str, Any]], lead_us: float) -> np.ndarray:
     found = []
     for stream in streams.values():
         stream.sort(key=lambda event: event["ts"])
-        for before, after in zip(stream, stream[1:], strict=False):
+        for before, after in itertools.pairwise(stream):
             end = before["ts"] + before["dur"]
             ahead = launched.get(after["args"]["correlation"], np.inf) + lead_us <= end
             if ahead and before["cat"] == after["cat"] == "kernel":
@@ -77,7 +78,8 @@ def main() -> None:
     parser.add_argument("--lead", type=float, default=20.0)
     parser.add_argument("--least", type=int, default=50)
     given = parser.parse_args()
-    means, shortest = [], np.inf
+    means: list[float] = []
+    shortest = np.inf
     print(f"{'trace':32} {'ahead':>6} {'p5':>6} {'median':>6} {'mean':>6} {'p95':>6}")
     for path in sorted((given.folder / "traces").glob("*.json.gz")):
         events = events_of(path)
@@ -88,7 +90,7 @@ def main() -> None:
             print(f"{name:32} {len(gaps):6}  bound by its host")
             continue
         low, median, high = np.percentile(gaps, [5, 50, 95])
-        means.append(gaps.mean())
+        means.append(float(gaps.mean()))
         print(f"{name:32} {len(gaps):6} {low:6.2f} {median:6.2f} {means[-1]:6.2f} {high:6.2f}")
     stream_us = float(np.median(means))
     graph_us = replayed_us(Store(given.folder / "store")) - shortest
