@@ -98,7 +98,14 @@ def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
     overlap = Overlap(plan.stack.compute_slowdown, plan.stack.communication_slowdown, not plan.explicit_links)
     waits = routing_waits([costs.nodes[i] for i in chosen.tolist()], plan)
     lead_us = lead_of(costs, plan, device) if phase == "backward" and host is not None else 0.0
-    return place(phase_blocks(costs.graph, phase), latency, host, overlap, waits, lead_us)
+    return place(phase_blocks(costs.graph, phase), latency, host, overlap, waits, lead_us, gap_of(plan, device))
+
+
+def gap_of(plan: Plan, device: Device) -> float:
+    """Microseconds between two kernels of a stream (``Stack.gap_us``): none in a CUDA graph that was asked for, whose
+    gaps are in the times of its kernels, nor where the host itself computes.
+    """
+    return 0.0 if device.synchronous or plan.settings.cuda_graph else plan.stack.gap_us
 
 
 def lead_of(costs: Costs, plan: Plan, device: Device) -> float:
@@ -144,20 +151,19 @@ def phase_blocks(graph: Graph, phase: str) -> tuple[Block, ...]:
 
 
 def time_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> PhaseTime:
-    """The account of a phase placed on the device's streams, with what passes between kernels (``Stack.gap_us``)."""
+    """The account of a phase placed on the device's streams; what passes between kernels counts as the host's."""
     chosen = select_nodes(costs, phase)
     if not len(chosen):
         return PhaseTime()
     placed = place_phase(costs, phase, plan, device)
     repeats = costs.repeats[chosen]
-    gaps_us = plan.stack.gap_us * float(repeats.sum())
     own_us = float(costs.host_us[chosen] @ repeats) if device.synchronous and not replays_graph(plan) else 0.0
     return PhaseTime(
-        placed.total_us + gaps_us,
+        placed.total_us,
         max(placed.compute_us - own_us, 0.0),
         placed.exposed_us,
         placed.hidden_us,
-        placed.idle_us + own_us + gaps_us,
+        placed.idle_us + own_us,
     )
 
 

@@ -71,34 +71,36 @@ def place(
     overlap: Overlap | None = None,
     waits: np.ndarray | None = None,
     lead_us: float = 0.0,
+    gap_us: float = 0.0,
 ) -> Placed:
     """Place a program. ``latency_us`` is what each stored node takes alone, ``host_us`` what the host adds before it.
 
     Both have one entry per stored node of all blocks. Without ``host_us`` everything has been issued beforehand (a
     CUDA graph). ``waits`` marks nodes whose end the host waits for before it issues what follows (it reads a result).
-    The host began ``lead_us`` before the device. A program of several streams that was placed before, with the same
-    times, is not placed again.
+    The host began ``lead_us`` before the device. A stream takes ``gap_us`` from the end of a node, or from when the
+    next one is issued if that is later, to the next one's start. A program of several streams that was placed before,
+    with the same times, is not placed again.
     """
     blocks = tuple(block for block in blocks if block.nodes)
     host = np.zeros(len(latency_us)) if host_us is None else np.asarray(host_us, dtype=float)
     stops = np.zeros(len(host), dtype=bool) if waits is None or host_us is None else np.asarray(waits, dtype=bool)
-    latency = np.asarray(latency_us, dtype=float)
+    latency = np.asarray(latency_us, dtype=float) + gap_us
     if sum(len(block.nodes) for block in blocks) != len(latency):
         raise ValueError(f"{len(latency)} latencies for {sum(len(b.nodes) for b in blocks)} stored nodes")
     node = unrolled(blocks)
     groups, label = labels_of(blocks)
     if len({n.stream for block in blocks for n in block.nodes}) <= 1:
         start = in_turn(latency[node], host[node], stops[node], lead_us)
-        return summed(node, start, start + latency[node], groups, label[node] if len(label) else label)
+        return summed(node, start + gap_us, start + latency[node], groups, label[node] if len(label) else label)
     overlap, kinds = overlap or Overlap(), kinds_of(blocks)
     wired = tuple(map(Wiring.of, blocks))
     times = tuple(column.tobytes() for column in (latency, host, stops))
-    key = wired, tuple(groups), label.tobytes(), kinds.tobytes(), overlap, times, lead_us
+    key = wired, tuple(groups), label.tobytes(), kinds.tobytes(), overlap, times, lead_us, gap_us
     if key in _KNOWN:
         _KNOWN.move_to_end(key)
         return _KNOWN[key]
     start, end = _fold_periods(blocks, latency, host, overlap, stops, lead_us)
-    placed = _KNOWN[key] = summed(node, start, end, groups, label[node])
+    placed = _KNOWN[key] = summed(node, start + gap_us, end, groups, label[node])
     if len(_KNOWN) > PLACED:
         _KNOWN.popitem(last=False)
     return placed

@@ -62,7 +62,7 @@ SEEING = Case("mistral3", kind="prefill", stack="vllm", work={"images": 1, "imag
 FSDP = Case(parallel={"zero_stage": 3})
 BESIDE = Case(  # exchanges of keys and gathers of weights at a time
     parallel={"cp": 4, "zero_stage": 3},
-    framework={"overlap": ("cp", "dp"), "cuda_graph": True},
+    framework={"overlap": ("cp", "dp"), "cuda_graph": True, "gap_us": 0.0},
     work={"seq_len": 1024},
 )
 PIPELINE = Case(parallel={"pp": 2}, work={"global_batch": 32})

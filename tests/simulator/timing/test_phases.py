@@ -18,11 +18,11 @@ from opcast.simulator.passes.quantize import quantize
 from opcast.simulator.question.calibration import StepCalibration, calibrated, load_calibration, run_kind
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs, scale_of
-from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, lead_of, pair_phases, select_nodes
+from opcast.simulator.timing.phases import PhaseTime, PhaseTimes, gap_of, lead_of, pair_phases, select_nodes, time_phase
 from opcast.simulator.trace import Workload, trace
 
 DEVICE = load_device("h100_sxm")
-PLAN = Plan(Parallel(), load_cluster("dgx_h100"), load_stack("torch"))
+PLAN = Plan(Parallel(), load_cluster("dgx_h100"), replace(load_stack("torch"), gap_us=0.0))
 WIDE = {"hidden_size": 2048, "intermediate_size": 8192}
 TIMES = st.builds(
     lambda compute, tp, ep: PhaseTime(compute + tp + ep, compute, {"tp": tp, "ep": ep}),
@@ -56,6 +56,21 @@ def test_launches_that_are_not_hidden_count_as_host_time(costs) -> None:
     assert eager.host_us > 0
     assert graphed.host_us == pytest.approx(0, abs=1e-6)
     assert graphed.total_us == pytest.approx(eager.total_us - eager.host_us)
+
+
+def test_gaps_slow_the_device_and_not_a_host_that_is_behind(costs) -> None:
+    gaps = replace(PLAN, stack=replace(PLAN.stack, gap_us=2.0))
+    graphs = replace(gaps, options={"cuda_graph": True})
+    count = float(costs.repeats[select_nodes(costs, "forward")].sum())
+
+    def added_us(host_us: float, plan: Plan = gaps) -> float:
+        timed = replace(costs, host_us=np.full(len(costs.nodes), host_us))
+        return time_phase(timed, "forward", plan, DEVICE).total_us - time_phase(timed, "forward", PLAN, DEVICE).total_us
+
+    assert added_us(0.0) == pytest.approx(2.0 * count)
+    assert added_us(1e5) == pytest.approx(2.0)
+    assert added_us(0.0, graphs) == pytest.approx(0.0, abs=1e-9)
+    assert gap_of(gaps, replace(DEVICE, vendor="cpu")) == 0.0
 
 
 def test_the_host_keeps_its_lead_from_forward_to_backward_but_in_a_pipeline(costs) -> None:

@@ -93,6 +93,31 @@ def test_one_stream_runs_node_after_node(count: int, seed: int, hosted: bool) ->
     assert placed.idle_us == pytest.approx(clock - latency.sum())
 
 
+@given(st.integers(1, 30), st.integers(0, 99), st.floats(0, 5))
+@settings(deadline=None)
+def test_gaps_between_kernels_add_up_unless_the_host_is_waited_for(count: int, seed: int, gap_us: float) -> None:
+    blocks = program_of([node()] * count)
+    latency = latencies(blocks, seed)
+    ahead = place(blocks, latency, gap_us=gap_us)
+    assert ahead.total_us == pytest.approx(latency.sum() + count * gap_us)
+    assert ahead.compute_us == pytest.approx(latency.sum())
+    assert ahead.idle_us == pytest.approx(count * gap_us, abs=1e-9)
+    host = np.full(count, latency.max() + gap_us)
+    assert place(blocks, latency, host, gap_us=gap_us).total_us == pytest.approx(host.sum() + gap_us + latency[-1])
+
+
+@given(programs(), st.integers(0, 99), st.floats(0, 5))
+@settings(deadline=None)
+def test_streams_keep_their_gaps(blocks: tuple[Block, ...], seed: int, gap_us: float) -> None:
+    latency = latencies(blocks, seed)
+    placed = place(blocks, latency, gap_us=gap_us)
+    for name in set(stream := streams_of(blocks, placed)):
+        mine = np.flatnonzero(stream == name)
+        assert (placed.start_us[mine][1:] >= placed.end_us[mine][:-1] + gap_us - 1e-9).all()
+    assert (placed.end_us - placed.start_us >= latency[placed.node] - 1e-9).all()
+    assert placed.compute_us + sum(placed.exposed_us.values()) + placed.idle_us == pytest.approx(placed.total_us)
+
+
 @given(programs(), st.integers(0, 99), st.floats(0, 1), st.floats(0, 1), st.booleans())
 @settings(deadline=None)
 def test_streams_keep_their_order_tensors_and_shares(
