@@ -8,7 +8,7 @@ to be taken; a block that is not full goes first. A request that comes back find
 from __future__ import annotations
 
 from .rules import SchedulerRules
-from .state import NONE, LoopState
+from .state import LINE, NONE, LoopState
 
 INDICES = 1 << 20  # of contents that differ in their index alone
 
@@ -62,12 +62,13 @@ def take(state: LoopState, rules: SchedulerRules, rank: int, slot: int, count: i
 def take_blocks(state: LoopState, rank: int, slot: int, count: int) -> None:
     """The first free blocks of the ring, with their content forgotten, to the end of a request's row of the table."""
     base, end, request = ring_of(state, rank), ring_end(state), state.slots[slot]
+    block = state.blocks[base + end].after
     for index in range(request.blocks, request.blocks + count):
-        block = state.blocks[base + end].after
         forget(state, rank, block)
-        unlink(state, rank, block)
         state.blocks[base + block].users = 1
         state.table[rank, request.seat, index] = block
+        block = state.blocks[base + block].after
+    state.blocks[base + end].after, state.blocks[base + block].before = block, end
 
 
 def give_back(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
@@ -191,8 +192,21 @@ def link(state: LoopState, rank: int, block: int, behind: int) -> None:
 
 
 def home(key: int, size: int) -> int:
-    """Where the search for a key begins."""
-    return ((key ^ (key >> 20)) * 40503 + (key >> 11)) & (size - 1)
+    """Where the search for a key begins. Contents that follow each other lie side by side, :data:`LINE` of them."""
+    line = key // LINE
+    mixed = ((line ^ (line >> 31)) & 0xFFFFFFFFFF) * 8388593 >> 20
+    return (mixed & (size // LINE - 1)) * LINE + ((key ^ (mixed >> 20)) & (LINE - 1))
+
+
+def next_bucket(bucket: int, size: int) -> int:
+    """Where the search goes on: at the same place of the next line, and behind the last line at the next place."""
+    after = bucket + LINE
+    return after if after < size else (bucket + 1) & (LINE - 1)
+
+
+def step_of(bucket: int, size: int) -> int:
+    """The number of a bucket in the order of searches."""
+    return (bucket & (LINE - 1)) * (size // LINE) + bucket // LINE
 
 
 def find(state: LoopState, rank: int, key: int) -> int:
@@ -203,7 +217,7 @@ def find(state: LoopState, rank: int, key: int) -> int:
         block = state.found[rank, bucket] - 1
         if state.blocks[base + block].key == key:
             return block
-        bucket = (bucket + 1) & (size - 1)
+        bucket = next_bucket(bucket, size)
     return NONE
 
 
@@ -212,7 +226,7 @@ def insert(state: LoopState, rank: int, block: int) -> None:
     size = state.found.shape[1]
     bucket = home(state.blocks[ring_of(state, rank) + block].key, size)
     while state.found[rank, bucket] > 0:
-        bucket = (bucket + 1) & (size - 1)
+        bucket = next_bucket(bucket, size)
     state.found[rank, bucket] = block + 1
 
 
@@ -224,13 +238,14 @@ def forget(state: LoopState, rank: int, block: int) -> None:
         return
     hole = home(key, size)
     while state.found[rank, hole] != block + 1:
-        hole = (hole + 1) & (size - 1)
+        hole = next_bucket(hole, size)
     state.blocks[base + block].key = NONE
-    bucket = (hole + 1) & (size - 1)
+    bucket = next_bucket(hole, size)
     while state.found[rank, bucket] > 0:
-        ideal = home(state.blocks[base + state.found[rank, bucket] - 1].key, size)
-        if ((bucket - ideal) & (size - 1)) >= ((bucket - hole) & (size - 1)):
+        ideal = step_of(home(state.blocks[base + state.found[rank, bucket] - 1].key, size), size)
+        here = step_of(bucket, size)
+        if ((here - ideal) & (size - 1)) >= ((here - step_of(hole, size)) & (size - 1)):
             state.found[rank, hole] = state.found[rank, bucket]
             hole = bucket
-        bucket = (bucket + 1) & (size - 1)
+        bucket = next_bucket(bucket, size)
     state.found[rank, hole] = 0
