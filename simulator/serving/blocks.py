@@ -2,7 +2,8 @@
 
 Without prefix caching blocks are only counted. With it they are those of vLLM's block pool: a full block is known by
 its content from the moment it is scheduled; when nobody uses it any more it stays findable, last in the line of blocks
-to be taken; a block that is not full goes first. A request that comes back finds what is left of its own.
+to be taken; a block that is not full goes first. A request that comes back finds what is left of its own: what nobody
+else has is made findable when it goes, if it is to come back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from .rules import SchedulerRules
 from .state import LINE, NONE, LoopState
 
 INDICES = 1 << 20  # of contents that differ in their index alone
+OWN = -2  # key of a block whose content is its request's alone, which needs not find it while it has it
 
 
 def blocks_for(tokens: int, size: int) -> int:
@@ -76,6 +78,8 @@ def give_back(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> 
     request = state.slots[slot]
     if caches_prefixes(state):
         if request.seat != NONE:
+            if request.made < request.output:
+                remember_own(state, rules, rank, slot)
             give_back_blocks(state, rank, slot)
     else:
         state.ranks[rank].free += request.blocks
@@ -130,9 +134,13 @@ def hit_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) ->
     if not caches_prefixes(state):
         return 0
     most = (state.slots[slot].input + state.slots[slot].made - 1) // rules.block_tokens
-    index = 0
-    while index < most and find(state, rank, content(state, rules, slot, index)) != NONE:
-        index += 1
+    index = end = key = 0
+    while index < most:
+        if index == end:
+            key, end = content(state, rules, slot, index), index + alike(state, rules, slot, index, most)
+        if find(state, rank, key) == NONE:
+            break
+        index, key = index + 1, key + 1
     return index * rules.block_tokens
 
 
@@ -163,11 +171,24 @@ def sit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: i
 
 def remember(state: LoopState, rules: SchedulerRules, rank: int, slot: int, before: int, after: int) -> None:
     """Make the blocks findable that become full when tokens ``before`` .. ``after`` are computed."""
-    base = ring_of(state, rank)
-    for index in range(before // rules.block_tokens, after // rules.block_tokens):
-        block = state.table[rank, state.slots[slot].seat, index]
-        state.blocks[base + block].key = content(state, rules, slot, index)
-        insert(state, rank, block)
+    base, request, size = ring_of(state, rank), state.slots[slot], rules.block_tokens
+    for index in range(before // size, after // size):
+        block = state.table[rank, request.seat, index]
+        if (index + 1) * size > request.shared:
+            state.blocks[base + block].key = OWN
+        else:
+            state.blocks[base + block].key = content(state, rules, slot, index)
+            insert(state, rank, block)
+
+
+def remember_own(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
+    """Make the blocks of a request findable whose content is its own."""
+    base, request = ring_of(state, rank), state.slots[slot]
+    for index in range(request.shared // rules.block_tokens, request.blocks):
+        block = state.table[rank, request.seat, index]
+        if state.blocks[base + block].key == OWN:
+            state.blocks[base + block].key = content(state, rules, slot, index)
+            insert(state, rank, block)
 
 
 # --- the ring of free blocks, and the table from content to block ---------------------------------------------------
@@ -234,12 +255,12 @@ def forget(state: LoopState, rank: int, block: int) -> None:
     """A block's content is no more to be found; what was pushed on by it in the table moves back."""
     base, size = ring_of(state, rank), state.found.shape[1]
     key = state.blocks[base + block].key
-    if key == NONE:
+    state.blocks[base + block].key = NONE
+    if key in (NONE, OWN):
         return
     hole = home(key, size)
     while state.found[rank, hole] != block + 1:
         hole = next_bucket(hole, size)
-    state.blocks[base + block].key = NONE
     bucket = next_bucket(hole, size)
     while state.found[rank, bucket] > 0:
         ideal = step_of(home(state.blocks[base + state.found[rank, bucket] - 1].key, size), size)

@@ -124,7 +124,7 @@ class LoopState(NamedTuple):
     slots: Any  # SLOT [slots]
     ranks: Any  # RANK [ranks]
     running: np.ndarray  # [ranks, seats] slots in the order in which they are served
-    order: np.ndarray  # [ranks, seats + 1] slots, for lightllm's sums
+    order: np.ndarray  # [ranks, seats + 1] to be written over: slots, for lightllm's sums; tokens in last blocks
     growing: np.ndarray  # [ranks, tokens of a block] requests that take a block, by iteration of a batch that repeats
     lanes: Any  # LANE [replicas * stages]
     batches: Any  # BATCH [lanes * ranks of a replica]
