@@ -113,6 +113,11 @@ class RequestTraffic:
     cv: float = setting(2.0, "of gamma: how irregular gaps are")
     burst: int = setting(10, "requests that come at once")
     concurrency: int = setting(0, "clients of a closed loop, or the most requests on their way; 0: no limit")
+    in_step: bool = setting(
+        False,
+        "whether clients of a closed loop stay in step where all answers have one length, so that their prompts come "
+        "together; false: they drift apart as real ones do, by up to a tenth more or fewer tokens an answer",
+    )
     requests: int = setting(1000, "that are sent")
     warmup: int | None = setting(
         None, "the first of them, whose times do not count; null: none, and a tenth of capacity and sweep"
@@ -215,6 +220,11 @@ class RequestTraffic:
         for name, kind in OF_ARRIVAL.items():
             if name in names and self.arrival != kind:
                 raise RequestError(f"traffic.{name}={getattr(self, name)} is of traffic.arrival={kind}: leave it out")
+        if "in_step" in names and (self.arrival != "closed" or self.output.kind != "fixed"):
+            raise RequestError(
+                "traffic.in_step=true is of clients whose answers have one length: it goes with traffic.arrival=closed "
+                "and traffic.output.kind=fixed"
+            )
         if self.arrival == "closed" and "rate" in names:
             raise RequestError(
                 f"traffic.rate={self.rate} is not read with traffic.arrival=closed: its clients send when they have an "

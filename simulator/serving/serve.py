@@ -22,12 +22,13 @@ from .classes import with_classes
 from .compiled import compiled, on_disk, with_own
 from .histogram import BINS
 from .images import with_images
+from .limits import CONTEXT, MEMORY, tokens_allowed
 from .loop import RequestChunk
 from .own import load_router
 from .policies import policy_of
 from .replica import ServedReplica
 from .report import report_of
-from .requests import stream
+from .requests import out_of_step, stream
 from .rules import ServingSetup, first_decode_rank
 from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
@@ -78,19 +79,23 @@ def serve(
     is one of many runs, they have ``of_tokens`` of answers together, for which compiling may pay. Always
     ends: overload is reported, not waited for. Raises RequestError and RequestTraceError.
     """
-    keeping, source = keeping or Keeping(), requests_of(request)
+    keeping, source = keeping or Keeping(), requests_of(request, replica, decoder)
     if request.scheduler.prefix_caching and not source.shares and not request.tiers.exist and alike_without(request):
         bare = replace(request, scheduler=replace(request.scheduler, prefix_caching=False))
         served = serve_once(bare, source, replica, decoder, keeping, progress, clients, of_tokens)
         if not served.report.preemptions:
             return served
-        source = requests_of(request)
+        source = requests_of(request, replica, decoder)
     return serve_once(request, source, replica, decoder, keeping, progress, clients, of_tokens)
 
 
-def requests_of(request: ServingRequest) -> RequestStream:
+def requests_of(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> RequestStream:
     """The requests of its traffic, with their classes and adapters."""
-    source = with_classes(stream(request.traffic), request.traffic)
+    setup = setups.setup(request, replica, decoder)
+    most_tokens = min(
+        tokens_allowed(rules, code) for rules in (setup.rules, setup.decode_rules) for code in (CONTEXT, MEMORY)
+    )
+    source = with_classes(stream(out_of_step(request.traffic, most_tokens)), request.traffic)
     return with_adapters(source, request.lora, request.traffic)
 
 

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
 from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
 from opcast.simulator.serving.histogram import Histogram
-from opcast.simulator.serving.requests import draw_requests, stream
+from opcast.simulator.serving.replica import by_hand
+from opcast.simulator.serving.requests import DRIFT, draw_requests, out_of_step, stream
 from opcast.simulator.serving.trace_formats.rows import RequestTraceError
 
 MANY = RequestTraffic(
@@ -55,6 +58,42 @@ def test_a_ramp_goes_from_one_rate_to_the_other() -> None:
     assert 400 / times[400] == pytest.approx(50, rel=0.15)
     assert 400 / (times[-1] - times[-401]) == pytest.approx(200, rel=0.15)
     assert times[-1] == pytest.approx(2 * 40_000 / 250, rel=0.05)
+
+
+@given(
+    mean=st.integers(1, 4000),
+    room=st.integers(0, 500),
+    clients=st.integers(1, 40),
+    requests=st.integers(1, 80),
+    in_step=st.booleans(),
+)
+def test_answers_of_clients_that_drift_apart_keep_their_mean_and_their_limit(
+    mean: int, room: int, clients: int, requests: int, in_step: bool
+) -> None:
+    closed = {"arrival": "closed", "concurrency": clients, "requests": requests, "in_step": in_step}
+    traffic = RequestTraffic(**closed, input=Lengths(mean=100), output=Lengths(mean=mean))
+    apart = out_of_step(traffic, 100 + mean + room)
+    swing = min(int(DRIFT * mean), room)
+    if in_step or requests <= clients or clients == 1 or swing == 0:
+        assert apart == traffic
+        return
+    assert apart.output.average == mean
+    assert (apart.output.low, apart.output.high) == (mean - swing, mean + swing)
+    assert apart.input == traffic.input
+
+
+def test_prompts_of_clients_that_drift_apart_come_one_by_one() -> None:
+    """Sixteen prompts fill two iterations: in step each waits for those beside it, apart for few of them. A closed loop
+    of Llama 8B on one H100 measured 144 ms where clients in step would have 248."""
+    law = IterationLaw(base_us=8000.0, decode_us=50.0, prefill_token_us=25.0)
+    lengths = {"input": Lengths(mean=1000), "output": Lengths(mean=128)}
+    ttft_ms = {}
+    for in_step in (True, False):
+        traffic = RequestTraffic(arrival="closed", concurrency=16, requests=320, in_step=in_step, warmup=16, **lengths)
+        request = ServingRequest(law=law, kv=KvMemory(20_000, 16), traffic=traffic)
+        ttft_ms[in_step] = serving.serve(request, by_hand(law, 20_000, 16, 0.0)).report.ttft_ms.mean
+    assert ttft_ms[False] < ttft_ms[True] / 2
+    assert ttft_ms[False] > 25 + 8
 
 
 def test_lengths_are_as_asked() -> None:

@@ -44,8 +44,9 @@ def test_as_many_are_kept_as_their_chances_say(played: Play) -> None:
 
 def test_certain_guesses_take_as_many_iterations_fewer_and_none_at_all_take_as_many(played: Play) -> None:
     def iterations(speculation: Speculation) -> int:
-        return int(played(replace(USUAL, speculation=speculation)).report.iterations)
+        return int(played(replace(in_step, speculation=speculation)).report.iterations)
 
+    in_step = replace(USUAL, traffic=replace(MANY, in_step=True))
     plain = iterations(Speculation())
     assert iterations(Speculation(3, 0.0, 0.0)) == plain
     assert iterations(Speculation(3, 1.0, 0.0)) == pytest.approx(plain / 4, rel=0.03)
