@@ -1,8 +1,9 @@
 """Plain values of YAML, JSON or a command line become dataclasses: one loader, one style of message.
 
 :func:`load` lets msgspec check names of fields and kinds of values. Ranges and choices are the class's own affair: it
-calls :func:`whole`, :func:`number`, :func:`flag` and :func:`choice` in ``__post_init__``, so that they hold for what is
-made in Python as well. Every message names the full setting, the bad value and what is allowed.
+calls :func:`check_fields`, or :func:`whole`, :func:`number`, :func:`flag` and :func:`choice`, in ``__post_init__``, so
+that they hold for what is made in Python as well. Every message names the full setting, the bad value and what is
+allowed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import dataclasses
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .near import did_you_mean, meant
@@ -56,10 +57,17 @@ def finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
-def number(error: Error, name: str, value: Any, least: float = 0) -> float:
-    """The value itself; ``error`` where it is no finite number of at least ``least``."""
+def number(
+    error: Error, name: str, value: Any, least: float = 0, most: float = math.inf, positive: bool = False
+) -> float:
+    """The value itself; ``error`` where it is no finite number of at least ``least`` and at most ``most``, or is 0 but
+    must be ``positive``."""
     if not finite(value) or value < least:
         raise error(f"{name}={value!r} must be a number of at least {least:g}")
+    if value > most:
+        raise error(f"{name}={value} must be {'a share, ' if most == 1 else ''}at most {most}")
+    if positive and value == 0:
+        raise error(f"{name}=0 must be more than 0")
     return float(value)
 
 
@@ -68,6 +76,41 @@ def flag(error: Error, name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise error(f"{name}={value!r} must be true or false")
     return value
+
+
+def check_fields(owner: Any, error: Error, group: str = "") -> None:
+    """``error`` for what fields of a dataclass cannot have; ``group`` is what the settings are called by together.
+
+    Whole numbers, numbers and flags are checked by :func:`whole`, :func:`number` and :func:`flag` with the limits in a
+    field's metadata (``least``, ``most``, ``positive``), what has ``choices`` there by :func:`choice`. Null may stand
+    where the type says so; fields of other types are not looked at.
+    """
+    prefix = f"{group}." if group else ""
+    for name, nullable, check in _checks(owner.__class__):
+        value = getattr(owner, name)
+        if value is not None or not nullable:
+            check(error, prefix + name, value)
+
+
+@lru_cache
+def _checks(cls: type) -> list[tuple[str, bool, Callable[[Error, str, Any], object]]]:
+    """What :func:`check_fields` looks at: the name of a field, whether null may stand there, and its check."""
+    by_type: dict[Any, tuple[Callable[..., object], Sequence[str]]] = {
+        int: (whole, ("least", "most")),
+        float: (number, ("least", "most", "positive")),
+        bool: (flag, ()),
+    }
+    checks: list[tuple[str, bool, Callable[[Error, str, Any], object]]] = []
+    for field in dataclasses.fields(cls):
+        kinds = set(get_args(kind := _kinds(cls)[field.name])) or {kind}
+        nullable, (first, *others) = type(None) in kinds, kinds - {type(None)}
+        if "choices" in field.metadata:
+            checks.append((field.name, nullable, partial(choice, choices=field.metadata["choices"])))
+        elif first in by_type and not others:
+            check, names = by_type[first]
+            limits = {name: field.metadata[name] for name in names if name in field.metadata}
+            checks.append((field.name, nullable, partial(check, **limits)))
+    return checks
 
 
 def no_pattern(value: Any) -> str:

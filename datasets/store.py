@@ -253,14 +253,6 @@ class Store:
         """What people wrote about this store, oldest first."""
         return list(self._manifest().get("notes", []))
 
-    def annotate(self, text: str) -> None:
-        """Add a note to the manifest, as one does for a correction."""
-        self._prepare()
-        with locked(self.path / f".{MANIFEST}.lock"):
-            manifest = self._manifest()
-            note = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "text": text}
-            _write_json(self.path / MANIFEST, {**manifest, "notes": [*manifest.get("notes", []), note]})
-
     def aside(self) -> list[dict[str, str]]:
         """Nodes whose rows are not handed out: ``node``, ``gpu``, ``device``, ``why`` and ``at`` of each."""
         return list(self._manifest().get("aside", []))

@@ -24,13 +24,13 @@ LAST: dict[int, Mapping[str, float]] = {}
 """The counters of the last reading of each device."""
 
 
-def target(index: int | None = None) -> str:
-    """LLVM's name of a device, as ``gfx942``; "" on other vendors'. Imports torch."""
+def target() -> str:
+    """LLVM's name of the current device, as ``gfx942``; "" on other vendors'. Imports torch."""
     import torch
 
     if not torch.version.hip or not torch.cuda.is_available():
         return ""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device() if index is None else index)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return str(getattr(properties, "gcnArchName", "")).partition(":")[0]
 
 

@@ -64,7 +64,7 @@ def export(recorded: Any, path: Path, rank: int) -> None:
     path.write_text(json.dumps(trace))
 
 
-def run_program(program: Path, arguments: Sequence[str], folder: Path, rank: int = 0) -> None:
+def run_program(program: Path, arguments: Sequence[str], folder: Path) -> None:
     """Run a Python program from its beginning to its end inside :func:`collect`, as if it had been started itself.
 
     CollectError where there is no such program; what it raises itself goes on.
@@ -73,7 +73,7 @@ def run_program(program: Path, arguments: Sequence[str], folder: Path, rank: int
         raise CollectError(f"{program} is no Python program: name the file to run")
     before, sys.argv = sys.argv, [str(program), *arguments]
     try:
-        with collect(folder, rank):
+        with collect(folder):
             runpy.run_path(str(program), run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):

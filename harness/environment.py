@@ -345,10 +345,10 @@ def energy_j(index: int = 0) -> float | None:
     return None if millijoules is None else millijoules / 1000
 
 
-def has_nvlink(index: int = 0) -> bool | None:
-    """Whether a GPU has an active NVLink; None where NVML does not answer, as without ``nvidia-ml-py``."""
-    nvml, handle = _nvml(), _nvml_handle(index)
-    if handle is None or is_slice(index):
+def has_nvlink() -> bool | None:
+    """Whether the first GPU has an active NVLink; None where NVML does not answer, as without ``nvidia-ml-py``."""
+    nvml, handle = _nvml(), _nvml_handle(0)
+    if handle is None or is_slice():
         return None if handle is None else False
     links = (_ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
     return any(state == nvml.NVML_FEATURE_ENABLED for state in links)
@@ -376,9 +376,9 @@ def nvlink_domain(index: int = 0) -> str:
     return hashlib.sha256(identity + bytes([clique % 256])).hexdigest()[:10]
 
 
-def boost_clock_mhz(index: int = 0) -> float | None:
-    """The highest clock of a GPU's compute units; None where NVML does not tell."""
-    nvml, handle = _nvml(), _nvml_handle(index)
+def boost_clock_mhz() -> float | None:
+    """The highest clock of the first GPU's compute units; None where NVML does not tell."""
+    nvml, handle = _nvml(), _nvml_handle(0)
     return None if handle is None else _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
 
 
@@ -393,9 +393,9 @@ def power_limit_w(index: int = 0) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
-def one_process_only(index: int = 0) -> bool:
-    """Whether a GPU takes one process at a time (exclusive-process mode), as NVML or ``nvidia-smi`` tells."""
-    nvml, handle = _nvml(), _nvml_handle(index)
+def one_process_only() -> bool:
+    """Whether the first GPU takes one process at a time (exclusive-process mode), as NVML or ``nvidia-smi`` tells."""
+    nvml, handle = _nvml(), _nvml_handle(0)
     if handle is not None:
         return _ask(nvml.nvmlDeviceGetComputeMode, handle) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
     if (smi := shutil.which("nvidia-smi")) is None:

@@ -28,6 +28,8 @@ MATRIX_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64
 MATRIX_SIDES = (256, 512, 1024, 2048)
 MATRIX_SECONDS = 0.8  # for one dtype
 ALONE_SECONDS = 0.1  # of one thread
+VECTOR_SECONDS = 0.4
+HOST_SAMPLES = 30  # of CALLS calls each
 STREAM_CACHES = 4  # each array of the memory test is this many times what is had of the last-level cache
 VECTOR_ELEMENTS = 1 << 15  # 128 KiB in fp32 for each thread: inside its own L2
 STREAM_BYTES = 64 << 20  # and this large at least
@@ -129,7 +131,7 @@ def effective_cache_bytes(sizes: Sequence[int], rates: Sequence[float]) -> int:
 # --- rates ---------------------------------------------------------------------------------------------
 
 
-def matrix_tflops(dtype: str, seconds: float = MATRIX_SECONDS) -> float:
+def matrix_tflops(dtype: str) -> float:
     """Best rate of square matrix products, tried in turn so that a busy moment of the machine spoils no size.
 
     Sides grow as long as the next product would not take the whole time. One thread alone is tried too: on a busy
@@ -139,12 +141,12 @@ def matrix_tflops(dtype: str, seconds: float = MATRIX_SECONDS) -> float:
     for side in MATRIX_SIDES:
         run = _product(dtype, side)
         products.append((2.0 * side**3, run))
-        if 8 * best_seconds(run, 0.0, least=1) > seconds / 4:
+        if 8 * best_seconds(run, 0.0, least=1) > MATRIX_SECONDS / 4:
             break
     flops, run = products[0]
     with one_thread():
         best = flops / best_seconds(run, ALONE_SECONDS)
-    rounds, end = 0, time.perf_counter() + seconds
+    rounds, end = 0, time.perf_counter() + MATRIX_SECONDS
     while not rounds or time.perf_counter() < end:
         rounds += 1
         best = max(best, *(flops / best_seconds(run, 0.0) for flops, run in products))
@@ -175,7 +177,7 @@ def triad_gbps(array_bytes: int, seconds: float) -> float:
     return 3 * 4 * numel * repeats / best_seconds(run, seconds) / 1e9
 
 
-def vector_tflops(seconds: float = 0.4) -> float:
+def vector_tflops() -> float:
     """Best fp32 rate of torch's vector loops in cache, by the FLOPs that opcast's elementwise kinds count.
 
     Tried: a product and sum of three tensors (2 an element) and silu (8, as ``elementwise`` counts exponentials). One
@@ -191,15 +193,15 @@ def vector_tflops(seconds: float = 0.4) -> float:
         (8.0, lambda: functional.silu(x)),
     )
     with one_thread() as threads:
-        best = max(flops * VECTOR_ELEMENTS / best_seconds(run, seconds / len(tries)) for flops, run in tries)
+        best = max(flops * VECTOR_ELEMENTS / best_seconds(run, VECTOR_SECONDS / len(tries)) for flops, run in tries)
     return best * threads / 1e12
 
 
-def host_call_us(what: str, samples: int = 30, device: str = "cpu") -> float:
+def host_call_us(what: str, device: str = "cpu") -> float:
     """Median host time of one call of a choice of ``host_overhead``, on tensors of ``device``."""
     run = host_calls(what, CALLS, device)
     run()
-    return median(best_seconds(run, 0.0, least=1) for _ in range(samples)) * 1e6 / CALLS
+    return median(best_seconds(run, 0.0, least=1) for _ in range(HOST_SAMPLES)) * 1e6 / CALLS
 
 
 # --- the machine ---------------------------------------------------------------------------------------

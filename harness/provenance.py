@@ -13,15 +13,15 @@ MAPS = Path("/proc/self/maps")
 TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm")
 
 
-def gpu_facts(index: int = 0) -> dict[str, Any]:
-    """Provenance columns of a CUDA device beside those of :func:`.environment.environment`; None is unknown."""
+def gpu_facts() -> dict[str, Any]:
+    """Provenance columns of the first CUDA device beside those of :func:`.environment.environment`; None is unknown."""
     import torch
 
     version = torch.backends.cudnn.version() if torch.version.cuda else None
     return {
-        **limits(index),
-        "health": health(index),
-        "gpu": uuid_hash(getattr(torch.cuda.get_device_properties(index), "uuid", None)),
+        **limits(0),
+        "health": health(0),
+        "gpu": uuid_hash(getattr(torch.cuda.get_device_properties(0), "uuid", None)),
         "cudnn": None if version is None else dotted(version, 10_000 if version >= 90_000 else 1000),
         "cublas": cublas_version(MAPS.read_text() if MAPS.is_file() else ""),
         "triton": triton_version(),
@@ -57,7 +57,7 @@ def limits(index: int) -> dict[str, Any]:
     }
 
 
-def health(index: int = 0) -> dict[str, float]:
+def health(index: int) -> dict[str, float]:
     """What tells an ill or badly seated GPU from its like: uncorrected memory errors since the last restart, PCIe
     generation and lanes beside the best that it has, its highest clock. Only what NVML tells."""
     nvml, handle = environment._nvml(), environment._nvml_handle(index)

@@ -199,7 +199,7 @@ def samples_us(run: Callable[[], object], before: Sequence[Callable[[], object]]
     return latencies_us
 
 
-def warm_us(run: Callable[[], object], rounds: int = ROUNDS) -> float:
+def warm_us(run: Callable[[], object]) -> float:
     """Median microseconds of a call in a loop."""
     calls = calls_per_sample(warm_up(run, WARM_S, time.perf_counter_ns))
 
@@ -207,7 +207,7 @@ def warm_us(run: Callable[[], object], rounds: int = ROUNDS) -> float:
         for _ in range(calls):
             run()
 
-    return float(np.quantile(samples_us(loop, [lambda: None], rounds), QUANTILE)) / calls
+    return float(np.quantile(samples_us(loop, [lambda: None], ROUNDS), QUANTILE)) / calls
 
 
 def isotonic(values: Sequence[float]) -> list[float]:

@@ -96,9 +96,9 @@ def read(path: Path) -> Session | None:
         return None
 
 
-def sessions(store: Path, run_id: str = "*") -> dict[Path, Session]:
+def sessions(store: Path) -> dict[Path, Session]:
     """All that can be read, by file."""
-    by_path = {path: read(path) for path in sorted(store.glob(f"{SESSIONS}/{run_id}/*.json"))}
+    by_path = {path: read(path) for path in sorted(store.glob(f"{SESSIONS}/*/*.json"))}
     return {path: session for path, session in by_path.items() if session is not None}
 
 

@@ -124,11 +124,10 @@ def simulate(
     to what the model's checkpoint stores, else to bf16, and to fp32 on a CPU. RequestError, with the nearest name, for
     a setting that is none.
     """
-    from ..simulator.question.requests import SimulateRequest
 
     given = {"workload": workload, "device": device, **settings}
-    request = verb_request("simulate", model, given, home, SimulateRequest)
-    return bench_of(request.sources).simulate(request)
+    bench, request = asked("simulate", model, given, home)
+    return bench.simulate(request)
 
 
 def search(
@@ -152,15 +151,14 @@ def search(
 
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """
-    from ..simulator.search.request import SearchRequest
     from ..simulator.search.space import Space
 
     if isinstance(space, Space):
         space = replace(space, rules=(*space.rules, *rules))
     elif rules:
         space = {**(space or {}), "rules": rules}
-    request = verb_request("search", model, {"space": space, **settings}, home, SearchRequest)
-    return bench_of(request.base.sources).search(request, workers, points)
+    bench, request = asked("search", model, {"space": space, **settings}, home)
+    return bench.search(request, workers, points)
 
 
 def compare_chips(
@@ -178,10 +176,8 @@ def compare_chips(
 
     Raises RequestError for chips that cannot be compared, and the errors of :func:`simulate`.
     """
-    from ..simulator.chips.request import CompareRequest
-
-    request = verb_request("compare", model, {"workload": workload, **settings}, home, CompareRequest)
-    return bench_of(request.step.sources).compare_chips(request)
+    bench, request = asked("compare", model, {"workload": workload, **settings}, home)
+    return bench.compare_chips(request)
 
 
 def upgrade(
@@ -198,10 +194,8 @@ def upgrade(
 
     Raises RequestError for an unknown change, and the errors of :func:`simulate`.
     """
-    from ..simulator.upgrade.request import UpgradeRequest
-
-    request = verb_request("upgrade", model, {"workload": workload, **settings}, home, UpgradeRequest)
-    return bench_of(request.step.sources).upgrade(request)
+    bench, request = asked("upgrade", model, {"workload": workload, **settings}, home)
+    return bench.upgrade(request)
 
 
 def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settings: Any) -> PlanReport:
@@ -214,10 +208,8 @@ def plan(model: Model | PlanRequest, *, home: str | Path | None = None, **settin
 
     Raises RequestError for a job that cannot be, and the errors of :func:`simulate`.
     """
-    from ..simulator.job.request import PlanRequest
-
-    request = verb_request("plan", model, settings, home, PlanRequest)
-    return bench_of(request.step.sources).plan(request)
+    bench, request = asked("plan", model, settings, home)
+    return bench.plan(request)
 
 
 def posttrain(model: Model | PostTrainRequest, *, home: str | Path | None = None, **settings: Any) -> PostTrainReport:
@@ -231,10 +223,8 @@ def posttrain(model: Model | PostTrainRequest, *, home: str | Path | None = None
     Raises RequestError for what cannot be, KvError where a replica has no KV memory, and the errors of
     :func:`simulate`.
     """
-    from ..simulator.post_training.request import PostTrainRequest
-
-    request = verb_request("posttrain", model, settings, home, PostTrainRequest)
-    return bench_of(request.step.sources).posttrain(request)
+    bench, request = asked("posttrain", model, settings, home)
+    return bench.posttrain(request)
 
 
 def sweep(
@@ -260,9 +250,8 @@ def sweep(
     from ..simulator.search.spread import Crew
     from .sweeping import place_of_table, silent, sweep_of
 
-    kind = questions.QUESTIONS[verb].kind_of_request if verb in questions.QUESTIONS else object
     given = settings if model is None else {"model": model, **settings}
-    swept = sweep_of(verb, given, axes, lambda values: verb_request(verb, None, values, home, kind))
+    swept = sweep_of(verb, given, axes, lambda values: verb_request(verb, None, values, home))
     return swept.answered(Crew(workers), silent, place_of_table(table))
 
 
@@ -287,16 +276,21 @@ def search_serving(
 
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """
-    from ..simulator.search.served.request import ServedSearchRequest
-
-    request = verb_request("search_serving", model, {"space": space, **settings}, home, ServedSearchRequest)
-    return bench_of(request.step.sources).search_serving(request, workers, points)
+    bench, request = asked("search_serving", model, {"space": space, **settings}, home)
+    return bench.search_serving(request, workers, points)
 
 
-def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None, kind: type) -> Any:
+def asked(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None) -> tuple[Workbench, Any]:
+    """The workbench that answers a verb, and the request of its keywords."""
+    request, field = verb_request(verb, model, given, home), questions.QUESTIONS[verb].step
+    step = getattr(request, field) if field else request
+    return bench_of(folders_of(home) if step is None else step.sources), request
+
+
+def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None) -> Any:
     """The request of a verb's keywords; one that was made before as it is."""
     said = {name: value for name, value in given.items() if value is not None}
-    if isinstance(model, kind):
+    if model is not None and isinstance(model, questions.QUESTIONS[verb].kind_of_request):
         if said:
             raise RequestError("a request says all that is asked: change it with dataclasses.replace")
         return model
@@ -308,7 +302,7 @@ def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Pa
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, OpcastWarning, stacklevel=6)
+    warnings.warn(text, OpcastWarning, stacklevel=7)
 
 
 def _device(device: str | Device) -> str | Device:

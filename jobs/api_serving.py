@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.devices import Device
 from ..simulator.search.spread import Crew
-from ..simulator.workbench import Workbench
-from .api import bench_of, folders_of, verb_request
+from .api import asked
 
 if TYPE_CHECKING:
     from ..simulator.question.serving import ServingRequest
@@ -41,7 +40,7 @@ def serving(
     Raises RequestError, KvError where the model leaves no KV memory, BadInputError for a file that cannot be read or
     written, ServingEngineError for bad arguments, and the errors of :func:`.api.simulate`.
     """
-    bench, request = _served_question(model, device, home, settings)
+    bench, request = asked("serving", model, {"device": device, **settings}, home)
     if requests is None:
         return bench.serving(request).report
     from ..simulator.serving.serve import Keeping
@@ -69,7 +68,7 @@ def serving_capacity(
     """
     from ..simulator.serving import studies
 
-    bench, request = _served_question(model, device, home, settings)
+    bench, request = asked("serving", model, {"device": device, **settings}, home)
     return studies.serving_capacity(request, bench, Crew(workers).apply)
 
 
@@ -90,7 +89,7 @@ def serving_sweep(
     from ..simulator.serving import studies
     from .serving import checked_rates
 
-    bench, request = _served_question(model, device, home, settings)
+    bench, request = asked("serving", model, {"device": device, **settings}, home)
     return studies.serving_sweep(request, checked_rates(list(rates)), bench, Crew(workers).apply)
 
 
@@ -108,7 +107,7 @@ def serving_ways(
     """
     from ..simulator.serving import studies
 
-    bench, request = _served_question(model, device, home, settings)
+    bench, request = asked("serving", model, {"device": device, **settings}, home)
     return studies.serving_ways(request, bench, Crew(workers).apply)
 
 
@@ -130,7 +129,7 @@ def serving_caps(
     """
     from ..simulator.serving.caps import serving_caps
 
-    bench, request = _served_question(model, device, home, settings)
+    bench, request = asked("serving", model, {"device": device, **settings}, home)
     return serving_caps(request, power_caps_w, node_w, pue, bench, Crew(workers).apply)
 
 
@@ -150,15 +149,5 @@ def step_latency(
     from ..simulator.serving.connect import replicas_of
     from ..simulator.serving.step_latency import StepLatency
 
-    bench, request = _served_question(model, device, home, settings)
+    bench, request = asked("serving", model, {"device": device, **settings}, home)
     return StepLatency(replicas_of(request, bench)[0])
-
-
-def _served_question(
-    model: Any, device: Any, home: str | Path | None, settings: Mapping[str, Any]
-) -> tuple[Workbench, ServingRequest]:
-    """The request about traffic, and the workbench that answers it."""
-    from ..simulator.question.serving import ServingRequest
-
-    request: ServingRequest = verb_request("serving", model, {"device": device, **settings}, home, ServingRequest)
-    return bench_of(folders_of(home) if request.step is None else request.step.sources), request

@@ -105,7 +105,7 @@ def _values(verb: str, settings: Sequence[str], name: str) -> list[str]:
         choice = [groups[group], *named][-1]
         text, name = helping.settings_of(group, choice) if choice in helping.choices(group) else "", setting
     else:
-        text = "\n".join([*map(helping.body, files), helping.question_text(verb)])
+        text = "\n".join([*map(helping.body, files), helping.text_of(helping.of_command(verb))])
     match = re.search(rf"^{re.escape(name)}:.*?#\s*([\w.-]+(?: \| [\w.-]+)+)", text, flags=re.MULTILINE)
     return match[1].split(" | ") if match else []
 

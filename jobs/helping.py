@@ -230,11 +230,6 @@ def body(path: Path) -> str:
     return re.sub(r"^sources:\n(?:[ \t]+.*\n?)*", "", text, flags=re.MULTILINE).strip("\n")
 
 
-def question_text(verb: str) -> str:
-    """The settings of a verb's question as YAML, each with its default and what it is for."""
-    return text_of(of_command(verb))
-
-
 def text_of(settings: Sequence[RequestSetting], folded: Mapping[str, int] = EMPTY) -> str:
     """Settings as YAML, each with its default and what it is for; of ``folded`` groups one line with their number."""
     return "\n".join(line for entry in _nested(settings) for line in _lines(*entry, folded))

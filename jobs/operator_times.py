@@ -18,6 +18,7 @@ FIRST_GUESS_US = 200.0  # that issuing a call takes, before it was seen
 HOST_MARGIN = 2.0  # the device is kept busy that many times as long as the host needed for the call before
 LEAST_HIDE_US = 20.0
 LEAST_US = 0.1
+EMPTY_SAMPLES = 50
 CALLS = 400  # of an addition of one element, to find what recording adds
 
 Step = Callable[[], object]
@@ -129,13 +130,13 @@ def _device_calls(
     return names, [start.elapsed_time(end) * 1e3 for start, end in marks], issued
 
 
-def _empty_us(samples: int = 50) -> float:
+def _empty_us() -> float:
     """What two events without a kernel between them read."""
     import torch
 
     from ..harness.cuda_timer import block
 
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(samples)]
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(EMPTY_SAMPLES)]
     for start, end in marks:
         block(LEAST_HIDE_US)
         start.record()

@@ -13,12 +13,13 @@ from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
 from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
-from ..simulator.report.view import CURRENCY, dims_text, shares_text, time_text
+from ..simulator.report.figures import figures, headline, layout, ops, time_table
+from ..simulator.report.view import dims_text, time_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file
 from .composing import STEP_ADDED, STEP_CHOICE
 from .links import show_links
-from .show import BadInputError, print_json, say, table, wants_json, with_units
+from .show import BadInputError, print_json, say, show, table, wants_json, with_units
 
 if TYPE_CHECKING:
     from ..simulator.html.page import Page
@@ -99,7 +100,7 @@ def run(config: dict[str, Any]) -> int:
     else:
         if not report.fits:
             show_memory(report, target)
-        show(report, target, within_s)
+        show_step(report, target, within_s)
         if config["detail"]:
             show_knowledge(report)
         show_links(report.network, "step", "step")
@@ -143,46 +144,20 @@ def strictness(value: Any) -> float:
     raise BadInputError(f"strict={value!r} must be true, or the share of time allowed, from 0 to 1")
 
 
-def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
-    """How the model is spread, where that is over more than one device."""
-    if report.devices == 1:
-        return []
-    return [("layout", f"{report.devices:,} devices: {', '.join(report.degrees()) or 'alike copies'}")]
-
-
 def wanted(missing: MissingMeasurement) -> str:
     """An op whose measurement would help, with its share of the time."""
     return with_units(f"{missing.op['kind']} {dims_text(missing.op)} ({missing.share:.0%})")
 
 
-def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
-    """Power and cost, where they are known."""
-    rows = []
-    if report.power_w:
-        measured_text = f", {report.energy_measured:.0%} by measured watts" if report.energy_measured else ""
-        watts = f"{report.power_w:,.0f} W a device, {report.energy_j or 0:,.0f} J in all{measured_text}"
-        rows.append(("power (estimate)", watts))
-    if report.cost is not None:
-        rows.append(
-            ("cost", f"{report.cost:,.4g} a step, {report.cost_per_million_tokens:,.4g} per million tokens, {CURRENCY}")
-        )
-    return rows
-
-
-def target_of(report: StepReport | InferenceReport, device: Device) -> str:
-    """Where the step runs, and by which framework: two frameworks may be five times apart."""
-    return f"{device.name} ({report.stack})"
-
-
 def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
     """What a step that does not fit would need, by class of tensor, and what would make it fit."""
     memory = report.memory
-    classes = memory.by_class or {
-        name: getattr(memory, f"{name}_gib") for name in ("weights", "gradients", "optimizer", "activations", "other")
-    }
-    rows: list[tuple[object, ...]] = [*layout(report), *((name, f"{gib:,.2f} GiB") for name, gib in classes.items())]
+    rows: list[tuple[object, ...]] = [
+        *layout(report),
+        *((name, f"{gib:,.2f} GiB") for name, gib in (memory.by_class or memory.parts_gib).items()),
+    ]
     rows += [("peak", f"{memory.peak_gib:,.2f} GiB"), (f"{target.name} has", f"{target.memory_gib:,.2f} GiB")]
-    title = f"{report.model}: {report.workload} in {report.precision} DOES NOT FIT on {target_of(report, target)}"
+    title = f"{report.model}: {report.workload} in {report.precision} DOES NOT FIT on {target.name} ({report.stack})"
     table(title, ("", ""), rows)
     if memory.where:
         say(f"fullest in {memory.where}")
@@ -191,37 +166,11 @@ def show_memory(report: StepReport | InferenceReport, target: Device) -> None:
     say("it is timed all the same: what follows are its times if it did fit")
 
 
-def show(report: StepReport | InferenceReport, target: Device, within_s: float | None = None) -> None:
+def show_step(report: StepReport | InferenceReport, target: Device, within_s: float | None = None) -> None:
     """The report as tables."""
-    step_s, low, high = report.times_s
-    if isinstance(report, StepReport):
-        head = [("step time", time_text(step_s * 1e6))]
-    else:
-        named = (("TTFT", report.ttft_ms), ("TPOT", report.tpot_ms), ("end to end", report.e2e_ms))
-        head = [(name, time_text(value * 1e3)) for name, value in named if value is not None]
-    memory = report.memory
-    chance = [] if within_s is None else [(f"P(at most {within_s} s)", f"{report.probability_within(within_s):.1%}")]
-    rows = [
-        *layout(report),
-        *head,
-        *chance,
-        (f"{report.coverage:.0%} interval", f"{time_text(low * 1e6)} to {time_text(high * 1e6)}"),
-        ("tokens/s per device", f"{report.tokens_per_s_per_gpu:,.0f}"),
-        ("model TFLOP/s", f"{report.tflops_per_gpu:.4g}  (MFU {report.mfu:.1%}, HFU {report.hfu:.1%})"),
-        (
-            "peak memory",
-            f"{memory.peak_gib:.2f} GiB of {target.memory_gib:.0f} GiB, {'fits' if report.fits else 'DOES NOT FIT'}",
-        ),
-        *([] if report.p_oom is None else [("P(out of memory)", f"{report.p_oom:.1%}")]),
-        ("answered by", shares_text(report.provenance)),
-        ("time that is", shares_text(report.trust)),
-        ("measured by", shares_text(report.sources)),
-        *price(report),
-    ]
-    unfit = "" if report.fits else " (does not fit)"
-    title = f"{report.model}: {report.workload} in {report.precision} on {target_of(report, target)}{unfit}"
-    table(title, ("", ""), rows)
-    show_time(report, step_s)
+    table(headline(report, target.name), ("", ""), figures(report, target.memory_gib, within_s))
+    show(time_table(report))
+    show(ops(report))
     if report.measure_next and report.trust.get("measured", 0.0) < 0.5:
         say(f"measuring these would help most: {'; '.join(map(wanted, report.measure_next[:3]))}")
     if report.unmapped:
@@ -238,21 +187,3 @@ def show_knowledge(report: StepReport | InferenceReport) -> None:
         for knowledge in share.known_by
     ]
     table("which measurements answered", ("op", "time", "row or predictor", "because it is", "measured by"), rows)
-
-
-def show_time(report: StepReport | InferenceReport, step_s: float) -> None:
-    """What the time is made of, which adds up; then its ops, of which some run beside others and do not add up."""
-    breakdown = report.breakdown
-    exposed = [(f"exposed {group}", seconds) for group, seconds in breakdown.by_parallelism.items()]
-    parts = [("compute", breakdown.compute_s), ("optimizer", breakdown.optimizer_s)]
-    parts += exposed or [("exposed communication", breakdown.exposed_comm_s)]
-    parts += [("bubble", breakdown.bubble_s), ("waiting for the host", breakdown.host_s)]
-    rows: list[tuple[object, ...]] = [
-        (name, time_text(seconds * 1e6), f"{seconds / step_s:.1%}") for name, seconds in parts if seconds > 0
-    ]
-    table("where the time goes", ("part", "time", "share"), rows)
-    ops: list[tuple[object, ...]] = [
-        (s.kind, s.count, time_text(s.time_s * 1e6), f"{s.share:.1%}", "+".join(s.engines))
-        for s in breakdown.by_op[:12]
-    ]
-    table("its ops, overlapped ones in full", ("op", "calls", "time", "of the whole", "answered by"), ops)

@@ -285,43 +285,43 @@ def voices(device: Device, others: Sequence[Device], dtype: str, least: str = TI
 
 
 @lru_cache
-def errors(path: Path = ERRORS) -> dict[str, dict[str, Intervals]]:
+def errors() -> dict[str, dict[str, Intervals]]:
     """Intervals of transferred answers by kind and tier: those tiers that are nearer to the truth than physics."""
-    tiers_of_kind: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return {
         kind_name: {name: _intervals(entry["intervals"]) for name, entry in tiers.items() if "intervals" in entry}
-        for kind_name, tiers in tiers_of_kind["kinds"].items()
+        for kind_name, tiers in _shipped()["kinds"].items()
     }
 
 
 @lru_cache
-def median_error(kind_name: str, tier_name: str, path: Path = ERRORS) -> float | None:
+def median_error(kind_name: str, tier_name: str) -> float | None:
     """Percent that answers from a tier missed in the median, of the devices that were left out; None for no such."""
-    entry: dict[str, Any] = json.loads(path.read_text("utf-8"))["kinds"].get(kind_name, {}).get(tier_name, {})
+    entry: dict[str, Any] = _shipped()["kinds"].get(kind_name, {}).get(tier_name, {})
     devices = entry.get("devices", {}).values()
     return float(np.median([device["median"] for device in devices])) if devices else None
 
 
 @lru_cache
-def recast_widths(kind_name: str, group: str, path: Path = ERRORS) -> dict[str, float]:
+def recast_widths(kind_name: str, group: str) -> dict[str, float]:
     """Half-widths in ln units of what ops of a kind missed that were recast, by donor, on one device.
 
     Where nobody timed the kind, those of its ``group``; donors alone that were nearer to the truth than physics.
     """
-    by_donor = {**_recast(path).get(group, {}), **_recast(path).get(kind_name, {})}
+    donors = _shipped()["donors"]
+    by_donor = {**donors.get(group, {}), **donors.get(kind_name, {})}
     return {donor: entry["half_width"] for donor, entry in by_donor.items() if "half_width" in entry}
 
 
 @lru_cache
-def recast_share(kind_name: str, donor: Donor, path: Path = ERRORS) -> float:
+def recast_share(kind_name: str, donor: Donor) -> float:
     """The part of a donor's shortfall that carries over to a kind: all of it, but where published figures say less."""
-    return float(_recast(path).get(kind_name, {}).get(donor.kind, {}).get("share", donor.share))
+    return float(_shipped()["donors"].get(kind_name, {}).get(donor.kind, {}).get("share", donor.share))
 
 
 @lru_cache
-def _recast(path: Path) -> dict[str, dict[str, Any]]:
-    """What is told of donors: by kind, then by donor."""
-    return json.loads(path.read_text("utf-8")).get("donors", {})
+def _shipped() -> dict[str, dict[str, Any]]:
+    """What is told of devices and donors that were left out: ``kinds`` by tier, ``donors`` by kind."""
+    return json.loads(ERRORS.read_text("utf-8"))
 
 
 def constant(half_width: float) -> Intervals:

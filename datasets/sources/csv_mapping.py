@@ -177,8 +177,8 @@ def _chosen(table: pa.Table, where: Mapping[str, Any], file: Path) -> pa.Table:
     """The rows whose columns have the wanted values."""
     require(table, where, file)
     rows = np.ones(len(table), dtype=bool)
-    for name, wanted in where.items():
-        allowed = {str(value) for value in (wanted if isinstance(wanted, list) else [wanted])}
+    for name, values in where.items():
+        allowed = {str(value) for value in (values if isinstance(values, list) else [values])}
         rows &= np.array([text in allowed for text in texts(table, name)], dtype=bool)
     return table if rows.all() else table.filter(pa.array(rows))
 

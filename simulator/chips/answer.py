@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import plain
-from ..report.display import display_html, notebook_table
+from ..report.display import display_html
 from ..report.view import ViewColumn, ViewTable
 
 
@@ -63,7 +63,7 @@ class ChipsReport:
         return plain(self)
 
     def _repr_html_(self) -> str:
-        return display_html(f"{self.workload} of {self.model}", [], notebook_table(table(self)), " ".join(self.notes))
+        return display_html(f"{self.workload} of {self.model}", [], table(self), " ".join(self.notes))
 
 
 def table(report: ChipsReport) -> ViewTable:

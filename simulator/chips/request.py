@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...datasets.clusters import load_cluster
-from ...datasets.loading import number
+from ...datasets.loading import check_fields, number
 from ...models.power import Limits
-from ..question.canonical import Request, RequestError
+from ..question.canonical import RequestError
 from ..question.declaration import setting
-from ..question.place import looked_up
-from ..question.requests import SimulateRequest
+from ..question.requests import SimulateRequest, StepQuestion
 
 
 @dataclass(frozen=True)
-class CompareRequest(Request):
+class CompareRequest(StepQuestion):
     """The workload of ``step`` on its cluster and on ``others`` with as many GPUs, each under all ``power_caps_w``.
 
     ``prices`` are those of a GPU-hour, by the name of the cluster; ``price_per_gpu_hour`` of the step is that of its
@@ -34,9 +32,10 @@ class CompareRequest(Request):
     power_caps_w: tuple[float, ...] = setting((), "watts that each GPU is held to in turn, beside its own limit")
     price_per_kwh: float = setting(0.0, "of electricity, where it is paid beside the GPU-hour")
     measure_minutes: float = setting(60.0, "of measuring on each chip: how narrow intervals get by it is told")
-    pue: float = setting(1.0, "of the building: all power over that of the machines")
+    pue: float = setting(1.0, "of the building: all power over that of the machines", least=1)
 
     def __post_init__(self) -> None:
+        check_fields(self, RequestError)
         for name in ("others", "power_caps_w"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, (str, int, float)) else tuple(value))
@@ -64,12 +63,3 @@ class CompareRequest(Request):
             Limits(watts)
         if self.power_caps_w and self.step.power_cap_w is not None:
             raise RequestError("power_cap_w and power_caps_w both hold GPUs back: leave power_cap_w out")
-        number(RequestError, "price_per_kwh", self.price_per_kwh)
-        number(RequestError, "pue", self.pue, 1)
-        number(RequestError, "measure_minutes", self.measure_minutes)
-
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get("step"), Mapping):
-            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
-        return values

@@ -6,28 +6,23 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...datasets.clusters import Cluster, load_cluster
 from ...models.clocks import anchor
 from ..question.canonical import RequestError
 from ..question.place import THIS_MACHINE
-from ..question.requests import SimulateRequest
 from ..report.answer import InferenceReport, StepReport
 from ..report.worth import worth_of
 from ..timing.clocks import KNOWN, UNKNOWN
 from .answer import ChipRow, ChipsReport
 from .request import CompareRequest
 
-
-class ChipsBench(Protocol):
-    """What is asked of a workbench."""
-
-    def simulate(self, request: SimulateRequest) -> Any:
-        """The report of a step."""
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 
-def compare_chips(request: CompareRequest, bench: ChipsBench) -> ChipsReport:
+def compare_chips(request: CompareRequest, bench: Workbench) -> ChipsReport:
     """The report of all chips. RequestError for a cluster that cannot have as many GPUs, and the errors of a step."""
     started = time.perf_counter()
     reference = request.step.cluster

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...datasets.traces.classes import CLASSES, class_codes, is_blind, is_network, is_work, note_of
 from ...datasets.traces.gaps import FLOAT_ROUNDING_US
-from ...datasets.traces.groups import JoinedCall, RankedTraces, join_calls
+from ...datasets.traces.groups import RankedTraces, join_calls
 from ...datasets.traces.table import ExecutionTrace
 from .feeder import lanes_of
 from .run import SimulatedRun
@@ -159,10 +159,10 @@ def communication_by_size(run: RankedTraces) -> list[SizeShare]:
     return [SizeShare(*key, len(durations), sum(durations)) for key, durations in sorted(durations_us.items())]
 
 
-def late_ranks(run: RankedTraces, calls: Sequence[JoinedCall] | None = None) -> list[LateRank]:
+def late_ranks(run: RankedTraces) -> list[LateRank]:
     """Who kept the others waiting, by recorded starts of collectives on a common clock; the worst first."""
     counts, waited_us = dict.fromkeys(run.traces, 0), dict.fromkeys(run.traces, 0.0)
-    for call in join_calls(run) if calls is None else calls:
+    for call in join_calls(run):
         if len(call.rows) < 2 or call.kind is None:
             continue
         starts = {rank: float(run.traces[rank].exact_start_us[row]) for rank, row in call.rows.items()}

@@ -59,7 +59,8 @@ def group_of(workload: SimaiWorkload, phase: str, work: LayerPhase, rank: int) -
 def _rank(workload: SimaiWorkload, rank: int, groups: GroupNumbers) -> ExecutionTrace:
     header = {"degrees": dict(workload.degrees), "pp_bytes": workload.pp_bytes, "extra": dict(workload.extra),
               "lists": {name: list(layers) for name, layers in workload.lists.items()}, "kind": workload.kind,
-              "layers": [asdict_layer(layer) for layer in workload.layers]}  # fmt: skip
+              "layers": [[layer.name, *(list(getattr(layer, phase)) for phase in PHASES), layer.update_ns]
+                       for layer in workload.layers]}  # fmt: skip
     builder = TraceBuilder([("schema", "string", "simai"), ("rank", "int32", rank),
                             *([(HEADER, "string", json.dumps(header))] if rank == 0 else [])])  # fmt: skip
     pp, stage = workload.degrees["pp"], workload.degrees["gpus"] // workload.degrees["pp"]
@@ -116,11 +117,6 @@ def _rank(workload: SimaiWorkload, rank: int, groups: GroupNumbers) -> Execution
     if sends and stage_index > 0:
         message(True, rank - stage, BACKWARD)
     return builder.trace()
-
-
-def asdict_layer(layer: WorkloadLayer) -> list[Any]:
-    """A line as JSON has it."""
-    return [layer.name, *(list(getattr(layer, phase)) for phase in PHASES), layer.update_ns]
 
 
 def workload_of(run: RankedTraces) -> SimaiWorkload:

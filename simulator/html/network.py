@@ -53,17 +53,13 @@ def cards(prediction: OpPrediction) -> list[Card]:
         rate = units.with_prefix(prediction.network["busbw_gbps"] * 1e9, "B/s")
         lines = (
             ("algbw", units.with_prefix(prediction.network["algbw_gbps"] * 1e9, "B/s")),
-            ("algorithm", _algorithm(prediction)),
+            ("algorithm", str(prediction.network.get("algorithm", ""))),
         )
         cards_shown.append(Card("Bus bandwidth", (("", rate),), lines))
     if "stretch" in prediction.network:
         text = "times as long as on a switch that never blocks"
         cards_shown.append(Card("Stretch", (("", f"{prediction.network['stretch']:.3f}"),), (("", text),)))
     return cards_shown
-
-
-def _algorithm(prediction: OpPrediction) -> str:
-    return str(prediction.network.get("algorithm", ""))
 
 
 def transfers_section(network: Mapping[str, Any]) -> PageSection | None:

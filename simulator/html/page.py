@@ -197,6 +197,11 @@ class Page:
     glossary: tuple[tuple[str, str], ...] = field(default=())
 
 
+def notes_sections(notes: Sequence[str]) -> tuple[PageSection, ...]:
+    """The section of an answer's notes; none where there are none."""
+    return (PageSection("notes", "Notes", "", (Note("", tuple(notes)),)),) if notes else ()
+
+
 def drawn_table(view: ViewTable, caption: str | None = None, variant: str = "") -> Table:
     """A table of an answer as a page has it, under a caption of its own or the table's; ``variant`` as in Table."""
     columns, rows = view.on(PAGE)

@@ -14,7 +14,7 @@ from ..report.view import ViewTable
 from . import colours, units
 from .charts import LEGEND, RIGHT, curve, dashed, figure, hover, titled
 from .fleet import fleet_pictures
-from .page import Card, Figure, Note, Page, PageSection, drawn_table
+from .page import Card, Figure, Page, PageSection, drawn_table, notes_sections
 
 CURVES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")  # times with a CDF
 POOLS = {
@@ -36,7 +36,6 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
     kinds = "Replicas of two kinds in one pool: the router chooses between them."
     fleet = "Replicas start, drain before they stop, fail and come back."
     rejected = {"Classes": class_table(report), "Rejected requests": rejection_table(report)}
-    notes = tuple(report.all_notes)
     return Page(
         title=title,
         subtitle=f"{count_text(report.completed, 'request')} in {units.duration(report.duration_s * 1e6)} of traffic, "
@@ -56,7 +55,7 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
             *section("pools", "Pools", pools, (), {"Pools": pool_table(report)}),
             *section("kinds", "Kinds of replicas", kinds, (), {"Kinds": kind_table(report)}),
             *section("fleet", "Fleet", fleet, fleet_pictures(report)),
-            *([PageSection("notes", "Notes", "", (Note("", notes),))] if notes else ()),
+            *notes_sections(report.all_notes),
         ),
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 
 from ...datasets.devices import Device, DeviceError, load_device
 from ..report.answer import InferenceReport, Memory, Span, StepReport
+from ..report.figures import time_parts_s
 from ..report.view import Toned, ViewColumn, ViewTable
 from . import charts, colours, units, wording
 from .cluster import ClusterView, sections
@@ -16,20 +18,15 @@ from .timeline import timeline
 from .trust import trust_section
 
 TOP_OPS = 20
-MEMORY_PARTS = (
-    ("weights", "weights_gib", "blue"),
-    ("gradients", "gradients_gib", "purple"),
-    ("optimizer", "optimizer_gib", "red"),
-    ("activations", "activations_gib", "orange"),
-    ("other", "other_gib", "grey"),
-)
-TIME_PARTS = (
-    ("compute", "compute_s", "blue"),
-    ("communication", "exposed_comm_s", "indigo"),
-    ("bubble", "bubble_s", "yellow"),
-    ("optimizer", "optimizer_s", "red"),
-    ("host", "host_s", "grey"),
-)
+HUE_OF_MEMORY = {
+    "weights": "blue",
+    "gradients": "purple",
+    "optimizer": "red",
+    "activations": "orange",
+    "other": "grey",
+}
+HUE_OF_TIME = {"compute": "blue", "optimizer": "red", "bubble": "yellow", "waiting for the host": "grey"}
+HUES_OF_EXPOSED = ("indigo", "indigo-strong")
 
 
 def page(
@@ -102,15 +99,12 @@ def time_cards(report: StepReport | InferenceReport) -> list[Card]:
     first, last = max(min(low, total) - pad, 0.0), max(high, total) + pad
     low_at, at, high_at = (round((value - first) / (last - first) * 100.0, 2) for value in (low, total, high))
     strip = Strip(low_at, at, high_at, (), units.duration(first), units.duration(last), interval[1])
-    if isinstance(report, StepReport):
-        return [Card("Step time", (("", units.duration(total)),), (interval,), strip=strip)]
-    times = [("TTFT", "time to first token", report.ttft_ms), ("TPOT", "time per output token", report.tpot_ms)]
-    known_times = [(name, words, ms) for name, words, ms in times if ms is not None]
-    if len(known_times) == 1:
-        name, words, ms = known_times[0]
-        return [Card(f"{name}, {words}", (("", units.duration(ms * 1e3)),), (interval,), strip=strip)]
-    singles = [Card(f"{name}, {words}", (("", units.duration(ms * 1e3)),)) for name, words, ms in known_times]
-    return [*singles, Card("End to end", (("", units.duration(total)),), (interval,), strip=strip)]
+    times = report.named_times_us()
+    if len(times) == 2:  # one step of inference, which is the whole
+        times = times[:1]
+    titles = [f"{name}, {meaning}" if meaning else name.capitalize() for name, meaning, _ in times]
+    cards_shown = [Card(title, (("", units.duration(us)),)) for title, (_, _, us) in zip(titles, times, strict=True)]
+    return [*cards_shown[:-1], replace(cards_shown[-1], lines=(interval,), strip=strip)]
 
 
 def rate_card(report: StepReport | InferenceReport) -> Card:
@@ -139,11 +133,11 @@ def memory_card(report: StepReport | InferenceReport, device: Device | None) -> 
 
 def breakdown_section(report: StepReport | InferenceReport) -> PageSection:
     """Parts of the step, then kinds of op."""
-    parts, total_s = report.breakdown, step_us(report) * 1e-6
+    parts, total_s, exposed = report.breakdown, step_us(report) * 1e-6, cycle(HUES_OF_EXPOSED)
     pieces = [
-        Piece(name, f"{units.duration(seconds * 1e6)}, {units.share(seconds / total_s)}", seconds / total_s, hue)
-        for name, field, hue in TIME_PARTS
-        if (seconds := getattr(parts, field)) > 0
+        Piece(name, f"{units.duration(1e6 * part_s)}, {units.share(part_s / total_s)}", part_s / total_s, hue)
+        for name, part_s in time_parts_s(report).items()
+        for hue in [HUE_OF_TIME.get(name) or next(exposed)]
     ]
     text = (
         "The whole step on top, then every kind of op. Exposed communication is what no computation hides; host is the "
@@ -176,9 +170,9 @@ def memory_section(report: StepReport | InferenceReport, device: Device | None) 
 def memory_pieces(memory: Memory, whole_gib: float) -> list[Piece]:
     """The parts of the peak as fractions of ``whole_gib``."""
     return [
-        Piece(name, units.gib(size), size / whole_gib, hue)
-        for name, field, hue in MEMORY_PARTS
-        if (size := getattr(memory, field)) > 0
+        Piece(name, units.gib(size_gib), size_gib / whole_gib, HUE_OF_MEMORY[name])
+        for name, size_gib in memory.parts_gib.items()
+        if size_gib > 0
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..html import colours
 from ..html.charts import bars, curve, figure, hover, round_number, titled
-from ..html.page import Card, Figure, Note, Page, PageSection, drawn_table
+from ..html.page import Card, Figure, Page, PageSection, drawn_table, notes_sections
 from ..report.view import time_text
 from .answer import LifeSpread, PlanReport
 from .failures import DAY_S
@@ -38,7 +38,7 @@ def page(report: PlanReport) -> Page:
                 (drawn_table(parts(report)), drawn_table(causes(report))),
             ),
             PageSection("checkpoints", "Checkpoints", "", (drawn_table(checkpoints(report)),)),
-            *((PageSection("notes", "Notes", "", (Note("", report.notes),)),) if report.notes else ()),
+            *notes_sections(report.notes),
         ),
     )
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...datasets.loading import choice, flag, load, number, whole
-from ..question.canonical import Request, RequestError
+from ...datasets.loading import check_fields, choice, load
+from ..question.canonical import RequestError
 from ..question.declaration import setting
-from ..question.place import looked_up
-from ..question.requests import SimulateRequest
+from ..question.requests import SimulateRequest, StepQuestion
 from ..search.space import Space
 from .fleets import PUBLISHED, fleet_names
 
 MOST_LIVES = 1_000_000
 LAYOUTS = ("given", "search")
+OWN_RATES = ("per_gpu_year", "per_node_year", "per_link_year", "per_job_year")
+MOST_SPREAD = 3  # of a logarithm: a factor of 20 each way already says nothing
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,14 @@ class JobPhase:
     """A part of a job with its own sequence length or batch. One phase at most says neither ``tokens`` nor ``steps``:
     it is what the others leave. ``step_time_s`` stands for a step that was measured."""
 
-    tokens: float | None = None
-    steps: int | None = None
-    seq_len: int | None = None
-    global_batch: int | None = None
-    step_time_s: float | None = None
+    tokens: float | None = setting(None, positive=True)
+    steps: int | None = setting(None, least=1)
+    seq_len: int | None = setting(None, least=1)
+    global_batch: int | None = setting(None, least=1)
+    step_time_s: float | None = setting(None, positive=True)
 
     def __post_init__(self) -> None:
-        positive("phases.tokens", self.tokens)
-        positive("phases.step_time_s", self.step_time_s)
-        for name in ("steps", "seq_len", "global_batch"):
-            if getattr(self, name) is not None:
-                whole(RequestError, f"phases.{name}", getattr(self, name), 1)
+        check_fields(self, RequestError, "phases")
         if self.tokens is not None and self.steps is not None:
             raise RequestError("a phase has tokens or steps, not both: leave one out")
 
@@ -46,12 +43,10 @@ class BatchRamp:
     start: int = setting(0, "sequences of the first step; 0: no ramp")
     increment: int = setting(0, "sequences that the batch grows by at a time")
     sequences: int = setting(0, "sequences until the batch is full")
-    step_time_s: float | None = setting(None, "of the first step where it was measured; null: simulated")
+    step_time_s: float | None = setting(None, "of the first step where it was measured; null: simulated", positive=True)
 
     def __post_init__(self) -> None:
-        for name in ("start", "increment", "sequences"):
-            whole(RequestError, f"ramp.{name}", getattr(self, name))
-        positive("ramp.step_time_s", self.step_time_s)
+        check_fields(self, RequestError, "ramp")
         if self.start and not (self.increment and self.sequences):
             raise RequestError(f"ramp.start={self.start} also needs ramp.increment and ramp.sequences")
 
@@ -61,33 +56,36 @@ class JobEvaluation:
     """Pauses in which the model is tested."""
 
     every_steps: int = setting(0, "steps between two; 0: none")
-    sequences: int | None = setting(None, "that a pause takes through the model's forward pass; null: one batch")
-    duration_s: float | None = setting(None, "of a pause, in place of sequences")
+    sequences: int | None = setting(
+        None, "that a pause takes through the model's forward pass; null: one batch", least=1
+    )
+    duration_s: float | None = setting(None, "of a pause, in place of sequences", positive=True)
 
     def __post_init__(self) -> None:
-        whole(RequestError, "evaluation.every_steps", self.every_steps)
-        if self.sequences is not None:
-            whole(RequestError, "evaluation.sequences", self.sequences, 1)
-        positive("evaluation.duration_s", self.duration_s)
+        check_fields(self, RequestError, "evaluation")
 
 
 @dataclass(frozen=True)
 class JobCheckpoints:
     """What is saved, how often, and how fast. ``*_gbps`` are GB/s of the whole job."""
 
-    every_steps: int | None = setting(None, "steps between two; null: by every_minutes, else the best interval")
-    every_minutes: float | None = setting(None, "of training between two; null: the best interval")
-    size_gb: float | None = setting(None, "GB of one; null: weights and optimizer of the memory walk, each once")
-    store_gbps: float | None = setting(None, "GB/s that the store takes; null: NVIDIA's guideline for so many nodes")
-    read_gbps: float | None = setting(None, "GB/s that it gives; null: NVIDIA's guideline, or as store_gbps")
+    every_steps: int | None = setting(
+        None, "steps between two; null: by every_minutes, else the best interval", least=1
+    )
+    every_minutes: float | None = setting(None, "of training between two; null: the best interval", positive=True)
+    size_gb: float | None = setting(
+        None, "GB of one; null: weights and optimizer of the memory walk, each once", positive=True
+    )
+    store_gbps: float | None = setting(
+        None, "GB/s that the store takes; null: NVIDIA's guideline for so many nodes", positive=True
+    )
+    read_gbps: float | None = setting(
+        None, "GB/s that it gives; null: NVIDIA's guideline, or as store_gbps", positive=True
+    )
     asynchronous: bool = setting(False, "true: training waits for the copy to host memory alone")
 
     def __post_init__(self) -> None:
-        if self.every_steps is not None:
-            whole(RequestError, "checkpoint.every_steps", self.every_steps, 1)
-        for name in ("every_minutes", "size_gb", "store_gbps", "read_gbps"):
-            positive(f"checkpoint.{name}", getattr(self, name))
-        flag(RequestError, "checkpoint.asynchronous", self.asynchronous)
+        check_fields(self, RequestError, "checkpoint")
         if self.every_steps is not None and self.every_minutes is not None:
             raise RequestError("checkpoint.every_steps and checkpoint.every_minutes say the same: leave one out")
 
@@ -103,26 +101,19 @@ class JobFailures:
     per_job_year: float | None = setting(None, "your own: by the job itself, whatever its size (software, people)")
     scale: float = setting(1.0, "all rates times this")
     spread: float | None = setting(
-        None, "how unsure the rate is: standard deviation of its logarithm; null: as published fleets differ, 0 of own"
+        None,
+        "how unsure the rate is: standard deviation of its logarithm; null: as published fleets differ, 0 of own",
+        most=MOST_SPREAD,
     )
 
     def __post_init__(self) -> None:
         choice(RequestError, "failures.fleet", self.fleet, (*fleet_names(), PUBLISHED, "none"))
-        number(RequestError, "failures.scale", self.scale)
-        for name in (*OWN_RATES, "spread"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"failures.{name}", getattr(self, name))
-        if self.spread is not None and self.spread > MOST_SPREAD:
-            raise RequestError(f"failures.spread={self.spread!r} must be at most {MOST_SPREAD}")
+        check_fields(self, RequestError, "failures")
 
     @property
     def measured(self) -> bool:
         """Whether rates of one's own are given."""
         return any(getattr(self, name) is not None for name in OWN_RATES)
-
-
-OWN_RATES = ("per_gpu_year", "per_node_year", "per_link_year", "per_job_year")
-MOST_SPREAD = 3  # of a logarithm: a factor of 20 each way already says nothing
 
 
 @dataclass(frozen=True)
@@ -132,22 +123,14 @@ class JobRestart:
     # median time between two tries of automatic restarts on 504 B200, 73 days of logs (technical report of SK Telecom,
     # Upstage, Lablup and others, 2026); 512 B200 of Lambda: under 4 minutes with loading (lambda.ai/blog, Olmo Hybrid)
     minutes: float = setting(11.0, "the median, until the job loads its checkpoint: noticed, replaced, started")
-    spread: float = setting(0.5, "standard deviation of the logarithm of these minutes (judged)")
-    manual_share: float | None = setting(None, "of interruptions that people look into; null: as in the fleet")
+    spread: float = setting(0.5, "standard deviation of the logarithm of these minutes (judged)", most=MOST_SPREAD)
+    manual_share: float | None = setting(None, "of interruptions that people look into; null: as in the fleet", most=1)
     manual_hours: float = setting(4.0, "that people take, more than the minutes above (judged)")
     repair_hours: float = setting(24.0, "until a node that was replaced is back as a spare (judged)")
     begin_minutes: float = setting(0.0, "before the first step: data, communicators, compilation")
 
     def __post_init__(self) -> None:
-        for name in ("minutes", "spread", "manual_hours", "repair_hours", "begin_minutes"):
-            number(RequestError, f"restart.{name}", getattr(self, name))
-        if (
-            self.manual_share is not None
-            and not 0 <= number(RequestError, "restart.manual_share", self.manual_share) <= 1
-        ):
-            raise RequestError(f"restart.manual_share={self.manual_share!r} must be a share, from 0 to 1")
-        if self.spread > MOST_SPREAD:
-            raise RequestError(f"restart.spread={self.spread!r} must be at most {MOST_SPREAD}")
+        check_fields(self, RequestError, "restart")
 
 
 @dataclass(frozen=True)
@@ -155,34 +138,30 @@ class SlowSpells:
     """Nodes that become slow and hold up all others until somebody finds them."""
 
     per_node_year: float = setting(0.0, "spells of a node in a year; 0: none, because no rate is published")
-    slowdown: float = setting(1.2, "times longer that a step takes meanwhile")
+    slowdown: float = setting(1.2, "times longer that a step takes meanwhile", least=1)
     hours: float = setting(2.0, "until it is found")
 
     def __post_init__(self) -> None:
-        number(RequestError, "slow.per_node_year", self.per_node_year)
-        number(RequestError, "slow.slowdown", self.slowdown, 1)
-        number(RequestError, "slow.hours", self.hours)
+        check_fields(self, RequestError, "slow")
 
 
 @dataclass(frozen=True)
 class JobEnergy:
     """What the job draws, and what a kilowatt-hour costs the air."""
 
-    gpu_w: float | None = setting(None, "watts of a GPU while it trains; null: of the simulated step")
+    gpu_w: float | None = setting(None, "watts of a GPU while it trains; null: of the simulated step", positive=True)
     node_w: float | None = setting(None, "watts of a node beside its GPUs; null: GPUs alone are counted")
-    pue: float = setting(1.0, "of the building: all power over that of the machines; 1: cooling is not counted")
+    pue: float = setting(
+        1.0, "of the building: all power over that of the machines; 1: cooling is not counted", least=1
+    )
     grid_g_per_kwh: float | None = setting(None, "grams of CO2 of a kilowatt-hour; null: no CO2")
 
     def __post_init__(self) -> None:
-        positive("energy.gpu_w", self.gpu_w)
-        number(RequestError, "energy.pue", self.pue, 1)
-        for name in ("node_w", "grid_g_per_kwh"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"energy.{name}", getattr(self, name))
+        check_fields(self, RequestError, "energy")
 
 
 @dataclass(frozen=True)
-class PlanRequest(Request):
+class PlanRequest(StepQuestion):
     """A training job of so many ``tokens`` (or ``steps``) of the ``step``, on its cluster.
 
     ``phases`` are parts with their own length of sequences or batch, in order. ``layout=search`` takes the best of
@@ -191,10 +170,12 @@ class PlanRequest(Request):
 
     step: SimulateRequest = field(default_factory=lambda: SimulateRequest(model="llama3_8b"), metadata={"hidden": True})
     space: Space = field(default_factory=Space)
-    layout: str = setting("given", "given: that of parallel=…; search: the best of space=…")
-    tokens: float | None = setting(None, "that the job trains on, such as 15.6e12")
-    steps: int | None = setting(None, "of the optimizer, in place of tokens")
-    step_time_s: float | None = setting(None, "seconds of a step that was measured; null: simulated, with its interval")
+    layout: str = setting("given", "given: that of parallel=…; search: the best of space=…", choices=LAYOUTS)
+    tokens: float | None = setting(None, "that the job trains on, such as 15.6e12", positive=True)
+    steps: int | None = setting(None, "of the optimizer, in place of tokens", least=1)
+    step_time_s: float | None = setting(
+        None, "seconds of a step that was measured; null: simulated, with its interval", positive=True
+    )
     phases: tuple[JobPhase, ...] = setting(
         (), "parts in order, each with tokens or steps: [{tokens: 1e11, seq_len: 4096}, {seq_len: 8192}]"
     )
@@ -206,20 +187,12 @@ class PlanRequest(Request):
     spares: int | None = setting(None, "nodes that stand by and are paid for; null: there is always another node")
     slow: SlowSpells = field(default_factory=SlowSpells)
     energy: JobEnergy = field(default_factory=JobEnergy)
-    lives: int = setting(10_000, "times that the job is lived through")
+    lives: int = setting(10_000, "times that the job is lived through", least=1)
     seed: int = setting(0, "of the lives: the same seed has the same answer")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phases", phases_of(self.phases))
-        choice(RequestError, "layout", self.layout, LAYOUTS)
-        positive("tokens", self.tokens)
-        positive("step_time_s", self.step_time_s)
-        whole(RequestError, "seed", self.seed)
-        for name, value in (("steps", self.steps), ("lives", self.lives)):
-            if value is not None:
-                whole(RequestError, name, value, 1)
-        if self.spares is not None:
-            whole(RequestError, "spares", self.spares)
+        check_fields(self, RequestError)
         if self.lives > MOST_LIVES:
             raise RequestError(f"lives={self.lives:,} is more than the {MOST_LIVES:,} that are simulated")
         if self.tokens is not None and self.steps is not None:
@@ -257,12 +230,6 @@ class PlanRequest(Request):
                 "step_time_s was measured: give phases with another batch or length their own step_time_s"
             )
 
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get("step"), Mapping):
-            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
-        return values
-
 
 def phases_of(values: Sequence[Any]) -> tuple[JobPhase, ...]:
     """Phases that may be plain mappings. RequestError for what is none."""
@@ -274,9 +241,3 @@ def phases_of(values: Sequence[Any]) -> tuple[JobPhase, ...]:
         value if isinstance(value, JobPhase) else load(JobPhase, value, RequestError, f"phases[{index}]")
         for index, value in enumerate(values)
     )
-
-
-def positive(name: str, value: float | None) -> None:
-    """RequestError for a number that is not above 0; null was not given."""
-    if value is not None and number(RequestError, name, value) <= 0:
-        raise RequestError(f"{name}={value!r} must be more than 0")

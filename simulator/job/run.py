@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..report.distribution import factors
 from ..report.view import counted
 from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
+from .bills import bills, energy_notes, price_of
 from .checkpoints import CheckpointCost, best_interval_s, cost_of, daly_s, state_gb
 from .failures import DAY_S, JobRates, drawn_events, rates_of
 from .lives import JobLives, live
@@ -27,7 +28,7 @@ from .request import JobPhase, PlanRequest
 from .schedule import JobTimeline, PhaseSteps, phase_steps, timeline
 
 if TYPE_CHECKING:
-    from ..search.result import SearchReport
+    from ..workbench import Workbench
 
 FEW = 256  # lives that an interval of checkpoints is tried on
 TRACED = 10  # lives of the picture
@@ -37,19 +38,6 @@ MOST_SPARES = 20_000_000  # of all lives: their moments are kept in memory
 # of the FLOPs of a step, where no step is simulated: two of six of a weight and token (Kaplan et al. 2020, arXiv
 # 2001.08361, section 2.1)
 FORWARD_SHARE = 1.0 / 3.0
-
-
-class JobBench(Protocol):
-    """What is asked of a workbench."""
-
-    def device(self, name: Device | str, cluster: Cluster | None = None) -> Device:
-        """The figures of a device."""
-
-    def simulate(self, request: SimulateRequest) -> Any:
-        """The report of a step."""
-
-    def search(self, request: SearchRequest) -> SearchReport:
-        """The best layouts."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,7 @@ class TimedPhases:
     gpu_j: float | None  # joules of one GPU in all steps
 
 
-def plan_job(request: PlanRequest, bench: JobBench) -> PlanReport:
+def plan_job(request: PlanRequest, bench: Workbench) -> PlanReport:
     """The report of a job. RequestError for one that cannot be, and the errors of a step."""
     started = time.perf_counter()
     notes: list[str] = []
@@ -91,7 +79,7 @@ def plan_job(request: PlanRequest, bench: JobBench) -> PlanReport:
     return replace(report, notes=(*notes, *report.notes), wall_time_s=wall_s)
 
 
-def best_layout(request: PlanRequest, bench: JobBench, notes: list[str]) -> SimulateRequest:
+def best_layout(request: PlanRequest, bench: Workbench, notes: list[str]) -> SimulateRequest:
     """The step in the best layout of the space."""
     question = SearchRequest(base=request.step, space=request.space, objectives=("step_time",))
     searched = bench.search(question)
@@ -107,15 +95,15 @@ def best_layout(request: PlanRequest, bench: JobBench, notes: list[str]) -> Simu
     return best
 
 
-def times_of(request: PlanRequest, bench: JobBench, device: Device) -> TimedPhases:
+def times_of(request: PlanRequest, bench: Workbench, device: Device) -> TimedPhases:
     """The phases with the time of a step in each: simulated, or as it was measured."""
     work = request.step.work
     if request.step_time_s is not None or (request.phases and all(phase.step_time_s for phase in request.phases)):
         return _known(request)
-    main = bench.simulate(request.step)
+    main: Any = bench.simulate(request.step)
     sequences = main.state.work.sequences
     phases = phase_steps(request.phases, request.ramp, request.tokens, request.steps, work.seq_len, sequences)
-    reports: dict[tuple[int, int], StepReport] = {(work.seq_len, sequences): main}
+    reports: dict[tuple[int, int], Any] = {(work.seq_len, sequences): main}
     batches = {(phase.seq_len, phase.sequences) for phase in phases}
     if request.ramp.start:
         batches = {(work.seq_len, request.ramp.start), (work.seq_len, sequences)}
@@ -277,8 +265,7 @@ def report_of(
     """What all lives say."""
     report = timed.report
     histogram, edges = np.histogram(lives.total_s / DAY_S, bins=BINS)
-    price = request.step.price_per_gpu_hour
-    price = cluster.price_per_device_hour if price is None else price
+    price = price_of(request.step, cluster)
     return PlanReport(
         model=report.model if report else str(_name(request.step.model)),
         device=device.name,
@@ -324,13 +311,10 @@ def spreads_of(
     """Figures over all lives: times, price and energy."""
     hours = lives.total_s / 3600.0
     paid = cluster.devices + (request.spares or 0) * cluster.devices_per_node
-    kwh, grams = kilowatt_hours(request, timed, job, lives, cluster, device), request.energy.grid_g_per_kwh
+    kwh = kilowatt_hours(request, timed, job, lives, cluster, device)
     return {
         "days": spread_of(lives.total_s / DAY_S),
-        "gpu_hours": spread_of(hours * paid),
-        "cost": spread_of(hours * paid * price) if price else None,
-        "kwh": None if kwh is None else spread_of(kwh),
-        "co2_kg": None if kwh is None or grams is None else spread_of(kwh * grams / 1000.0),
+        **bills(hours * paid, price, kwh, request.energy),
         "goodput": spread_of(lives.goodput),
         "interruptions": spread_of(lives.interruptions.astype(float)),
         "lost_hours": spread_of(lives.lost_s / 3600.0),
@@ -412,14 +396,7 @@ def notes_of(request: PlanRequest, timed: TimedPhases, rates: JobRates, lives: J
             f"the rate of interruptions is unsure by a factor of {math.exp(rates.spread):.2g} each way, as published "
             "fleets differ: give your own (failures.per_gpu_year)"
         )
-    if timed.gpu_j is None:
-        notes.append("no energy: nobody knows the watts of this step (energy.gpu_w)")
-    else:
-        if request.energy.node_w is None:
-            notes.append("kWh are those of the GPUs: hosts and switches are left out (energy.node_w, energy.pue)")
-        notes.append("watts have no interval: kWh differ between lives by time alone")
-        if request.energy.grid_g_per_kwh is None:
-            notes.append("no CO2 without the grid's grams (energy.grid_g_per_kwh)")
+    notes += energy_notes(request.energy, "this step" if timed.gpu_j is None else "")
     if not price:
         notes.append("no price: give price_per_gpu_hour")
     return notes

@@ -28,3 +28,9 @@ class Memory:
     where: str = ""
     by_class: Mapping[str, float] = field(default_factory=dict)
     advice: str = ""
+
+    @property
+    def parts_gib(self) -> dict[str, float]:
+        """GiB by what they are spent on, which add up to the peak."""
+        names = ("weights", "gradients", "optimizer", "activations", "other")
+        return {name: getattr(self, f"{name}_gib") for name in names}

@@ -34,7 +34,7 @@ MAX_SIMULATED_DEVICES = 2**16  # whose links are laid one by one: about a minute
 HOPS_IN_TABLE_LATENCY = 3.0  # hops over a switch fabric that the table's network latency stands for
 
 
-def build_fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (), seed: int = 0) -> Fabric:
+def build_fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = ()) -> Fabric:
     """The fabric of a cluster, as far as it still stands. TopologyError for a setting, link or rank that is missing."""
     check_settings(cluster.topology)
     if cluster.devices > MAX_SIMULATED_DEVICES:
@@ -56,7 +56,7 @@ def build_fabric(cluster: Cluster, device: Device, faults: Iterable[Fault] = (),
     start_us = BASE_US["ring"][0] * constants.base
     nvls = constants.nvls / constants.ring if any(name.startswith("nvswitch") for name in topology.nodes) else 0.0
     per_node = cluster.devices_per_node
-    return with_faults(Fabric(topology, routing, per_node, seed, start_us, nvls, reduces, per_node), list(faults))
+    return with_faults(Fabric(topology, routing, per_node, 0, start_us, nvls, reduces, per_node), list(faults))
 
 
 def build_nonblocking_fabric(cluster: Cluster, device: Device) -> Fabric:

@@ -114,8 +114,10 @@ def apply_faults(topology: Topology, faults: Iterable[Fault]) -> Topology:
         health[links] *= fault.bandwidth_factor * (1.0 - fault.retransmission)
         latency[links] += fault.extra_latency_us + 2.0 * fault.retransmission * latency[links]
     worn = health if topology.health is None else health * topology.health
-    figures = {"bandwidth_gbps": topology.bandwidth_gbps * health, "latency_us": latency}
-    changed = topology.replace(**figures, health=worn if (worn < 1.0).any() else None).keep(keep)
+    worn_links = worn if (worn < 1.0).any() else None
+    changed = dataclasses.replace(
+        topology, bandwidth_gbps=topology.bandwidth_gbps * health, latency_us=latency, health=worn_links
+    ).keep(keep)
     parts = changed.parts()
     if len(parts) > 1:
         isolated = ", ".join(parts[-1][:4]) + (" ..." if len(parts[-1]) > 4 else "")

@@ -19,12 +19,12 @@ def fullest(load: np.ndarray, count: int = NAMED_LINKS) -> np.ndarray:
     return order[load[order] > 0]
 
 
-def fullest_kinds(topology: Topology, load: np.ndarray, count: int = NAMED_LINKS) -> tuple[np.ndarray, np.ndarray]:
+def fullest_kinds(topology: Topology, load: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The fullest links that are used at all, one for all of its kind that are as full; and how many those are."""
     kind = np.unique(np.array(topology.kind), return_inverse=True)[1]
     alike = np.stack([kind, np.round(load, DIGITS)])
     _, first, counts = np.unique(alike, axis=1, return_index=True, return_counts=True)
-    order = np.argsort(-load[first], kind="stable")[:count]
+    order = np.argsort(-load[first], kind="stable")[:NAMED_LINKS]
     order = order[load[first[order]] > 0]
     return first[order], counts[order]
 

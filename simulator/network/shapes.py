@@ -144,11 +144,6 @@ class Port:
     kind: str = "ib"
 
 
-def single_switch(ranks: int, port: Port) -> Topology:
-    """Every rank on one switch that never blocks."""
-    return product([Dimension("switch", ranks, port.bandwidth_gbps, port.latency_us, port.kind)], "single switch")
-
-
 @dataclass(frozen=True)
 class Servers:
     """``count`` servers of ``gpus`` joined inside (``inside``: by a switch, or ``fully_connected``).

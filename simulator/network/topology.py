@@ -117,14 +117,11 @@ class Topology:
         index = self.index[node]
         return np.flatnonzero((self.source == index) | (self.target == index))
 
-    def replace(self, **changes: Any) -> Topology:
-        """This fabric with some figures changed; not checked again."""
-        return dataclasses.replace(self, **changes)
-
     def keep(self, links: np.ndarray) -> Topology:
         """This fabric with only some of its links (bool [links])."""
         kept = np.flatnonzero(links)
-        return self.replace(
+        return dataclasses.replace(
+            self,
             source=self.source[kept],
             target=self.target[kept],
             bandwidth_gbps=self.bandwidth_gbps[kept],

@@ -123,7 +123,7 @@ class _Cutter:
                     continue
                 for at, tensors, into in ((layer - 1, node.writes, written), (layer, node.reads, reads)):
                     for repetition in _repetitions_within(position, block.stride, block.repeat, at, at + 1):
-                        into.update(_move_tensors(tensors, block, repetition))
+                        into.update(t + repetition * block.steps.get(t, 0) for t in tensors)
                 if block.repeat > 1:
                     shared.update(t for t in node.reads if not block.steps.get(t))
         activation = ROLES.index("activation")
@@ -291,10 +291,6 @@ def slice_block(block: Block, first: int, count: int, positions: tuple[int, ...]
         nodes.append(node)
     steps = {moved.get(t, t): step for t, step in block.steps.items()}
     return Block(tuple(nodes), count, steps, block.stack, block.stride, uneven)
-
-
-def _move_tensors(tensors: Sequence[int], block: Block, repetition: int) -> list[int]:
-    return [t + repetition * block.steps.get(t, 0) for t in tensors]
 
 
 def _resident_tensors(blocks: Sequence[Block], roles: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..html.page import Card, Note, Page, PageSection, Picture, drawn_table
+from ..html.page import Card, Page, PageSection, Picture, drawn_table, notes_sections
 from ..job.page import card
 from .answer import PostTrainReport
 from .phases import ROLL
@@ -19,13 +19,12 @@ def page(report: PostTrainReport) -> Page:
         (Picture("Phases of three iterations", draw_phases(report)),),
     )
     figures_section = PageSection("figures", "Figures", "", tuple(drawn_table(table) for table in tables(report)))
-    notes = (PageSection("notes", "Notes", "", (Note("", report.notes),)),) if report.notes else ()
     return Page(
         title=f"{report.model}: {report.method}, phase by phase",
         subtitle=headline(report),
         facts=(f"{report.iterations:,} iterations", f"{report.lives:,} lives, seed {report.seed}"),
         cards=tuple(cards(report)),
-        sections=(time_section, figures_section, *notes),
+        sections=(time_section, figures_section, *notes_sections(report.notes)),
     )
 
 

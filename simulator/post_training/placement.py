@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +12,6 @@ from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
 from ..question.canonical import RequestError
 from ..question.plan import PlanError
-from ..question.predictions import PredictRequest
-from ..question.requests import SimulateRequest
-from ..report.answer import OpPrediction, StepReport
-from ..serving.bench import ServingBench
 from ..serving.engines import load_serving_engine
 from ..serving.kv import KvError
 from ..serving.kv_memory import usual_fraction
@@ -40,17 +36,10 @@ from .rollout import CHUNK, GRAPHS, BatchRollout, RolloutReplicas, roll_out, rol
 from .schedule import iteration_times
 from .sync import WeightSync, weight_sync
 
+if TYPE_CHECKING:
+    from ..workbench import Workbench
+
 CANNOT = (RequestError, PlanError, KvError)
-
-
-class PostTrainBench(ServingBench, Protocol):
-    """What is asked of a workbench."""
-
-    def simulate(self, request: SimulateRequest) -> Any:
-        """The report of a step."""
-
-    def predict(self, request: PredictRequest) -> list[OpPrediction]:
-        """The predictions of collectives."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ class PlacedRun:
 class PlacementTrial:
     """Places post-training in several ways: what two ways have in common is simulated once."""
 
-    def __init__(self, request: PostTrainRequest, bench: PostTrainBench) -> None:
+    def __init__(self, request: PostTrainRequest, bench: Workbench) -> None:
         self.request, self.bench = request, bench
         self.batches = [batch_of(request, index) for index in range(request.batches)]
         self._parts: dict[int, tuple[TrainingParts, MicroBatches]] = {}
@@ -127,16 +116,15 @@ class PlacementTrial:
             sequences = micro.micro_batch * micro.count * data_ranks(request, cluster.devices)
             work = replace(step.work, seq_len=micro.seq_len, micro_batch=micro.micro_batch, global_batch=sequences)
             optimizer_step = replace(step, cluster=cluster, work=work)
-            actor: StepReport = self.bench.simulate(optimizer_step)
-            critic = reward = None
+
+            def trained(model: Any) -> Any:
+                return self.bench.simulate(replace(optimizer_step, model=model))
+
+            actor = trained(step.model)
+            critic = None
             if request.method == "ppo":
-                critic = (
-                    actor
-                    if request.critic is None
-                    else self.bench.simulate(replace(optimizer_step, model=request.critic))
-                )
-            if request.reward.model is not None:
-                reward = self.bench.simulate(replace(optimizer_step, model=request.reward.model))
+                critic = actor if request.critic is None else trained(request.critic)
+            reward = trained(request.reward.model) if request.reward.model is not None else None
             share = 1.0
             if request.log_prob_micro_batch is not None:
                 forward = micro_batches(request, self.batches, cluster.devices, request.log_prob_micro_batch)
@@ -148,7 +136,8 @@ class PlacementTrial:
         """The rollout of a first batch on so many GPUs."""
         if resident_share not in self._replicas:
             self._replicas[resident_share] = rollout_of(self.request, groups, self.bench, resident_share)
-        rollout = self._replicas[resident_share].with_gpus(groups.rollout_gpus)
+        served = self._replicas[resident_share]
+        rollout = replace(served, replicas=groups.rollout_gpus // served.replica.devices)
         key = rollout.replicas, resident_share
         if key not in self._rollouts:
             self._rollouts[key] = roll_out(rollout, self.request, self.batches[:1])[0]

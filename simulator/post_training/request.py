@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from ...datasets.loading import choice, flag, number, whole
+from ...datasets.loading import check_fields
 from ..job.request import JobEnergy
-from ..question.canonical import Request, RequestError
+from ..question.canonical import RequestError
 from ..question.declaration import FILES, setting
-from ..question.place import looked_up
-from ..question.requests import SimulateRequest
-from ..question.traffic import Lengths
+from ..question.requests import SimulateRequest, StepQuestion
+from ..question.traffic import LENGTHS, Lengths
 from ..question.unread import changed, refuse_unread
 
 METHODS = ("sft", "dpo", "ppo", "grpo")
@@ -46,34 +43,34 @@ PACKINGS = ("balanced", "bins", "none")
 class PromptLengths(Lengths):
     """Tokens of prompts."""
 
-    mean: float = 256
+    mean: float = setting(256, least=1)
 
 
 @dataclass(frozen=True)
 class ResponseLengths(Lengths):
     """Tokens of responses, with a long tail, which ``workload.seq_len`` cuts."""
 
-    kind: str = "lognormal"
-    mean: float = 1024
+    kind: str = setting("lognormal", choices=LENGTHS)
+    mean: float = setting(1024, least=1)
     std: float = 768
-    high: int = 1 << 22
+    high: int = setting(1 << 22, least=1)
 
 
 @dataclass(frozen=True)
 class RolloutEngine:
     """The engine that rolls out, and the layout of a replica."""
 
-    engine: str = setting("vllm", "vllm | sglang | trtllm")
-    tp: int = setting(1, "tensor ranks of a replica")
-    pp: int = setting(1, "pipeline stages of a replica")
-    ep: int = setting(1, "expert ranks of a replica")
-    gpus: int | None = setting(None, "that roll out, where they are apart; null: searched")
+    engine: str = setting("vllm", "vllm | sglang | trtllm", choices=ENGINES)
+    tp: int = setting(1, "tensor ranks of a replica", least=1)
+    pp: int = setting(1, "pipeline stages of a replica", least=1)
+    ep: int = setting(1, "expert ranks of a replica", least=1)
+    gpus: int | None = setting(None, "that roll out, where they are apart; null: searched", least=1)
     precision: str = setting("", "such as fp8; empty: as in training, 16 bits where training packs weights")
     kv_fraction: float | None = setting(
         None, "of GPU memory for the engine (gpu_memory_utilization); null: as the engine has it"
     )
-    max_seqs: int | None = setting(None, "that run at a time; null: as the engine has it")
-    max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it")
+    max_seqs: int | None = setting(None, "that run at a time; null: as the engine has it", least=1)
+    max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it", least=1)
     async_scheduling: bool | None = setting(
         None, "the next iteration is scheduled while one runs; null: as the engine does today (vLLM from 0.14 on)"
     )
@@ -82,16 +79,8 @@ class RolloutEngine:
     )
 
     def __post_init__(self) -> None:
-        choice(RequestError, "rollout.engine", self.engine, ENGINES)
-        for name in ("tp", "pp", "ep"):
-            whole(RequestError, f"rollout.{name}", getattr(self, name), 1)
-        for name in ("gpus", "max_seqs", "max_tokens"):
-            if getattr(self, name) is not None:
-                whole(RequestError, f"rollout.{name}", getattr(self, name), 1)
-        if self.async_scheduling is not None:
-            flag(RequestError, "rollout.async_scheduling", self.async_scheduling)
-        number(RequestError, "rollout.token_us", self.token_us)
-        if self.kv_fraction is not None and not 0 < number(RequestError, "rollout.kv_fraction", self.kv_fraction) <= 1:
+        check_fields(self, RequestError, "rollout")
+        if self.kv_fraction is not None and not 0 < self.kv_fraction <= 1:
             raise RequestError(f"rollout.kv_fraction={self.kv_fraction} must be a share, above 0 and at most 1")
         if self.gpus is not None and self.gpus % self.replica_gpus:
             raise RequestError(f"rollout.gpus={self.gpus} is no multiple of a replica's {self.replica_gpus} GPUs")
@@ -110,11 +99,11 @@ class RewardSource:
     seconds: float = setting(0.0, "until all responses are scored by rules or a sandbox, beside a reward model")
 
     def __post_init__(self) -> None:
-        number(RequestError, "reward.seconds", self.seconds)
+        check_fields(self, RequestError, "reward")
 
 
 @dataclass(frozen=True)
-class PostTrainRequest(Request):
+class PostTrainRequest(StepQuestion):
     """Post-training of the model of ``step`` by a ``method``.
 
     ``step`` says how it is trained: cluster, layout, framework. Its ``work.seq_len`` is the most tokens of prompt and
@@ -123,9 +112,11 @@ class PostTrainRequest(Request):
     """
 
     step: SimulateRequest = field(default_factory=lambda: SimulateRequest(model="llama3_8b"), metadata={"hidden": True})
-    method: str = setting("grpo", "sft | dpo | ppo | grpo; LoRA and QLoRA go with each: workload.lora_rank=16")
-    prompts: int = setting(128, "of a batch; sft: sequences; dpo: pairs")
-    responses: int | None = setting(None, "to each prompt; null: 8 of grpo, 1 of ppo")
+    method: str = setting(
+        "grpo", "sft | dpo | ppo | grpo; LoRA and QLoRA go with each: workload.lora_rank=16", choices=METHODS
+    )
+    prompts: int = setting(128, "of a batch; sft: sequences; dpo: pairs", least=1)
+    responses: int | None = setting(None, "to each prompt; null: 8 of grpo, 1 of ppo", least=1)
     prompt_len: PromptLengths = setting(
         PromptLengths(), "tokens of prompts: fixed | uniform | zipf | normal | lognormal | empirical"
     )
@@ -136,8 +127,8 @@ class PostTrainRequest(Request):
     lengths: str | None = setting(
         None, "a CSV file of real lengths, prompt_tokens and response_tokens, in place of both", http=FILES
     )
-    iterations: int = setting(100, "batches of the whole run")
-    epochs: int = setting(1, "times that each batch is trained on")
+    iterations: int = setting(100, "batches of the whole run", least=1)
+    epochs: int = setting(1, "times that each batch is trained on", least=1)
     kl: float = setting(0.001, "weight of the distance to a reference model; 0: there is none (dpo always has one)")
     old_log_probs: bool = setting(
         True, "the trainer computes log-probs of the responses again before it trains (ppo, grpo)"
@@ -146,7 +137,9 @@ class PostTrainRequest(Request):
     reward: RewardSource = field(default_factory=RewardSource)
     rollout: RolloutEngine = field(default_factory=RolloutEngine)
     placement: str = setting(
-        "colocated", "colocated: rollout and training take turns on all GPUs | apart: each has its own | search"
+        "colocated",
+        "colocated: rollout and training take turns on all GPUs | apart: each has its own | search",
+        choices=PLACEMENTS,
     )
     asynchronous: bool = setting(
         False, "apart: the next batch is rolled out while this one is trained on, one step off"
@@ -164,6 +157,7 @@ class PostTrainRequest(Request):
         None,
         "of a GPU that copies optimizer states to the host or back while all of its node do; null: as PCIe lets pinned "
         "memory, as weights always do (NeMo-RL copies pageable memory: 4.3)",
+        positive=True,
     )
     sync_tensor_us: float | None = setting(
         None, "of a weight sync, for each tensor of the checkpoint; null: as NeMo-RL, 760 colocated and 360 apart"
@@ -172,13 +166,14 @@ class PostTrainRequest(Request):
         "balanced",
         "sequences in micro-batches: balanced: as many tokens in each (veRL) | bins: whole ones, the longest first, in "
         "a pipeline padded to the fullest (NeMo-RL with Megatron) | none: each padded to the longest",
+        choices=PACKINGS,
     )
     log_prob_micro_batch: int | None = setting(
-        None, "times workload.seq_len: tokens of a micro-batch of log-probs; null: as in training"
+        None, "times workload.seq_len: tokens of a micro-batch of log-probs; null: as in training", least=1
     )
     energy: JobEnergy = field(default_factory=JobEnergy)
-    batches: int = setting(4, "that are rolled out with lengths of their own")
-    lives: int = setting(1000, "times that the run is lived through")
+    batches: int = setting(4, "that are rolled out with lengths of their own", least=1)
+    lives: int = setting(1000, "times that the run is lived through", least=1)
     seed: int = setting(0, "of lengths and lives: the same seed has the same answer")
 
     def __post_init__(self) -> None:
@@ -186,24 +181,7 @@ class PostTrainRequest(Request):
             raise RequestError(
                 f"method={self.method}: adapters go with every method, such as method=sft {ADAPTERS[self.method]}"
             )
-        choice(RequestError, "method", self.method, METHODS)
-        choice(RequestError, "placement", self.placement, PLACEMENTS)
-        for name in ("prompts", "iterations", "epochs", "batches", "lives"):
-            whole(RequestError, name, getattr(self, name), 1)
-        if self.responses is not None:
-            whole(RequestError, "responses", self.responses, 1)
-        whole(RequestError, "seed", self.seed)
-        for name in ("kl", "partial"):
-            number(RequestError, name, getattr(self, name))
-        for name in ("old_log_probs", "asynchronous"):
-            flag(RequestError, name, getattr(self, name))
-        choice(RequestError, "packing", self.packing, PACKINGS)
-        if self.offload_gbps is not None and number(RequestError, "offload_gbps", self.offload_gbps) <= 0:
-            raise RequestError(f"offload_gbps={self.offload_gbps} must be above 0")
-        if self.sync_tensor_us is not None:
-            number(RequestError, "sync_tensor_us", self.sync_tensor_us)
-        if self.log_prob_micro_batch is not None:
-            whole(RequestError, "log_prob_micro_batch", self.log_prob_micro_batch, 1)
+        check_fields(self, RequestError)
         for name, most in (("batches", MOST_BATCHES), ("lives", MOST_LIVES), ("partial", MOST_PARTIAL)):
             if getattr(self, name) > most:
                 raise RequestError(f"{name}={getattr(self, name):,} is more than the {most:,} that are simulated")
@@ -266,9 +244,3 @@ class PostTrainRequest(Request):
     def has_reference(self) -> bool:
         """Whether a reference model computes log-probs."""
         return self.method == "dpo" or (self.rolls_out and self.kl > 0)
-
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get("step"), Mapping):
-            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
-        return values

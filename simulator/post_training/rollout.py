@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +22,6 @@ from ..question.requests import SimulateRequest
 from ..question.serving import KvMemory, Scheduler, ServingRequest
 from ..question.traffic import Lengths, RequestTraffic
 from ..question.work import Work
-from ..serving.bench import ServingBench
 from ..serving.confidence import at_deviation
 from ..serving.connect import replica_of, usual_serving_stack
 from ..serving.engines import load_serving_engine
@@ -36,6 +36,9 @@ from ..timing.sampling import LOG_PROBS
 from .groups import GpuGroups
 from .lengths import LengthBatch, batch_of
 from .request import PostTrainRequest
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 CHUNK, GRAPHS = 8192, 512  # tokens and largest graph that SGLang's own fraction of memory is reckoned with
 SPARE_BLOCKS = 64  # beside those of sequences, so that nothing depends on the last ones
@@ -75,10 +78,6 @@ class RolloutReplicas:
     replicas: int
     of_tokens: float = field(default=0.0)
     token_s: float = 0.0  # until the trainer has a token, once all responses of a replica are there
-
-    def with_gpus(self, gpus: int) -> RolloutReplicas:
-        """The same with so many GPUs."""
-        return replace(self, replicas=gpus // self.replica.devices)
 
     def at(self, z: float) -> RolloutReplicas:
         """The same with iterations ``z`` standard deviations slower than is likely."""
@@ -208,7 +207,7 @@ def traffic_of(request: PostTrainRequest, served: SimulateRequest) -> ServingReq
 
 
 def rollout_of(
-    request: PostTrainRequest, groups: GpuGroups, bench: ServingBench, resident_share: float = 0.0
+    request: PostTrainRequest, groups: GpuGroups, bench: Workbench, resident_share: float = 0.0
 ) -> RolloutReplicas:
     """The replicas that roll out. ``resident_share`` of each GPU's memory belongs to training meanwhile.
 

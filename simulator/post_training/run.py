@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..job.answer import spread_of
+from ..job.bills import bills, energy_notes, price_of
 from ..question.work import COVERAGE
 from ..report.distribution import factors
 from ..serving.figures import Z90
@@ -18,16 +19,19 @@ from .energy import iteration_kwh, phase_kwh
 from .groups import cluster_of
 from .lengths import LengthBatch, batch_of
 from .phases import ROLL, SYNC
-from .placement import PlacedRun, PlacementTrial, PostTrainBench, best_way
+from .placement import PlacedRun, PlacementTrial, best_way
 from .request import PostTrainRequest
 from .rollout import BatchRollout, RolloutReplicas, roll_out
 from .schedule import idle_shares, iteration_times, timeline
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 LIVED = 64  # iterations of a life that are drawn; all of a run are as these are in the mean
 POINTS = 60  # of the curve of responses that run
 
 
-def post_train(request: PostTrainRequest, bench: PostTrainBench) -> PostTrainReport:
+def post_train(request: PostTrainRequest, bench: Workbench) -> PostTrainReport:
     """The report of post-training. RequestError for what cannot be, KvError, and the errors of a step."""
     started = time.perf_counter()
     trial = PlacementTrial(request, bench)
@@ -151,18 +155,13 @@ def with_mean_rollout(run: PlacedRun, rollouts: Sequence[BatchRollout]) -> Place
 def spreads_of(request: PostTrainRequest, run: PlacedRun, lives: RunLives) -> dict[str, Any]:
     """Figures over all lives: times, price and energy."""
     hours = (lives.iteration_s.mean(axis=1) * request.iterations + lives.begin_s) / 3600.0
-    price = request.step.price_per_gpu_hour
-    price = cluster_of(request).price_per_device_hour if price is None else price
-    gpus, grams = run.groups.gpus, request.energy.grid_g_per_kwh
+    gpus, price = run.groups.gpus, price_of(request.step, cluster_of(request))
     kwh = None if lives.kwh is None else lives.kwh.mean(axis=1) * request.iterations
     return {
         "iteration_s": spread_of(lives.iteration_s.ravel()),
         "hours": spread_of(hours),
-        "gpu_hours": spread_of(hours * gpus),
-        "cost": spread_of(hours * gpus * price) if price else None,
+        **bills(hours * gpus, price, kwh, request.energy),
         "iteration_kwh": None if lives.kwh is None else spread_of(lives.kwh.ravel()),
-        "kwh": None if kwh is None else spread_of(kwh),
-        "co2_kg": None if kwh is None or grams is None else spread_of(kwh * grams / 1000.0),
         "tokens_per_s_per_gpu": spread_of((lives.tokens / lives.iteration_s).ravel() / gpus),
     }
 
@@ -218,23 +217,11 @@ def notes_of(request: PostTrainRequest, run: PlacedRun, batches: Sequence[Length
             notes.append("rewards take no time: give reward.seconds, or reward.model")
         if run.groups.colocated:
             notes.append("an engine that wakes keeps its CUDA graphs, and allocates its KV memory at no cost")
-    notes += energy_notes(request, run)
+    has_watts = run.device.tdp_w and all(phase.gpu_w is not None for phase in run.phases)
+    notes += energy_notes(request.energy, "" if has_watts else "a phase")
     if run.sync is not None:
         notes.append(
             f"weight sync: {run.sync.size_bytes / 1e9:,.3g} GB over the network, or {run.sync.tensors:,} tensors that "
             f"the trainer hands over in {run.sync.hand_over_s:,.3g} s: the longer of both"
         )
-    return notes
-
-
-def energy_notes(request: PostTrainRequest, run: PlacedRun) -> list[str]:
-    """What kWh leave out, in the words of ``opcast plan``."""
-    if not run.device.tdp_w or any(phase.gpu_w is None for phase in run.phases):
-        return ["no energy: nobody knows the watts of a phase (energy.gpu_w)"]
-    notes = []
-    if request.energy.node_w is None:
-        notes.append("kWh are those of the GPUs: hosts and switches are left out (energy.node_w, energy.pue)")
-    notes.append("watts have no interval: kWh differ between lives by time alone")
-    if request.energy.grid_g_per_kwh is None:
-        notes.append("no CO2 without the grid's grams (energy.grid_g_per_kwh)")
     return notes

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...datasets.clusters import Cluster
 from ...datasets.ops import KINDS, make_op
 from ..question.calibration import EXPERTS
 from ..question.predictions import PredictRequest
-from ..report.answer import OpPrediction, StepReport
+from ..report.answer import StepReport
 from .groups import GpuGroups, cluster_of
 from .request import PostTrainRequest
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 BYTES = 2  # of a weight, as trainers send them whatever engines keep them in
 TENSOR_US = {True: 760.0, False: 360.0}
@@ -26,13 +29,6 @@ TENSOR_US = {True: 760.0, False: 360.0}
 (NVIDIA-NeMo/RL pull request 638); veRL takes 1.4 ms for those of Qwen3 30B (issue 7060). Apart: Qwen3 235B's 36,000 in
 13 s (NVIDIA-NeMo/RL pull request 1379)."""
 OF_EXPERTS = 1.5  # tensors of an expert that a stacked product stands for: gate and up are one here, two in checkpoints
-
-
-class Predicting(Protocol):
-    """What is question of a workbench."""
-
-    def predict(self, request: PredictRequest) -> list[OpPrediction]:
-        """The predictions of collectives."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def checkpoint_tensors(report: StepReport) -> int:
     return round(tensors)
 
 
-def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups, bench: Predicting) -> WeightSync:
+def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups, bench: Workbench) -> WeightSync:
     """What a weight sync takes. The errors of the network."""
     size = trained_parameters(report) * BYTES
     layout, training = request.step.parallel, groups.training
@@ -104,7 +100,7 @@ def _seconds(
     group: Sequence[int] | None,
     cluster: Cluster,
     request: PostTrainRequest,
-    bench: Predicting,
+    bench: Workbench,
 ) -> float:
     """Seconds of a collective of so many ranks, ``near`` of them in a node; none for a rank alone."""
     if ranks == 1 or size == 0:

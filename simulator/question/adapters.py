@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...datasets.loading import choice, number, whole
+from ...datasets.loading import check_fields
 from .canonical import RequestError
 from .declaration import setting
 from .kv_tiers import SSD_GBPS
@@ -19,17 +19,19 @@ class ServedAdapters:
 
     adapters: int = setting(0, "low-rank adapters that requests ask for; 0: none")
     rank: int = setting(16, "of each, for which memory is taken at the start (vllm: max-lora-rank)")
-    modules: str = setting("all", "all | attention | mlp: products of a layer that have them, but for experts")
+    modules: str = setting(
+        "all", "all | attention | mlp: products of a layer that have them, but for experts", choices=MODULES
+    )
     popularity: str = setting("zipf:1", "uniform | zipf:EXPONENT: how often each is asked for")
-    share: float = setting(1.0, "of the requests, or sessions, that ask for one")
+    share: float = setting(1.0, "of the requests, or sessions, that ask for one", most=1)
     max_loras: int | None = setting(
-        None, "on a GPU, and in a batch; others wait. null: as the engine has it (vllm 1, sglang 8)"
+        None, "on a GPU, and in a batch; others wait. null: as the engine has it (vllm 1, sglang 8)", least=1
     )
     max_cpu_loras: int | None = setting(
-        None, "in host memory; null: as the engine has it (vllm: max_loras, sglang: all)"
+        None, "in host memory; null: as the engine has it (vllm: max_loras, sglang: all)", least=1
     )
-    host_gbps: float | None = setting(None, "GB/s from there to a GPU; null: as tiers.host_gbps")
-    disk_gbps: float = setting(SSD_GBPS, "GB/s at which one is read that is not in host memory")
+    host_gbps: float | None = setting(None, "GB/s from there to a GPU; null: as tiers.host_gbps", positive=True)
+    disk_gbps: float = setting(SSD_GBPS, "GB/s at which one is read that is not in host memory", positive=True)
     gib: float | None = setting(None, "of one adapter; null: as rank and model say, 0 without a model")
     adapter_us: float | None = setting(
         None, "that each adapter of a batch adds to an iteration; null: as its kernels take, 0 without a model"
@@ -37,25 +39,13 @@ class ServedAdapters:
     token_us: float | None = setting(None, "that each token with an adapter adds; null: the same")
 
     def __post_init__(self) -> None:
-        whole(RequestError, "lora.rank", self.rank)
-        choice(RequestError, "lora.modules", self.modules, MODULES)
-        if whole(RequestError, "lora.adapters", self.adapters) > MOST_ADAPTERS:
+        check_fields(self, RequestError, "lora")
+        if self.adapters > MOST_ADAPTERS:
             raise RequestError(f"lora.adapters={self.adapters:,} is too many: at most {MOST_ADAPTERS:,} are told apart")
-        if number(RequestError, "lora.share", self.share) > 1:
-            raise RequestError(f"lora.share={self.share} must be a share, at most 1")
-        for name in ("max_loras", "max_cpu_loras"):
-            if getattr(self, name) is not None:
-                whole(RequestError, f"lora.{name}", getattr(self, name), 1)
         if self.max_cpu_loras is not None and self.max_cpu_loras < (self.max_loras or 1):
             raise RequestError(
                 f"lora.max_cpu_loras={self.max_cpu_loras} must be at least lora.max_loras={self.max_loras}"
             )
-        for name in ("host_gbps", "disk_gbps"):
-            if getattr(self, name) is not None and number(RequestError, f"lora.{name}", getattr(self, name)) == 0:
-                raise RequestError(f"lora.{name}=0 must be more than 0")
-        for name in ("gib", "adapter_us", "token_us"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"lora.{name}", getattr(self, name))
         if (self.adapter_us is None) != (self.token_us is None):
             raise RequestError("lora.adapter_us and lora.token_us stand in place of kernels together: give both")
         self.exponent  # noqa: B018 - complains where the popularity is none

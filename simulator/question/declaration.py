@@ -21,7 +21,8 @@ def setting(default: Any = MISSING, help_text: str = "", **more: Any) -> Any:
     do; ``group`` spreads the fields of a dataclass as settings of their own, which the command line has in a group of
     that name (empty: in none); ``chosen`` is for what the command line chooses among files of ``conf``; ``http`` is why
     HTTP does not take it, ``of`` the kinds of work that read it; ``hidden`` is for what no face names, ``words`` for
-    names that stand in its place.
+    names that stand in its place; ``least``, ``most``, ``positive`` and ``choices`` are what it may be
+    (:func:`~opcast.datasets.loading.check`).
     """
     metadata = {"help": help_text, **more}
     factory = default if isinstance(default, type) else type(default)

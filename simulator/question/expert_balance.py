@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...datasets.loading import number, whole
+from ...datasets.loading import check_fields
 from .canonical import RequestError
 from .declaration import setting
 
@@ -19,33 +19,26 @@ class ExpertBalance:
     spread: float = setting(0.5, "standard deviation of the logarithm of an expert's popularity")
     num_redundant_experts: int = setting(0, "copies of experts beside one of each (vllm: num_redundant_experts)")
     step_interval: int = setting(INTERVAL, "iterations between two rebalances (vllm: step_interval); 0: never")
-    window_size: int = setting(WINDOW, "iterations whose loads count for one (vllm: window_size)")
-    nodes: int = setting(1, "that the ranks of experts are on: groups of experts stay on one, where they come out even")
-    groups: int = setting(1, "of experts, of which a token takes experts of few; 1: all GPUs are packed at once")
-    ranks: int | None = setting(None, "GPUs that share the experts out; null: those of the layout")
-    experts: int | None = setting(None, "of a layer; null: those of the model")
-    layers: int | None = setting(None, "with experts; null: those of the model")
+    window_size: int = setting(WINDOW, "iterations whose loads count for one (vllm: window_size)", least=1)
+    nodes: int = setting(
+        1, "that the ranks of experts are on: groups of experts stay on one, where they come out even", least=1
+    )
+    groups: int = setting(
+        1, "of experts, of which a token takes experts of few; 1: all GPUs are packed at once", least=1
+    )
+    ranks: int | None = setting(None, "GPUs that share the experts out; null: those of the layout", least=1)
+    experts: int | None = setting(None, "of a layer; null: those of the model", least=1)
+    layers: int | None = setting(None, "with experts; null: those of the model", least=1)
     expert_mib: float | None = setting(None, "of one expert of one layer; null: as the model has it, 0 without a model")
     gbps: float | None = setting(
-        None, "GB/s at which weights come to a GPU; null: those of its links, 50 without a model"
+        None, "GB/s at which weights come to a GPU; null: those of its links, 50 without a model", positive=True
     )
     token_us: float | None = setting(
         None, "that experts take of each token of an iteration; null: as their kernels take, 0 without a model"
     )
 
     def __post_init__(self) -> None:
-        for name in ("drift", "num_redundant_experts", "step_interval"):
-            whole(RequestError, f"eplb.{name}", getattr(self, name))
-        for name in ("window_size", "nodes", "groups"):
-            whole(RequestError, f"eplb.{name}", getattr(self, name), 1)
-        for name in ("ranks", "experts", "layers"):
-            if getattr(self, name) is not None:
-                whole(RequestError, f"eplb.{name}", getattr(self, name), 1)
-        for name in ("spread", "expert_mib", "gbps", "token_us"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"eplb.{name}", getattr(self, name))
-        if self.gbps == 0:
-            raise RequestError("eplb.gbps=0 must be more than 0")
+        check_fields(self, RequestError, "eplb")
 
     @property
     def exist(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...datasets.loading import choice, number, whole
+from ...datasets.loading import check_fields, choice
 from .canonical import RequestError
 from .declaration import setting
 
@@ -24,8 +24,7 @@ class ScorerWeights:
     prefix: float = setting(3.0, "of the share of the prompt that is cached (prefix-cache-scorer)")
 
     def __post_init__(self) -> None:
-        for name in vars(self):
-            number(RequestError, f"scorers.{name}", getattr(self, name))
+        check_fields(self, RequestError, "scorers")
         if not any(vars(self).values()):
             raise RequestError("scorers: every weight is 0, so that nothing is weighed: give one of them a weight")
 
@@ -35,17 +34,13 @@ class ColdStart:
     """How long a replica that starts takes until it serves."""
 
     seconds: float | None = setting(None, "in all; null: weights ÷ store_gbps, then engine_s")
-    store_gbps: float | None = setting(None, "GB/s at which a replica reads its weights")
+    store_gbps: float | None = setting(None, "GB/s at which a replica reads its weights", positive=True)
     weights_gb: float | None = setting(None, "GB of weights of a replica; null: as the model has them")
     # Judged: compiling alone took 39 s in a start that others measured (a model of 35 billion parameters, NVFP4, vLLM).
     engine_s: float = setting(60.0, "of the engine beside its weights: compiling, profiling, CUDA graphs")
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "weights_gb", "engine_s"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"cold_start.{name}", getattr(self, name))
-        if self.store_gbps is not None and number(RequestError, "cold_start.store_gbps", self.store_gbps) == 0:
-            raise RequestError("cold_start.store_gbps=0 must be more than 0")
+        check_fields(self, RequestError, "cold_start")
         if self.seconds is not None and self.store_gbps is not None:
             raise RequestError("cold_start.seconds and cold_start.store_gbps say the same: leave out one of them")
 
@@ -62,11 +57,13 @@ class Autoscale:
     policy: str | None = setting(
         None, "utilisation (Kubernetes' HPA) | queue (KEDA) | sla (NVIDIA Dynamo's planner) | module:function"
     )
-    metric: str = setting("requests", "of utilisation, of a replica: requests (not ended) | kv (share) | busy (share)")
-    target: float | None = setting(None, "of the metric; of queue: requests that wait for each replica")
-    min_replicas: int = setting(1, "at least")
+    metric: str = setting(
+        "requests", "of utilisation, of a replica: requests (not ended) | kv (share) | busy (share)", choices=METRICS
+    )
+    target: float | None = setting(None, "of the metric; of queue: requests that wait for each replica", positive=True)
+    min_replicas: int = setting(1, "at least", least=1)
     max_replicas: int | None = setting(None, "at most; null: replicas, which is also how many there are at first")
-    interval_s: float | None = setting(None, "between two looks; null: 15, of sla 180")
+    interval_s: float | None = setting(None, "between two looks; null: 15, of sla 180", positive=True)
     tolerance: float = setting(0.1, "of the metric over its target, within which nothing changes")
     up_window_s: float = setting(0.0, "of looks of which the least counts, before there are more")
     down_window_s: float = setting(300.0, "of looks of which the most counts, before there are fewer")
@@ -74,17 +71,10 @@ class Autoscale:
     def __post_init__(self) -> None:
         if self.policy is not None and ":" not in self.policy:
             choice(RequestError, "autoscale.policy", self.policy, SCALERS)
-        choice(RequestError, "autoscale.metric", self.metric, METRICS)
-        for name in ("tolerance", "up_window_s", "down_window_s"):
-            number(RequestError, f"autoscale.{name}", getattr(self, name))
-        for name in ("target", "interval_s"):
-            if getattr(self, name) is not None and number(RequestError, f"autoscale.{name}", getattr(self, name)) == 0:
-                raise RequestError(f"autoscale.{name}=0 must be more than 0")
-        least = whole(RequestError, "autoscale.min_replicas", self.min_replicas, 1)
-        if self.max_replicas is not None and whole(RequestError, "autoscale.max_replicas", self.max_replicas) < least:
-            raise RequestError(
-                f"autoscale.max_replicas={self.max_replicas} must be at least autoscale.min_replicas={least}"
-            )
+        check_fields(self, RequestError, "autoscale")
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            least = f"autoscale.min_replicas={self.min_replicas}"
+            raise RequestError(f"autoscale.max_replicas={self.max_replicas} must be at least {least}")
         if self.policy in ("utilisation", "queue") and self.target is None:
             what = f"of {self.metric}" if self.policy == "utilisation" else "requests that wait for each replica"
             raise RequestError(f"autoscale.policy={self.policy} needs a target, {what}: give autoscale.target")
@@ -105,13 +95,13 @@ class ReplicaFailures:
     )
     repair_s: float = setting(0.0, "until a replica that failed starts again (cold_start is beside it)")
     requests: str = setting(
-        "retry", "what it had: retry (all anew) | migrate (answers go on behind the tokens that clients have) | fail"
+        "retry",
+        "what it had: retry (all anew) | migrate (answers go on behind the tokens that clients have) | fail",
+        choices=LOST,
     )
     seed: int = setting(0, "of the times of failures")
 
     def __post_init__(self) -> None:
-        if self.mtbf_h is not None and number(RequestError, "failures.mtbf_h", self.mtbf_h) == 0:
+        check_fields(self, RequestError, "failures")
+        if self.mtbf_h == 0:
             raise RequestError("failures.mtbf_h=0 must be more than 0: leave it out, and none fails")
-        number(RequestError, "failures.repair_s", self.repair_s)
-        choice(RequestError, "failures.requests", self.requests, LOST)
-        whole(RequestError, "failures.seed", self.seed)

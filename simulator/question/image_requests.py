@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...datasets.loading import choice, number, whole
+from ...datasets.loading import check_fields
 from .canonical import RequestError
 from .declaration import setting
 
@@ -32,28 +32,20 @@ ENCODERS = {  # by the configurations of their publishers on Hugging Face
 class ImageRequests:
     """Images of requests and their encoder. Without a ``share`` nothing is read of the rest."""
 
-    share: float = setting(0.0, "of the requests that have images")
-    count: int = setting(1, "images of such a request")
-    tokens: int = setting(576, "of the prompt that an image becomes, beside its text")
-    encoder: str = setting("clip_vit_l_336", f"{' | '.join(ENCODERS)}: how long an image takes on the device")
+    share: float = setting(0.0, "of the requests that have images", most=1)
+    count: int = setting(1, "images of such a request", least=1)
+    tokens: int = setting(576, "of the prompt that an image becomes, beside its text", least=1)
+    encoder: str = setting(
+        "clip_vit_l_336", f"{' | '.join(ENCODERS)}: how long an image takes on the device", choices=tuple(ENCODERS)
+    )
     encode_ms: float | None = setting(None, "of one image; null: as the encoder takes, which needs a model")
     gpus: int = setting(0, "that only encode, for all replicas together; 0: the GPUs that prefill do it")
     embedding_bytes: float | None = setting(None, "of a token of an image; null: as wide as the model, in 16 bits")
-    gbps: float = setting(50.0, "GB/s from a GPU that encodes to one that prefills: a NIC of 400 Gbit/s")
+    gbps: float = setting(50.0, "GB/s from a GPU that encodes to one that prefills: a NIC of 400 Gbit/s", positive=True)
     us: float = setting(20.0, "until the first byte comes")
 
     def __post_init__(self) -> None:
-        if number(RequestError, "images.share", self.share) > 1:
-            raise RequestError(f"images.share={self.share} must be a share, at most 1")
-        choice(RequestError, "images.encoder", self.encoder, tuple(ENCODERS))
-        for name in ("count", "tokens"):
-            whole(RequestError, f"images.{name}", getattr(self, name), 1)
-        whole(RequestError, "images.gpus", self.gpus)
-        for name in ("encode_ms", "embedding_bytes", "gbps", "us"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"images.{name}", getattr(self, name))
-        if self.gbps == 0:
-            raise RequestError("images.gbps=0 must be more than 0")
+        check_fields(self, RequestError, "images")
 
     @property
     def exist(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...datasets.loading import choice, flag, number, whole
+from ...datasets.loading import check_fields, choice, number, whole
 from ...datasets.ops import KINDS, KV_DTYPE
 from .errors import PlanError
 
@@ -35,13 +35,11 @@ class KernelChoice:
     sm: float = 0.0
 
     def __post_init__(self) -> None:
-        number(PlanError, "stack.kernels.sm", self.sm)
+        check_fields(self, PlanError, "stack.kernels")
         choice(PlanError, "stack.kernels.kind", self.kind, tuple(KINDS))
         formats = KV_DTYPE.choices if "kv_dtype" in KINDS[self.kind].names else ()
         choice(PlanError, "stack.kernels.kv_dtype", self.kv_dtype, ("", *formats))
         choice(PlanError, "stack.kernels.without", self.without, ("", "quantize"))
-        for name in ("most_tokens", "least_tokens", "most_ep", "unaligned"):
-            whole(PlanError, f"stack.kernels.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,4 @@ class ReducedNorm:
     mixtures: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("sm", "most_mib"):
-            number(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
-        for name in ("ranks", "most_tokens"):
-            whole(PlanError, f"stack.reduced_norms.{name}", getattr(self, name))
-        flag(PlanError, "stack.reduced_norms.mixtures", self.mixtures)
+        check_fields(self, PlanError, "stack.reduced_norms")

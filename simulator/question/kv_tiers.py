@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...datasets.loading import choice, number
+from ...datasets.loading import check_fields
 from .canonical import RequestError
 from .declaration import setting
 from .unread import changed, refuse_unread
@@ -25,27 +25,22 @@ class KvTiers:
 
     host_gib: float = setting(0.0, "of host memory, of a replica's GPUs together (vllm: kv-offloading-size)")
     host_gbps: float | None = setting(
-        None, "GB/s between a GPU and host memory; null: 80 % of the device's PCIe, 25 without a device"
+        None, "GB/s between a GPU and host memory; null: 80 % of the device's PCIe, 25 without a device", positive=True
     )
     ssd_gib: float = setting(0.0, "of drives of a replica")
-    ssd_gbps: float = setting(SSD_GBPS, "GB/s that they read, together")
+    ssd_gbps: float = setting(SSD_GBPS, "GB/s that they read, together", positive=True)
     remote_gib: float = setting(0.0, "of a store that all replicas share")
-    remote_gbps: float = setting(50.0, "GB/s between it and a replica")
+    remote_gbps: float = setting(50.0, "GB/s between it and a replica", positive=True)
     remote_us: float = setting(20.0, "until the first byte comes")
     load: str | None = setting(
         None,
         "async (others run meanwhile: vllm) | layers (beside the prompt, layer by layer: sglang) | blocking; null: as "
         "the engine has it",
+        choices=LOADS,
     )
 
     def __post_init__(self) -> None:
-        for name in ("host_gib", "ssd_gib", "remote_gib", "remote_us"):
-            number(RequestError, f"tiers.{name}", getattr(self, name))
-        for name in ("host_gbps", "ssd_gbps", "remote_gbps"):
-            if getattr(self, name) is not None and number(RequestError, f"tiers.{name}", getattr(self, name)) == 0:
-                raise RequestError(f"tiers.{name}=0 must be more than 0")
-        if self.load is not None:
-            choice(RequestError, "tiers.load", self.load, LOADS)
+        check_fields(self, RequestError, "tiers")
         for tier, names in OF_TIER.items():
             if not getattr(self, tier):
                 refuse_unread(changed(self, names, "tiers."), f"without tiers.{tier}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device, load_device
-from ...datasets.loading import choice, flag, whole
+from ...datasets.loading import check_fields, choice, whole
 from ..trace.stored_formats import ModuleRule
 from .calibration import NONE, StepCalibration, regime_of
 from .declaration import setting
@@ -54,19 +54,21 @@ class Parallel:
     ``shard`` is the number of ranks that share one copy in HSDP (0: all data ranks).
     """
 
-    tp: int = setting(1, "tensor parallel: heads and hidden widths are shared")
-    pp: int = setting(1, "pipeline stages")
-    vpp: int = setting(1, "virtual stages a device (interleaved 1F1B)")
+    tp: int = setting(1, "tensor parallel: heads and hidden widths are shared", least=1)
+    pp: int = setting(1, "pipeline stages", least=1)
+    vpp: int = setting(1, "virtual stages a device (interleaved 1F1B)", least=1)
     dp: int = setting(0, "data parallel; 0 = whatever the cluster leaves")
-    cp: int = setting(1, "context parallel: tokens of a sequence are shared")
-    ep: int = setting(1, "expert parallel: experts are shared over the ranks of a pipeline stage")
-    etp: int = setting(1, "tensor parallel inside an expert")
+    cp: int = setting(1, "context parallel: tokens of a sequence are shared", least=1)
+    ep: int = setting(1, "expert parallel: experts are shared over the ranks of a pipeline stage", least=1)
+    etp: int = setting(1, "tensor parallel inside an expert", least=1)
     zero_stage: int = setting(0, "1 shards optimizer state, 2 gradients too, 3 weights too (FSDP)")
     shard: int = setting(0, "ranks that share one copy under ZeRO (HSDP); 0 = all data ranks")
     sequence_parallel: bool = setting(False, "norms and residuals share tokens over the tensor ranks")
     schedule: str = setting("1f1b", "gpipe | 1f1b | interleaved | zb-h1 | dualpipe")
     cp_style: str = setting(
-        "ring", "ring | ring_allgather | allgather | ulysses | dynamic: by sequence (options.sequence_lengths)"
+        "ring",
+        "ring | ring_allgather | allgather | ulysses | dynamic: by sequence (options.sequence_lengths)",
+        choices=CONTEXT_STYLES,
     )
     stages: tuple[int, ...] = setting((), "layers of each of pp x vpp chunks; empty = even")
     order: str = setting(
@@ -77,15 +79,9 @@ class Parallel:
     )
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "vpp", "cp", "ep", "etp"):
-            whole(PlanError, f"parallel.{name}", getattr(self, name), 1)
-        for name in ("dp", "shard"):
-            whole(PlanError, f"parallel.{name}", getattr(self, name), 0)
+        check_fields(self, PlanError, "parallel")
         choice(PlanError, "parallel.schedule", self.schedule, tuple(SCHEDULES))
-        choice(PlanError, "parallel.cp_style", self.cp_style, CONTEXT_STYLES)
-        whole(PlanError, "parallel.zero_stage", self.zero_stage, 0)
         choice(PlanError, "parallel.zero_stage", self.zero_stage, (0, 1, 2, 3))
-        flag(PlanError, "parallel.sequence_parallel", self.sequence_parallel)
         if not isinstance(self.stages, (list, tuple)):
             raise PlanError(f"parallel.stages={self.stages!r} must be a list of layers, such as [7,9,9,7]")
         object.__setattr__(self, "stages", tuple(self.stages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...datasets.loading import number, whole
+from ...datasets.loading import check_fields, number
 from .canonical import RequestError
 from .declaration import setting
 
@@ -25,10 +25,8 @@ class ServingTargets:
     share: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in TARGETS:
-            if getattr(self, name) is not None:
-                number(RequestError, f"slo.{name}", getattr(self, name))
-        if not 0 < number(RequestError, "slo.share", self.share) <= 1:
+        check_fields(self, RequestError, "slo")
+        if not 0 < self.share <= 1:
             raise RequestError(f"slo.share={self.share} must be a share above 0 and at most 1")
 
     @property
@@ -95,14 +93,11 @@ class Admission:
         "that wait on a rank (sglang: max-queued-requests); with scheduler.queue=priority the last of them makes room",
     )
     rate: float | None = setting(None, "requests a second that a gateway lets in, over all replicas")
-    burst: int = setting(1, "and so many at once after a pause")
+    burst: int = setting(1, "and so many at once after a pause", least=1)
 
     def __post_init__(self) -> None:
-        for name in ("max_requests", "max_prompt_tokens", "max_queue"):
-            if getattr(self, name) is not None:
-                whole(RequestError, f"admission.{name}", getattr(self, name))
-        whole(RequestError, "admission.burst", self.burst, 1)
-        if self.rate is not None and number(RequestError, "admission.rate", self.rate) == 0:
+        check_fields(self, RequestError, "admission")
+        if self.rate == 0:
             raise RequestError("admission.rate=0 lets nobody in: leave it out, or give requests a second")
         if self.burst != 1 and self.rate is None:
             raise RequestError(f"admission.burst={self.burst} is of a rate: give admission.rate, requests a second")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ...datasets.clusters import Cluster, one_device
 from ...datasets.devices import Device
@@ -150,6 +150,19 @@ class SimulateRequest(Request):
     @classmethod
     def named(cls, values: dict[str, Any]) -> dict[str, Any]:
         return looked_up(values)
+
+
+@dataclass(frozen=True)
+class StepQuestion(Request):
+    """A question about a step, which is the field that ``STEP`` names."""
+
+    STEP: ClassVar[str] = "step"
+
+    @classmethod
+    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(values.get(cls.STEP), Mapping):
+            values = {**values, cls.STEP: looked_up(dict(values[cls.STEP]))}
+        return values
 
 
 @dataclass(frozen=True)

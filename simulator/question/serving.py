@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...datasets.loading import choice, flag, number, whole
+from ...datasets.loading import check_fields, choice, number, whole
 from .adapters import ServedAdapters
 from .canonical import Request, RequestError
 from .declaration import FILES, setting
@@ -66,10 +66,12 @@ class Scheduler:
         "vllm | vllm_v0 | sarathi | orca | faster_transformer | lightllm | sglang | trtllm | "
         "trtllm_max_utilization | splitwise | module:function",
     )
-    queue: str = setting("fcfs", "fcfs | priority: who waits first, by traffic.classes (vllm: scheduling-policy)")
-    max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it")
-    max_seqs: int | None = setting(None, "that run at a time")
-    chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)")
+    queue: str = setting(
+        "fcfs", "fcfs | priority: who waits first, by traffic.classes (vllm: scheduling-policy)", choices=QUEUES
+    )
+    max_tokens: int | None = setting(None, "of an iteration; null: as the engine has it", least=1)
+    max_seqs: int | None = setting(None, "that run at a time", least=1)
+    chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)", least=1)
     max_model_len: int | str | None = setting(
         AUTO,
         "of prompt and answer; auto: as long as the model and its KV memory allow; null: as the model's "
@@ -80,7 +82,7 @@ class Scheduler:
     whole_prompt: bool = setting(True, "a prompt is admitted only if all of it fits")
     chunked_prefill: bool | None = setting(None, "a prompt may be cut over iterations")
     prefix_caching: bool | None = setting(None, "null: false; of engine=…: as the engine has it")
-    preemption: str = setting("recompute", "recompute | swap")
+    preemption: str = setting("recompute", "recompute | swap", choices=("recompute", "swap"))
     mixed_chunk: bool = setting(False, "sglang: decodes beside prompts")
     async_scheduling: bool | None = setting(None, "the next iteration is scheduled while one runs")
     padded: bool | None = setting(None, "prompts of a batch count as long as its longest")
@@ -88,14 +90,14 @@ class Scheduler:
     ignore_eos: bool = setting(
         False, "sglang: answers are as long as asked, as in benchmarks: who starts is decided by their ends"
     )
-    prefill_every: int = setting(10, "lightllm: decodes between attempts to admit")
+    prefill_every: int = setting(10, "lightllm: decodes between attempts to admit", least=1)
     wait_iterations: int = setting(
         0,
         "trtllm: prompts wait so many iterations beside decodes (batch_wait_timeout_iters); sglang: looks for "
         "requests every so many (scheduler-recv-interval)",
     )
     wait_share: float = setting(
-        0.0, "trtllm: or until the batch has this share of max_tokens (batch_wait_max_tokens_ratio)"
+        0.0, "trtllm: or until the batch has this share of max_tokens (batch_wait_max_tokens_ratio)", most=1
     )
     balance_iterations: int = setting(
         0,
@@ -108,23 +110,12 @@ class Scheduler:
     def __post_init__(self) -> None:
         if ":" not in self.policy:
             choice(RequestError, "scheduler.policy", self.policy, POLICIES)
-        choice(RequestError, "scheduler.queue", self.queue, QUEUES)
-        choice(RequestError, "scheduler.preemption", self.preemption, ("recompute", "swap"))
-        for name in ("max_tokens", "max_seqs", "chunk", "max_model_len"):
-            if getattr(self, name) not in (None, AUTO if name == "max_model_len" else None):
-                whole(RequestError, f"scheduler.{name}", getattr(self, name), 1)
-        whole(RequestError, "scheduler.long_prefill_tokens", self.long_prefill_tokens)
-        whole(RequestError, "scheduler.prefill_every", self.prefill_every, 1)
-        for name in ("wait_iterations", "balance_iterations", "gather_iterations"):
-            whole(RequestError, f"scheduler.{name}", getattr(self, name))
-        if number(RequestError, "scheduler.wait_share", self.wait_share) > 1:
-            raise RequestError(f"scheduler.wait_share={self.wait_share} must be a share, at most 1")
-        number(RequestError, "scheduler.conservativeness", self.conservativeness)
+        check_fields(self, RequestError, "scheduler")
+        if self.max_model_len not in (None, AUTO):
+            whole(RequestError, "scheduler.max_model_len", self.max_model_len, 1)
         if self.prefix_caching is None:
             object.__setattr__(self, "prefix_caching", False)
-        for name in ("whole_prompt", "prefix_caching", "mixed_chunk", "ignore_eos"):
-            flag(RequestError, f"scheduler.{name}", getattr(self, name))
-        if self.watermark is not None and number(RequestError, "scheduler.watermark", self.watermark) >= 1:
+        if self.watermark is not None and self.watermark >= 1:
             raise RequestError(f"scheduler.watermark={self.watermark} must be a share below 1")
         for each in self.cuda_graphs:
             whole(RequestError, "scheduler.cuda_graphs", each, 1)
@@ -139,26 +130,22 @@ class Scheduler:
 class Speculation:
     """Tokens guessed ahead: a draft guesses some in each iteration, which the model checks in one pass."""
 
-    tokens: int = setting(0, "guessed ahead in each iteration")
+    tokens: int = setting(0, "guessed ahead in each iteration", most=MOST_DRAFTS)
     acceptance: float | tuple[float, ...] = setting(0.7, "how likely a guess is right, one number or one a position")
     draft_share: float | None = setting(
         None, "what a guess takes, as a share of the layers; null: one layer, as MTP heads have"
     )
 
     def __post_init__(self) -> None:
-        if whole(RequestError, "speculation.tokens", self.tokens) > MOST_DRAFTS:
-            raise RequestError(f"speculation.tokens={self.tokens} must be at most {MOST_DRAFTS}")
+        check_fields(self, RequestError, "speculation")
         if isinstance(self.acceptance, list):
             object.__setattr__(self, "acceptance", tuple(self.acceptance))
         for each in self.chances:
-            if number(RequestError, "speculation.acceptance", each) > 1:
-                raise RequestError(f"speculation.acceptance={each} must be a share, at most 1")
+            number(RequestError, "speculation.acceptance", each, most=1)
         if isinstance(self.acceptance, tuple) and len(self.acceptance) != self.tokens:
             raise RequestError(
                 f"speculation.acceptance has {len(self.acceptance)} numbers for speculation.tokens={self.tokens}"
             )
-        if self.draft_share is not None:
-            number(RequestError, "speculation.draft_share", self.draft_share)
 
     @property
     def chances(self) -> tuple[float, ...]:
@@ -179,8 +166,7 @@ class IterationLaw:
     sample_us: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            number(RequestError, f"law.{name}", value)
+        check_fields(self, RequestError, "law")
         if not any(vars(self).values()):
             raise RequestError("law says that iterations take no time: give law.base_us, or leave law out")
 
@@ -189,22 +175,15 @@ class IterationLaw:
 class KvMemory:
     """KV memory of a rank."""
 
-    blocks: int | None = setting(None, "null: what the engine finds free on the device")
-    block_tokens: int | None = setting(None, "null: as the engine has it")
+    blocks: int | None = setting(None, "null: what the engine finds free on the device", least=1, most=MOST_BLOCKS)
+    block_tokens: int | None = setting(None, "null: as the engine has it", least=1, most=MOST_BLOCK_TOKENS)
     bytes_per_token: float = setting(0.0, "0: as the model has it")
-    fraction: float | None = setting(None, "of free memory for keys and values; null: as the engine has it")
+    fraction: float | None = setting(None, "of free memory for keys and values; null: as the engine has it", most=1)
     graphs: int | None = setting(None, "the largest CUDA graph; 0: none")
     seen: Mapping[str, float] = setting({}, "what the engine's start-up log says, in place of what is simulated")
 
     def __post_init__(self) -> None:
-        for name, most in (("blocks", MOST_BLOCKS), ("block_tokens", MOST_BLOCK_TOKENS)):
-            if getattr(self, name) is not None:
-                whole(RequestError, f"kv.{name}", getattr(self, name), 1, most)
-        number(RequestError, "kv.bytes_per_token", self.bytes_per_token)
-        if self.fraction is not None and number(RequestError, "kv.fraction", self.fraction) > 1:
-            raise RequestError(f"kv.fraction={self.fraction} must be a share, at most 1")
-        if self.graphs is not None:
-            whole(RequestError, "kv.graphs", self.graphs)
+        check_fields(self, RequestError, "kv")
         for name, value in self.seen.items():
             choice(RequestError, "kv.seen", name, SEEN)
             number(RequestError, f"kv.seen.{name}", value)
@@ -221,25 +200,20 @@ class DecodePool:
     kv: KvMemory = field(default_factory=KvMemory)
     max_seqs: int | None = setting(None, "that run at a time")
     link_gbps: float | None = setting(
-        None, "GB/s of a cache's way to a replica, and microseconds until it begins; null: of the network"
+        None,
+        "GB/s of a cache's way to a replica, and microseconds until it begins; null: of the network",
+        positive=True,
     )
     link_us: float | None = setting(None, "until a cache begins to move; null: of the network")
     price_per_gpu_hour: float | None = setting(None, "of their devices")
-    layers: int = setting(1, "above 1: caches move layer by layer while later layers are computed")
-    attention_dp: int | None = setting(None, "ranks of a replica")
-    first_token: str = setting("decode", "decode | prefill: which pool sends it to the client")
+    layers: int = setting(1, "above 1: caches move layer by layer while later layers are computed", least=1)
+    attention_dp: int | None = setting(None, "ranks of a replica", least=1)
+    first_token: str = setting(
+        "decode", "decode | prefill: which pool sends it to the client", choices=("prefill", "decode")
+    )
 
     def __post_init__(self) -> None:
-        whole(RequestError, "decode_pool.replicas", self.replicas)
-        whole(RequestError, "decode_pool.layers", self.layers, 1)
-        for name in ("link_us", "link_gbps", "price_per_gpu_hour"):
-            if getattr(self, name) is not None:
-                number(RequestError, f"decode_pool.{name}", getattr(self, name))
-        if self.attention_dp is not None:
-            whole(RequestError, "decode_pool.attention_dp", self.attention_dp, 1)
-        choice(RequestError, "decode_pool.first_token", self.first_token, ("prefill", "decode"))
-        if self.link_gbps == 0:
-            raise RequestError("decode_pool.link_gbps=0 must be more than 0")
+        check_fields(self, RequestError, "decode_pool")
 
 
 @dataclass(frozen=True)
@@ -251,19 +225,14 @@ class SecondKind:
     step: SimulateRequest | None = setting(None, hidden=True, words=OF_POOL)
     law: IterationLaw | None = None
     kv: KvMemory = field(default_factory=KvMemory)
-    max_seqs: int | None = setting(None, "that run at a time")
-    max_tokens: int | None = setting(None, "of an iteration")
-    chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)")
-    attention_dp: int | None = setting(None, "ranks of a replica")
+    max_seqs: int | None = setting(None, "that run at a time", least=1)
+    max_tokens: int | None = setting(None, "of an iteration", least=1)
+    chunk: int | None = setting(None, "prompt tokens of an iteration (sarathi, sglang)", least=1)
+    attention_dp: int | None = setting(None, "ranks of a replica", least=1)
     price_per_gpu_hour: float | None = setting(None, "of their devices")
 
     def __post_init__(self) -> None:
-        whole(RequestError, "second_kind.replicas", self.replicas)
-        for name in ("max_seqs", "max_tokens", "chunk", "attention_dp"):
-            if getattr(self, name) is not None:
-                whole(RequestError, f"second_kind.{name}", getattr(self, name), 1)
-        if self.price_per_gpu_hour is not None:
-            number(RequestError, "second_kind.price_per_gpu_hour", self.price_per_gpu_hour)
+        check_fields(self, RequestError, "second_kind")
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -300,7 +269,7 @@ class ServingRequest(Request):
     kv: KvMemory = field(default_factory=KvMemory)
     slo: ServingTargets = setting(ServingTargets, "what users expect, and how many of them must have it")
     replicas: int = setting(1, "that serve")
-    attention_dp: int = setting(1, "ranks of a replica with KV memory of their own, in lockstep")
+    attention_dp: int = setting(1, "ranks of a replica with KV memory of their own, in lockstep", least=1)
     router: str = setting(
         "round_robin",
         "round_robin | random | least_outstanding | least_waiting | power_of_two | kv_aware | splitwise | scorers | "
@@ -325,13 +294,9 @@ class ServingRequest(Request):
     )
 
     def __post_init__(self) -> None:
-        if self.price_per_gpu_hour is not None:
-            number(RequestError, "price_per_gpu_hour", self.price_per_gpu_hour)
-        if self.intervals is not None:
-            flag(RequestError, "intervals", self.intervals)
-        if whole(RequestError, "replicas", self.replicas) == 0:
+        check_fields(self, RequestError)
+        if self.replicas == 0:
             raise RequestError("replicas=0 serves nobody: a pool needs one replica at least")
-        whole(RequestError, "attention_dp", self.attention_dp, 1)
         if self.ranks > MOST_RANKS:
             more = f", decode_pool.replicas={self.decode_pool.replicas:,}" if self.decode_pool.replicas else ""
             dp = f", attention_dp={self.attention_dp}" if self.attention_dp > 1 else ""

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ...datasets.figure_sources import FigureSource
-from ...datasets.loading import choice, flag, load, nearest, number, whole
+from ...datasets.loading import check_fields, choice, load, nearest, number
 from ...datasets.reading import read_yaml
+from .declaration import setting
 from .errors import PlanError
 from .kernels import KernelChoice, MatVec, ReducedNorm, Unpacking
 from .options import ADAPTER_EXCHANGES, EP_MODES, WHOLE, loss_wrong
@@ -31,13 +32,7 @@ PRODUCTS = ("current", "cublas_12_1")  # libraries of matrix products
 OVERLAPS = ("dp", "dp_gather", "tp", "tp_forward", "cp", "ep", "pp")
 GROUPS = ("tp", "cp", "dp", "pp", "ep", "etp", "edp", "dp_cp")
 EVERY_TABLE = ("*",)
-
-
-def setting(default: Any, means: str) -> Any:
-    """A field with what it means, as ``metadata["help"]``; mappings are copied."""
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"help": means})
-    return field(default=default, metadata={"help": means})
+STATE_DTYPES = ("same", "fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -54,13 +49,18 @@ class Stack:
         "fused (the kernel that opcast has times of), flash2, flash1, flash1_triton (older: timing/older_kernels.py), "
         "unfused (two products and a softmax), transposed (the same, between kernels that transpose) or eager (scores "
         "scaled and masked by kernels of their own)",
+        choices=ATTENTION,
     )
-    products: str = setting("current", "library of matrix products: current (the tables') or cublas_12_1 (older)")
+    products: str = setting(
+        "current", "library of matrix products: current (the tables') or cublas_12_1 (older)", choices=PRODUCTS
+    )
     all_logits: bool = setting(False, "a prompt gets logits of every position, not of the last one alone")
     loss: str = setting(WHOLE, "how training computes it: whole, or in chunks of tokens: liger, chunks:8")
     master_weights: bool = setting(False, "fp32 copies are kept beside 16-bit weights")
-    gradient_dtype: str = setting("same", "format that gradients are kept and reduced in; same: as the weights")
-    moment_dtype: str = setting("same", "format of the optimizer's moments; same: as the weights")
+    gradient_dtype: str = setting(
+        "same", "format that gradients are kept and reduced in; same: as the weights", choices=STATE_DTYPES
+    )
+    moment_dtype: str = setting("same", "format of the optimizer's moments; same: as the weights", choices=STATE_DTYPES)
     fused_gradients: bool = setting(False, "products add weight gradients straight into those of gradient_dtype")
     converts_gradients: bool = setting(
         False, "without fused_gradients: what autograd made is copied into gradient_dtype before it is added"
@@ -148,7 +148,9 @@ class Stack:
     packs_head: bool = setting(False, "the head of the language model is stored in few bits as other linear layers are")
     reduced_norms: tuple[ReducedNorm, ...] = setting((), "all-reduces that normalise, too, each with its source")
     kv_dtype: Mapping[str, str] = setting({}, "format of the cache by that of the products")
-    windows: str = setting("own", "alike: layers that see a window have blocks for all tokens; own: for it alone")
+    windows: str = setting(
+        "own", "alike: layers that see a window have blocks for all tokens; own: for it alone", choices=WINDOWS
+    )
     context_gib: float = setting(0.0, "memory of a process beside tensors; 0: what a CUDA context takes")
     fragmentation: float = setting(0.0, "what the allocator reserves beyond what is in use, as a share of it")
     step_overhead_us: float = setting(0.0, "what a step takes beside its kernels and the host's calls")
@@ -177,25 +179,14 @@ class Stack:
         }
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            name, value = f"stack.{each.name}", getattr(self, each.name)
-            if isinstance(each.default, bool):
-                flag(PlanError, name, value)
-            elif isinstance(each.default, float):
-                number(PlanError, name, value)
-        whole(PlanError, "stack.host_threads", self.host_threads, 0)
+        check_fields(self, PlanError, "stack")
         for name, known in (("fusion", ()), ("overlap", OVERLAPS), ("layouts", LAYOUTS)):
             object.__setattr__(self, name, names(f"stack.{name}", getattr(self, name), known))
-        choice(PlanError, "stack.attention", self.attention, ATTENTION)
         if wrong := loss_wrong(self.loss):
             raise PlanError(f"stack.loss={self.loss!r} {wrong}")
-        choice(PlanError, "stack.products", self.products, PRODUCTS)
         exchange = self.adapter_exchange or ADAPTER_EXCHANGES[0]
         choice(PlanError, "stack.adapter_exchange", exchange, ADAPTER_EXCHANGES)
-        choice(PlanError, "stack.windows", self.windows, WINDOWS)
         choice(PlanError, "stack.ep_mode", self.ep_mode or EP_MODES[0], EP_MODES)
-        for name in ("gradient_dtype", "moment_dtype"):
-            choice(PlanError, f"stack.{name}", getattr(self, name), ("same", "fp32", "bf16", "fp16"))
         for place, value in self.step_us.items() if isinstance(self.step_us, Mapping) else ():
             choice(PlanError, "stack.step_us", place, (*GROUPS, "all_reduce", "*"))
             number(PlanError, f"stack.step_us.{place}", value)

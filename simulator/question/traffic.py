@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from ...datasets.loading import choice, number, whole
+from ...datasets.loading import check_fields, whole
 from .canonical import RequestError
 from .declaration import FILES, setting
 from .request_classes import RequestClass, check_classes
@@ -41,22 +41,17 @@ class Lengths:
     ``empirical``: one of ``values``.
     """
 
-    kind: str = "fixed"
-    mean: float = 1024
+    kind: str = setting("fixed", choices=LENGTHS)
+    mean: float = setting(1024, least=1)
     std: float = 0.0
-    low: int = 1
-    high: int = 4096
+    low: int = setting(1, least=1)
+    high: int = setting(4096, least=1)
     exponent: float = 1.1
     values: tuple[int, ...] = ()
 
     def check(self, name: str) -> None:
         """RequestError for what no tokens can be drawn from; ``name`` is what the setting is called."""
-        choice(RequestError, f"{name}.kind", self.kind, LENGTHS)
-        number(RequestError, f"{name}.mean", self.mean, 1)
-        number(RequestError, f"{name}.std", self.std)
-        number(RequestError, f"{name}.exponent", self.exponent)
-        whole(RequestError, f"{name}.low", self.low, 1)
-        whole(RequestError, f"{name}.high", self.high, 1)
+        check_fields(self, RequestError, name)
         if self.low > self.high:
             raise RequestError(f"{name}.low={self.low} is more than {name}.high={self.high}")
         if self.kind == "zipf" and self.high > MOST_RANKED:
@@ -103,22 +98,22 @@ class RequestTraffic:
     those of one of ``prefixes`` contents. The first ``warmup`` requests run, but their times and targets do not count.
     """
 
-    arrival: str = setting("poisson", "poisson | gamma | constant | bursty | ramp | daily | closed")
-    rate: float = setting(1.0, "requests a second")
-    rate_end: float = setting(1.0, "of a ramp")
+    arrival: str = setting("poisson", "poisson | gamma | constant | bursty | ramp | daily | closed", choices=ARRIVALS)
+    rate: float = setting(1.0, "requests a second", positive=True)
+    rate_end: float = setting(1.0, "of a ramp", positive=True)
     swing: float = setting(
         0.5, "of daily: the share of it that the rate is lower at first, and higher half a day later"
     )
-    day_s: float = setting(86400.0, "and how long a day is")
-    cv: float = setting(2.0, "of gamma: how irregular gaps are")
-    burst: int = setting(10, "requests that come at once")
+    day_s: float = setting(86400.0, "and how long a day is", positive=True)
+    cv: float = setting(2.0, "of gamma: how irregular gaps are", positive=True)
+    burst: int = setting(10, "requests that come at once", least=1)
     concurrency: int = setting(0, "clients of a closed loop, or the most requests on their way; 0: no limit")
     in_step: bool = setting(
         False,
         "whether clients of a closed loop stay in step where all answers have one length, so that their prompts come "
         "together; false: they drift apart as real ones do, by up to a tenth more or fewer tokens an answer",
     )
-    requests: int = setting(1000, "that are sent")
+    requests: int = setting(1000, "that are sent", least=1)
     warmup: int | None = setting(
         None, "the first of them, whose times do not count; null: none, and a tenth of capacity and sweep"
     )
@@ -127,9 +122,11 @@ class RequestTraffic:
     prefixes: int = setting(0, "contents that prompts begin with,")
     prefix_tokens: int = setting(0, "and their tokens")
     turns: int = setting(
-        1, "of a session: each prompt begins with all that was said before; rate and requests count turns"
+        1, "of a session: each prompt begins with all that was said before; rate and requests count turns", least=1
     )
-    turns_least: int | None = setting(None, "sessions have from so many turns up to turns; null: all have turns")
+    turns_least: int | None = setting(
+        None, "sessions have from so many turns up to turns; null: all have turns", least=1
+    )
     turn_input: Lengths | None = setting(None, "new tokens of later turns, as a tool returns them; null: as input")
     think_s: float = setting(0.0, "between an answer and the next turn: a thought, or the time of a tool")
     think_cv: float = setting(0.0, "how irregular these pauses are: 0 all alike, 1 as by chance (gamma)")
@@ -148,29 +145,20 @@ class RequestTraffic:
         "auto",
         "auto | columns | azure | splitwise | mooncake | vidur | burstgpt | sharegpt | bench | guidellm | aiperf | "
         "inference_perf | log",
+        choices=TRACES,
     )
     tokenizer: str | None = setting(
         None, "tokenizer.json that counts ShareGPT's texts; null: a quarter of their characters", http=FILES
     )
-    speed: float = setting(1.0, "of a trace")
+    speed: float = setting(1.0, "of a trace", positive=True)
     seed: int = setting(0, "of arrivals, lengths and routers")
 
     def __post_init__(self) -> None:
-        choice(RequestError, "traffic.arrival", self.arrival, ARRIVALS)
-        choice(RequestError, "traffic.trace_format", self.trace_format, TRACES)
-        for name in ("requests", "burst", "turns"):
-            whole(RequestError, f"traffic.{name}", getattr(self, name), 1)
-        for name in ("concurrency", "prefixes", "prefix_tokens", "seed"):
-            whole(RequestError, f"traffic.{name}", getattr(self, name))
-        number(RequestError, "traffic.think_s", self.think_s)
-        warmup = 0 if self.warmup is None else whole(RequestError, "traffic.warmup", self.warmup)
-        if warmup >= self.requests and self.trace is None:
+        check_fields(self, RequestError, "traffic")
+        if (self.warmup or 0) >= self.requests and self.trace is None:
             raise RequestError(f"traffic.warmup={self.warmup} leaves none of traffic.requests={self.requests} to count")
-        if number(RequestError, "traffic.swing", self.swing) >= 1:
+        if self.swing >= 1:
             raise RequestError(f"traffic.swing={self.swing} must be a share below 1, of the mean rate")
-        for name in ("rate", "rate_end", "day_s", "cv", "speed"):
-            if number(RequestError, f"traffic.{name}", getattr(self, name)) == 0:
-                raise RequestError(f"traffic.{name}=0 must be more than 0")
         self.input.check("traffic.input")
         self.output.check("traffic.output")
         if self.arrival == "closed" and self.concurrency == 0:
@@ -193,11 +181,7 @@ class RequestTraffic:
         for name, none in (("turns_least", None), ("turn_input", None), ("think_cv", 0.0)):
             if self.turns == 1 and getattr(self, name) != none:
                 raise RequestError(f"traffic.{name} is of sessions: traffic.turns says how many turns they have")
-        number(RequestError, "traffic.think_cv", self.think_cv)
-        if (
-            self.turns_least is not None
-            and whole(RequestError, "traffic.turns_least", self.turns_least, 1) > self.turns
-        ):
+        if self.turns_least is not None and self.turns_least > self.turns:
             raise RequestError(f"traffic.turns_least={self.turns_least} is more than traffic.turns={self.turns}")
         if self.turn_input is not None:
             self.turn_input.check("traffic.turn_input")

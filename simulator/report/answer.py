@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..memory.breakdown import Memory
-from .display import NotebookTable, display_html
+from .display import display_html
 from .distribution import probability_within
-from .view import dims_text, shares_text, time_text
+from .figures import notebook
+from .view import dims_text, time_text
 
 if TYPE_CHECKING:
     from ..step.state import State
@@ -166,11 +167,11 @@ class StepReport(Answer):
     stages: tuple[StageShare, ...] = ()
 
     def _repr_html_(self) -> str:
-        headline = [
-            ("step", time_text(1e6 * self.step_time_s)),
-            ("interval", _span(1e6 * self.low_s, 1e6 * self.high_s)),
-        ]
-        return _step_html(self, [*headline, ("MFU", f"{self.mfu:.1%}")])
+        return notebook(self)
+
+    def named_times_us(self) -> list[tuple[str, str, float]]:
+        """(what it is called, what that means, microseconds) of each time."""
+        return [("step time", "", 1e6 * self.step_time_s)]
 
     @property
     def times_s(self) -> tuple[float, float, float]:
@@ -197,9 +198,16 @@ class InferenceReport(Answer):
     high_ms: float
 
     def _repr_html_(self) -> str:
-        figures = (("first token", self.ttft_ms), ("each next", self.tpot_ms), ("whole", self.e2e_ms))
-        headline = [(name, time_text(None if ms is None else 1e3 * ms)) for name, ms in figures]
-        return _step_html(self, [*headline, ("interval", _span(1e3 * self.low_ms, 1e3 * self.high_ms))])
+        return notebook(self)
+
+    def named_times_us(self) -> list[tuple[str, str, float]]:
+        """(what it is called, what that means, microseconds) of each time that the workload has."""
+        named = [("TTFT", "time to first token", self.ttft_ms), ("TPOT", "time per output token", self.tpot_ms)]
+        return [
+            (name, meaning, 1e3 * ms)
+            for name, meaning, ms in (*named, ("end to end", "", self.e2e_ms))
+            if ms is not None
+        ]
 
     @property
     def times_s(self) -> tuple[float, float, float]:
@@ -243,36 +251,13 @@ class OpPrediction:
         by = f"{self.engine}: {self.predictor}" if self.predictor else self.engine
         facts = [
             ("latency", time_text(self.latency_us)),
-            (f"{self.coverage:.0%} interval", _span(self.low_us, self.high_us)),
+            (f"{self.coverage:.0%} interval", f"{time_text(self.low_us)} to {time_text(self.high_us)}"),
             ("answered by", by if self.in_envelope else f"{by}, outside what was measured"),
             ("which is", self.clause),
             ("roofline", f"{time_text(self.roofline_us)}, {self.bound} bound"),
             ("power", "" if self.power_w is None else f"{self.power_w:.0f} W"),
         ]
         return display_html(f"{self.op['kind']} {dims_text(self.op)} on {self.device}", facts)
-
-
-def _span(low_us: float, high_us: float) -> str:
-    return f"{time_text(low_us)} to {time_text(high_us)}"
-
-
-def _step_html(answer: Answer, headline: list[tuple[str, str]]) -> str:
-    """What a notebook shows of a step: headline figures, and kinds of ops by their time."""
-    memory = "" if answer.fits else " (does not fit)"
-    facts = [
-        *headline,
-        ("tokens/s a GPU", f"{answer.tokens_per_s_per_gpu:,.0f}"),
-        ("peak memory", f"{answer.memory.peak_gib:.1f} GiB{memory}"),
-        ("answered by", shares_text(answer.provenance)),
-    ]
-    kinds = sorted(answer.breakdown.by_op, key=lambda share: -share.time_s)[:12]
-    total = sum(share.time_s for share in answer.breakdown.by_op) or 1.0
-    rows = [(share.kind, time_text(1e6 * share.time_s), f"{share.time_s / total:.1%}") for share in kinds]
-    table = NotebookTable(("kind of op", "time", "of all kernels"), rows, [share.time_s / total for share in kinds])
-    where = f"{answer.devices} x {answer.device}" if answer.devices > 1 else answer.device
-    what = f"{answer.workload} of {answer.model} on {where} ({answer.stack}),"
-    title = " ".join([what, answer.precision, *answer.degrees()])
-    return display_html(title, facts, table, " ".join(answer.notes))
 
 
 def plain(value: Any, drop: Sequence[str] = ()) -> Any:

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import Any
 
-from .view import TERMINAL, ViewTable, time_text, written
+from .view import TERMINAL, ViewColumn, ViewTable, time_text, written
 
 OWN = {"time_ms": lambda ms: time_text(1e3 * ms)}
 BAR = "linear-gradient(90deg, rgba(56,132,255,.28) {0:.1f}%, transparent {0:.1f}%)"
-CELL = "padding:.2em .8em;text-align:{}"
+CELL = "padding:.2em .8em;text-align:left"
 
 
-@dataclass(frozen=True)
-class NotebookTable:
-    """Rows of text under ``heads``; ``shares`` (0 to 1, one a row) are drawn as bars behind the first column."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    shares: Sequence[float] = ()
-
-
-def notebook_table(view: ViewTable) -> NotebookTable:
-    """A table of an answer as a notebook has it: what a terminal shows."""
-    columns, rows = view.on(TERMINAL)
-    texts = [[written(value, column.kind, OWN) for value, column in zip(row, columns, strict=True)] for row in rows]
-    return NotebookTable([column.title for column in columns], texts)
-
-
-def display_html(
-    title: str, facts: Sequence[tuple[str, str]], table: NotebookTable | None = None, note: str = ""
-) -> str:
-    """HTML of a title, figures by name side by side, a table and a line below. All text is escaped."""
+def display_html(title: str, facts: Sequence[tuple[str, str]], table: ViewTable | None = None, note: str = "") -> str:
+    """HTML of a title, figures by name side by side, a table as a terminal has it, with bars, and a line below. All
+    text is escaped."""
     figures = "".join(
         f'<div style="margin-right:2em"><div style="opacity:.65;font-size:85%">{escape(name)}</div>'
         f'<div style="font-size:125%">{escape(value)}</div></div>'
@@ -42,18 +25,26 @@ def display_html(
     parts = [
         f'<div style="font-weight:600;margin:.3em 0">{escape(title)}</div>',
         f'<div style="display:flex;flex-wrap:wrap;margin-bottom:.5em">{figures}</div>',
-        _table(table) if table is not None and table.rows else "",
+        _table(table) if table is not None else "",
         f'<div style="opacity:.65;font-size:85%">{escape(note)}</div>' if note else "",
     ]
     return f'<div style="font-family:system-ui,sans-serif">{"".join(parts)}</div>'
 
 
-def _table(table: NotebookTable) -> str:
-    heads = "".join(f'<th scope="col" style="{CELL.format("left")}">{escape(head)}</th>' for head in table.heads)
-    rows = []
-    for at, row in enumerate(table.rows):
-        bar = f"background:{BAR.format(100 * table.shares[at])};" if at < len(table.shares) else ""
-        first = f'<td style="{bar}{CELL.format("left")}">{escape(row[0])}</td>'
-        rest = "".join(f'<td style="{CELL.format("left")}">{escape(cell)}</td>' for cell in row[1:])
-        rows.append(f"<tr>{first}{rest}</tr>")
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+def _table(table: ViewTable) -> str:
+    columns, rows = table.on(TERMINAL)
+    if not rows:
+        return ""
+    heads = "".join(f'<th scope="col" style="{CELL}">{escape(column.title)}</th>' for column in columns)
+    most = [max(row[at] for row in rows) if column.bar else 0.0 for at, column in enumerate(columns)]
+    lines = []
+    for row in rows:
+        cells = zip(columns, row, most, strict=True)
+        lines.append(f"<tr>{''.join(_cell(column, value, largest) for column, value, largest in cells)}</tr>")
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _cell(column: ViewColumn, value: Any, most: float) -> str:
+    """A cell, with a bar behind it where its column has bars: as long as its share of the largest."""
+    bar = f"background:{BAR.format(100 * value / most)};" if most else ""
+    return f'<td style="{bar}{CELL}">{escape(written(value, column.kind, OWN))}</td>'

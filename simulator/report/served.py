@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .answer import plain
-from .display import display_html, notebook_table
+from .display import display_html
 from .served_times import TIMES, TimeSpread, times_table
 from .view import ViewTable, counted
 
@@ -117,7 +117,7 @@ class ServingReport:
             ("KV memory", f"{self.kv_tokens:,} tokens a replica, {self.kv_peak:.0%} in use at most"),
         ]
         title = f"Traffic on {counted(self.replicas, 'replica')}, {counted(self.devices, 'GPU')}"
-        return display_html(title, facts, notebook_table(self.times_table()), " ".join(self.all_notes))
+        return display_html(title, facts, self.times_table(), " ".join(self.all_notes))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; CDFs and spans of time are in ``cdf`` and ``over_time``."""

@@ -44,7 +44,7 @@ def shares(parts: Iterable[tuple[str, bool, float]]) -> dict[str, float]:
 
 
 def missing_measurements(
-    parts: Iterable[tuple[Op | None, str, bool, float]], limit: int = LIST_LIMIT
+    parts: Iterable[tuple[Op | None, str, bool, float]],
 ) -> tuple[MissingMeasurement, ...]:
     """The ops that lean most of the time on what was not measured, from (op, engine, inside, microseconds)."""
     time_of_op: dict[Op, float] = {}
@@ -53,7 +53,7 @@ def missing_measurements(
         total_us += time_us
         if op is not None and source(engine, inside) in UNMEASURED_SOURCES:
             time_of_op[op] = time_of_op.get(op, 0.0) + time_us
-    longest = sorted(time_of_op.items(), key=lambda item: -item[1])[:limit]
+    longest = sorted(time_of_op.items(), key=lambda item: -item[1])[:LIST_LIMIT]
     return tuple(MissingMeasurement(op.to_dict(), time_us * 1e-6, time_us / total_us) for op, time_us in longest)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
 from ...models import power
 from ..engines import FusedEngine
@@ -23,33 +21,25 @@ from .bounds import Probe, probe
 from .outcome import OK, Row
 from .request import SearchRequest, SearchSetup, request_of, set_up
 
+if TYPE_CHECKING:
+    from ..workbench import Workbench
+
 TOO_LARGE, REFUSED = "memory", "refused"
 MEMORY = ("peak_gib", "weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib")
 TIMES = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "host_s")
 
 
-class Bench(Protocol):
-    """What a search needs of a workbench: devices, engines that are kept, the folder of traced graphs."""
-
-    @property
-    def graphs(self) -> Path: ...
-
-    def device(self, given: Device | str, cluster: Cluster | None = None) -> Device: ...
-
-    def engine(self, device: Device, cluster: Cluster | None = None) -> FusedEngine: ...
-
-
 class Evaluator:
     """Simulates points of one search from a workbench, whose engines it keeps."""
 
-    def __init__(self, setup: SearchSetup, bench: Bench) -> None:
+    def __init__(self, setup: SearchSetup, bench: Workbench) -> None:
         self.setup = setup
         self.bench = bench
         self.graphs = bench.graphs
         self.places: dict[tuple[Any, ...], tuple[Device, FusedEngine]] = {}
 
     @classmethod
-    def of(cls, text: str, bench_of: Callable[[Sources], Bench]) -> Self:
+    def of(cls, text: str, bench_of: Callable[[Sources], Workbench]) -> Self:
         """The evaluator of a request as JSON, in a process of its own."""
         request = SearchRequest.from_json(text)
         return cls(set_up(request), bench_of(request.base.sources))

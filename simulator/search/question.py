@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from ...datasets.clusters import Cluster, load_cluster
 from ...datasets.loading import choice, number, whole
 from ...datasets.precisions import precision_of
-from ..question.canonical import Request, RequestError
+from ..question.canonical import RequestError
 from ..question.declaration import setting
-from ..question.place import THIS_MACHINE, looked_up
-from ..question.requests import SimulateRequest
+from ..question.place import THIS_MACHINE
+from ..question.requests import SimulateRequest, StepQuestion
 from .expressions import Expression, contradiction, parse
 from .rank import Row, meeting
 
@@ -63,13 +63,12 @@ def word(name: str, value: Any) -> str:
     return value
 
 
-class SearchQuestion(Request):
+class SearchQuestion(StepQuestion):
     """A search: a space of axes, and a step with all that is not searched, in the field that ``STEP`` names.
 
     ``RULED`` are the names that rules read, ``READ`` those that constraints read.
     """
 
-    STEP: ClassVar[str]
     OBJECTIVES: ClassVar[Mapping[str, tuple[str, int]]]
     LISTS: ClassVar[Sequence[str]] = ("objectives", "constraints")
     COUNTS: ClassVar[Sequence[str]] = ("top",)
@@ -150,9 +149,3 @@ class SearchQuestion(Request):
         is_base = step.cluster is not None and cluster.id == step.cluster.id
         device = step.device if is_base else THIS_MACHINE
         return replace(step, cluster=cluster, device=device, precision=dtype, quantization=quantization, **changes)
-
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get(cls.STEP), Mapping):
-            values = {**values, cls.STEP: looked_up(dict(values[cls.STEP]))}
-        return values

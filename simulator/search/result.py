@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..report.answer import plain
-from ..report.display import NotebookTable, display_html
-from ..report.view import time_text
+from ..report.display import display_html
+from ..report.view import ViewColumn, ViewTable, time_text
 from .objectives import KNOWN
 
 
@@ -73,7 +73,8 @@ class SearchReport:
             for row in self.best
         ]
         title = f"{self.model}: best by {self.objectives[0]}"
-        return display_html(title, facts, NotebookTable(heads, rows), " ".join(self.notes))
+        view = ViewTable("", [ViewColumn(head) for head in heads], rows)
+        return display_html(title, facts, view, " ".join(self.notes))
 
     def to_pandas(self) -> Any:
         """All rows that were found as a pandas DataFrame."""

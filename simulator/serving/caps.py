@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...datasets.loading import number
 from ...datasets.own_warnings import own_warnings
@@ -15,10 +15,12 @@ from ..question.serving import ServingRequest
 from ..report.served import ServingReport
 from ..report.served_view import LOADS, NAME, load_row, time_columns
 from ..report.view import ViewColumn, ViewTable
-from .bench import ServingBench
 from .capacity import Apply, PlayedReplicas, sweep
 from .connect import replicas_of
 from .studies import without_curves
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class ServedCap:
 
 @own_warnings()
 def serving_caps(
-    request: ServingRequest, power_caps_w: Sequence[Any], node_w: Any, pue: Any, bench: ServingBench, apply: Apply
+    request: ServingRequest, power_caps_w: Sequence[Any], node_w: Any, pue: Any, bench: Workbench, apply: Apply
 ) -> list[ServedCap]:
     """The traffic without a cap and under each: ``node_w`` are watts of a node beside its GPUs, ``pue`` the building's.
 
@@ -74,7 +76,7 @@ def serving_caps(
 
 
 def _served(
-    request: ServingRequest, cap_w: float | None, node_w: float, pue: float, bench: ServingBench, apply: Apply
+    request: ServingRequest, cap_w: float | None, node_w: float, pue: float, bench: Workbench, apply: Apply
 ) -> ServedCap:
     assert request.step is not None
     capped = replace(request, step=replace(request.step, power_cap_w=cap_w))

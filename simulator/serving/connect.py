@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
 from . import adapter_costs, afd, expert_drift, images
-from .bench import ServingBench
 from .context import context_of
 from .engines import ServingEngine, UsualLimits, load_serving_engine
 from .host import host_name, host_time
@@ -27,11 +26,14 @@ from .steps import ReplicaSteps, steps_of
 from .surrogate import surrogate
 from .tabulate import Extent
 
+if TYPE_CHECKING:
+    from ..workbench import Workbench
+
 FEW_TOKENS, LONGEST = 2048, 131_072
 MOST_SEQUENCES = 512  # of tables of attention alone: beyond, they go on as straight lines
 
 
-def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedReplica, ServedReplica | None]:
+def replicas_of(request: ServingRequest, bench: Workbench) -> tuple[ServedReplica, ServedReplica | None]:
     """A replica, and one of the pool that only decodes where there is one. The errors of simulating a step, KvError."""
     pool = request.second_pool
     prefiller = replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp)
@@ -47,12 +49,12 @@ def replicas_of(request: ServingRequest, bench: ServingBench) -> tuple[ServedRep
     )
 
 
-def predicted_replica(request: ServingRequest, bench: ServingBench) -> ServedReplica:
+def predicted_replica(request: ServingRequest, bench: Workbench) -> ServedReplica:
     """A replica as it is predicted, whatever was learned of its steps."""
     return replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp, learned=False)
 
 
-def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: ServingBench) -> ServedReplica:
+def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: Workbench) -> ServedReplica:
     """A replica that decodes without its feed-forward layers, which are on GPUs of their own; the same where they are
     not. Memory of their weights is left to keys and values."""
     pool, apart = request.decode_pool, request.afd
@@ -71,7 +73,7 @@ def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: Servin
     return replace(served, tables=tables, kv=kv)
 
 
-def second_of(request: ServingRequest, prefiller: ServedReplica, bench: ServingBench) -> ServedReplica:
+def second_of(request: ServingRequest, prefiller: ServedReplica, bench: Workbench) -> ServedReplica:
     """A replica of the pool that decodes, or of another kind; which may be like the first ones."""
     pool, limits = request.second_pool, request.second_kind.limits
     alike = pool.step is None and pool.law is None and pool.attention_dp is None and not limits
@@ -99,7 +101,7 @@ def replica_of(
     step: SimulateRequest | None,
     law: IterationLaw | None,
     kv: KvMemory,
-    bench: ServingBench,
+    bench: Workbench,
     ranks: int,
     learned: bool = True,
 ) -> ServedReplica:

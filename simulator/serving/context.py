@@ -20,7 +20,7 @@ def context_of(described: Mapping[str, Any]) -> int:
     return int(max(float(positions), stretched))
 
 
-def long_context(described: Mapping[str, Any], most: int = LONG) -> int:
-    """Tokens that are cached before the last of the longest sequence, of at most ``most``: models whose positions are a
-    table have none beyond."""
-    return min(most, context_of(described) - 1)
+def long_context(described: Mapping[str, Any]) -> int:
+    """Tokens that are cached before the last of the longest sequence, of at most :data:`LONG`: models whose positions
+    are a table have none beyond."""
+    return min(LONG, context_of(described) - 1)

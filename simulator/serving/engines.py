@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...datasets.figure_sources import FigureSource
-from ...datasets.loading import choice, load, nearest, number, whole
+from ...datasets.loading import check_fields, choice, load, nearest, number, whole
 from ...datasets.reading import read_yaml
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "conf" / "serving_engine"
@@ -86,8 +86,7 @@ class SerialHost:
     before: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("step_us", "seq_us"):
-            number(ServingEngineError, f"host.serial.{name}", getattr(self, name))
+        check_fields(self, ServingEngineError, "host.serial")
 
 
 @dataclass(frozen=True)

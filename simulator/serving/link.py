@@ -7,13 +7,16 @@ replicas stand in one node. One transfer between two GPUs is asked of the engine
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ...datasets.clusters import Cluster
 from ...datasets.ops import make_op
 from ..engines import Engine, ask
 from ..question.serving import ServingRequest
-from .bench import ServingBench
 from .replica import ServedReplica
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 SIZES = 2**22, 2**27  # bytes of a transfer, from which start and rate follow
 
@@ -27,7 +30,7 @@ class CacheLink:
 
 
 def cache_link(
-    request: ServingRequest, prefiller: ServedReplica, decoder: ServedReplica, bench: ServingBench
+    request: ServingRequest, prefiller: ServedReplica, decoder: ServedReplica, bench: Workbench
 ) -> CacheLink | None:
     """The link between a rank that prefills and one that decodes: the slower end counts. None without a cluster."""
     steps = request.step, request.decode_pool.step or request.step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from ..question.canonical import RequestError
 from ..question.learned_steps import FACTORS, HOST, LearnedSteps
 from ..question.serving import ServingRequest
 from ..trace.models import resolve
-from .bench import ServingBench
 from .connect import predicted_replica
 from .engines import load_serving_engine
 from .learned import interval_width, step_us
@@ -20,6 +20,9 @@ from .policies import policy_of
 from .replica import ServedReplica
 from .step_fit import learn
 from .step_logs import StepLog, read_steps
+
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 UNLIKE = "pauses, or were of another kind"
 
@@ -33,7 +36,7 @@ class TaughtSteps:
     left_out: Mapping[str, int]
 
 
-def learn_steps(request: ServingRequest, bench: ServingBench, path: Path) -> TaughtSteps:
+def learn_steps(request: ServingRequest, bench: Workbench, path: Path) -> TaughtSteps:
     """What a log says of the model, device and engine of a request. RequestError for a log that says nothing."""
     step = request.step
     if step is None:

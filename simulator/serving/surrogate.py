@@ -29,7 +29,7 @@ from .tabulate import Extent, Simulate, tabulate
 
 if TYPE_CHECKING:
     from ..question.requests import SimulateRequest
-    from .bench import ServingBench as Workbench
+    from ..workbench import Workbench
 
 FORMAT = 9
 CHECKED = 16  # random batches that tables are checked on
@@ -102,11 +102,9 @@ def make_surrogate(steps: ReplicaSteps, extent: Extent) -> Surrogate:
     return Surrogate(tables, errors, recorder.figures, sources=recorder.sources)
 
 
-def errors_on_random_batches(
-    tables: Surrogate, simulate: Simulate, extent: Extent, count: int = CHECKED, seed: int = 0
-) -> HeldOut:
+def errors_on_random_batches(tables: Surrogate, simulate: Simulate, extent: Extent) -> HeldOut:
     """Errors on random batches against their direct simulation."""
-    works = random_batches(extent, count, seed)
+    works = random_batches(extent, CHECKED)
     pairs = [(tables.iteration_us(work), simulate(work).total_us) for work in works]
     predicted, direct = (np.array(column) for column in zip(*pairs, strict=True))
     off = 100 * (predicted / direct - 1)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ...datasets.loading import choice
-from ..question.canonical import Request, RequestError
+from ..question.canonical import RequestError
 from ..question.declaration import setting
-from ..question.place import looked_up
-from ..question.requests import SimulateRequest
+from ..question.requests import SimulateRequest, StepQuestion
 from .libraries import CHANGES
 
 MOST_MINUTES = 24 * 60.0
 
 
 @dataclass(frozen=True)
-class UpgradeRequest(Request):
+class UpgradeRequest(StepQuestion):
     """What of the ``step`` may move when ``changes`` are installed, and what to measure of it in ``minutes``."""
 
     step: SimulateRequest = field(default_factory=lambda: SimulateRequest(model="llama3_8b"), metadata={"hidden": True})
@@ -41,9 +38,3 @@ class UpgradeRequest(Request):
             raise RequestError(f"minutes={self.minutes!r} must be more than 0, and at most a day")
         if self.step.file is not None:
             raise RequestError("workload=simai names no model: take a workload such as train or decode")
-
-    @classmethod
-    def named(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values.get("step"), Mapping):
-            values = {**values, "step": SimulateRequest.named(looked_up(dict(values["step"])))}
-        return values

@@ -13,23 +13,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...datasets.ops import KINDS, Op
 from ..engines.chain import caller_of
-from ..question.requests import SimulateRequest
 from ..report.needs import Need, needs
 from ..report.worth import BEGIN_S, case_s, once_measured
 from .answer import UpgradeReport, UpgradeRow
 from .libraries import ReleaseMoves, library_of, moves_of, touched
 from .request import UpgradeRequest
 
-
-class UpgradeBench(Protocol):
-    """What is asked of a workbench."""
-
-    def simulate(self, request: SimulateRequest) -> Any:
-        """The report of a step."""
+if TYPE_CHECKING:
+    from ..workbench import Workbench
 
 
 @dataclass
@@ -66,10 +61,10 @@ class KindGroup:
         return (self.variance() - self.variance(self.measured + 1)) / self.case_s
 
 
-def plan_upgrade(request: UpgradeRequest, bench: UpgradeBench) -> UpgradeReport:
+def plan_upgrade(request: UpgradeRequest, bench: Workbench) -> UpgradeReport:
     """The report of an upgrade. The errors of a step."""
     started = time.perf_counter()
-    report = bench.simulate(request.step)
+    report: Any = bench.simulate(request.step)
     state = report.state
     caller = caller_of(state.plan.stack, state.device)
     groups = groups_of(needs(state), caller, request.changes, state.device.vendor)

@@ -79,17 +79,12 @@ def observe(
         if isinstance(row, (TrainingRow, InferenceRow)) and (timed := quantity(row)):
             try:
                 case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
-                steps.append(_observed(table, row, timed, replace_plan(case, changed), setting, engines))
+                steps.append(_observed(table, row, timed, replace(case, plan=changed(case.plan)), setting, engines))
             except ValueError as error:
                 if not type(error).__module__.startswith("opcast"):
                     raise
         progress(1)
     return steps
-
-
-def replace_plan(case: Question, changed: Callable[[Plan], Plan]) -> Question:
-    """The question under another plan."""
-    return replace(case, plan=changed(case.plan))
 
 
 def quantity(row: TrainingRow | InferenceRow) -> str:

@@ -140,7 +140,7 @@ def test_predictors_of_the_release_that_was_left_behind_are_stale(
 
 def test_two_stores_without_a_common_row_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store_of(tmp_path / "a", {})
-    Store(tmp_path / "b").annotate("empty")
+    Store(tmp_path / "b").set_aside("a", None, "x", "empty")
     assert main(["data", "drift", f"store={tmp_path / 'a'}", f"against={tmp_path / 'b'}"]) == 2
     assert "nothing can be compared" in capsys.readouterr().err
     assert not drift(Store(tmp_path / "a"), Store(tmp_path / "b"))

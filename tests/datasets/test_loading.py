@@ -10,7 +10,7 @@ import pytest
 
 from opcast.datasets.clusters import Cluster, ClusterError, load_cluster
 from opcast.datasets.devices import Device, DeviceError, load_device
-from opcast.datasets.loading import load, number, whole
+from opcast.datasets.loading import check_fields, load, number, whole
 from opcast.simulator.question.plan import Parallel, PlanError, Stack, load_stack
 
 
@@ -94,6 +94,42 @@ def test_no_mapping_at_all() -> None:
 def test_ranges_hold_for_what_is_made_in_python_too(made: Any, error: type[ValueError], says: str) -> None:
     with pytest.raises(error, match=says):
         made()
+
+
+@dataclass(frozen=True)
+class Tray:
+    """Fields with limits of their own."""
+
+    cups: int = field(default=1, metadata={"least": 1, "most": 9})
+    full: float | None = field(default=None, metadata={"most": 1})
+    grams: float = field(default=2.0, metadata={"positive": True})
+    hot: bool = False
+    size: str | None = field(default=None, metadata={"choices": ("small", "large")})
+    note: str | int = -1
+
+    def __post_init__(self) -> None:
+        check_fields(self, MenuError, "tray")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"cups": 0}, "tray.cups=0 must be a whole number of at least 1"),
+        ({"cups": 10}, "tray.cups=10 must be at most 9"),
+        ({"cups": None}, "tray.cups=None must be a whole number of at least 1"),
+        ({"full": 1.5}, "tray.full=1.5 must be a share, at most 1"),
+        ({"full": -1}, "tray.full=-1 must be a number of at least 0"),
+        ({"grams": 0}, "tray.grams=0 must be more than 0"),
+        ({"grams": float("nan")}, "tray.grams=nan must be a number of at least 0"),
+        ({"hot": 1}, "tray.hot=1 must be true or false"),
+        ({"size": "smal"}, "tray.size='smal' is not one of small, large; did you mean small?"),
+    ],
+)
+def test_limits_stand_beside_fields(values: dict[str, Any], says: str) -> None:
+    Tray(full=1, size="large", note=-3)
+    with pytest.raises(MenuError) as caught:
+        Tray(**values)
+    assert str(caught.value) == says
 
 
 @pytest.mark.parametrize(

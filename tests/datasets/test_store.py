@@ -241,15 +241,6 @@ def test_a_damaged_device_file_is_one_line(store: Store, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_notes_are_added_and_never_lost(store: Store) -> None:
-    assert store.notes() == []
-    store.annotate("clocks were locked in March")
-    store.write([row()], "run")
-    store.annotate("drüben neu gemessen")
-    assert [note["text"] for note in store.notes()] == ["clocks were locked in March", "drüben neu gemessen"]
-    assert all(datetime.fromisoformat(note["at"]).tzinfo for note in store.notes())
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -362,7 +353,7 @@ def test_an_unwritable_directory_is_one_line(request: pytest.FixtureRequest) -> 
         request.getfixturevalue("unprivileged")
         for attempt in (
             lambda: store.write([row(minutes=1)], "run"),
-            lambda: store.annotate("no"),
+            lambda: store.set_aside("a", None, "x", "no"),
             lambda: store.save_device(replace(load_device("l4"), id="x")),
             lambda: Store(Path(folder) / "other").write([row()], "run"),
         ):
@@ -396,7 +387,7 @@ while rounds < 0 or number < rounds:
     ]
     store.write(rows, "run")
     if rounds > 0:
-        store.annotate(f"writer {me} round {number}")
+        store.set_aside(f"writer {me}", str(number), "dev", "unlike others")
     number += 1
     print(number, flush=True)
 """
@@ -417,7 +408,7 @@ def test_many_processes_writing_at_once_lose_nothing(store: Store) -> None:
     assert found == {(m + 1, n + 1, k + 1) for m in range(4) for n in range(8) for k in range(5)}
     assert len(table) == 4 * 8 * 5
     assert len(store.files()) == 4 * 8
-    assert len(store.notes()) == 4 * 8
+    assert len(store.aside()) == 4 * 8
     assert not list(store.path.rglob("*.tmp"))
 
 
@@ -428,7 +419,7 @@ def test_many_threads_of_one_process_lose_nothing(store: Store) -> None:
         try:
             for number in range(6):
                 store.write([row(GEMM.replace(m=me + 1, n=number + 1))], "run")
-                store.annotate(f"{me} {number}")
+                store.set_aside(f"writer {me}", str(number), "dev", "unlike others")
                 store.save_device(replace(load_device("l4"), id="shared"))
         except Exception as error:
             failures.append(error)
@@ -439,7 +430,7 @@ def test_many_threads_of_one_process_lose_nothing(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    assert len(store.read("gemm")) == len(store.notes()) == 24
+    assert len(store.read("gemm")) == len(store.aside()) == 24
 
 
 def test_a_killed_writer_leaves_only_whole_files(store: Store) -> None:

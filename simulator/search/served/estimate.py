@@ -130,7 +130,9 @@ def loads(
     if not request.slo.named:
         return most
     ranks = np.full(len(most), replicas * replica.layout.dp * replica.layout.pp)
-    return together_load(curves.both(replica, policy, max_tokens), ranks, most, expected_of(request))
+    return together_load(
+        curves.both(replica, policy, max_tokens), ranks, most, Expected(request.slo, request.output_len)
+    )
 
 
 def loaded(
@@ -159,11 +161,6 @@ def loaded(
     figures["meets_slo"] = load > 0
     del figures["busy_us"]
     return figures
-
-
-def expected_of(request: ServedSearchRequest) -> Expected:
-    """What users expect."""
-    return Expected(request.slo, request.output_len)
 
 
 def decode_iteration_us(request: ServedSearchRequest, replica: LayoutReplica, running: float, batch: int) -> float:
@@ -239,7 +236,7 @@ def apart(
         hosts,
     )
     full = BUSIEST * np.minimum(*pools.most)
-    load = apart_load(pools, expected_of(request), BUSIEST) if request.slo.named else full
+    load = apart_load(pools, Expected(request.slo, request.output_len), BUSIEST) if request.slo.named else full
     rate = np.where(load > 0, load, full)
     queue_us, _, _, prompt_us = pools.times(rate, request.slo.share, beyond(request.slo))
     running = np.minimum(curve.running(rate / pools.second), pools.batch) if request.slo.named else pools.batch

@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ....datasets.clusters import Cluster
 from ...question.plan import load_stack
 from ...question.requests import SimulateRequest
 from ...question.serving import IterationLaw, Scheduler
-from ...serving.bench import ServingBench
 from ...serving.engines import ServingEngine, load_serving_engine
 from ...serving.host import host_name, host_time
 from ...serving.learned import with_known_steps
@@ -25,6 +25,9 @@ from ...serving.steps import steps_of
 from ...serving.surrogate import Surrogate, key_of, load_or_make
 from ...serving.tabulate import Extent, TablePoints, tabulate
 from .request import ReplicaLayout, ServedSearchRequest, step_of
+
+if TYPE_CHECKING:
+    from ...workbench import Workbench
 
 FEW_ROWS = 16  # sequences: weights are read for as many, so that one and all between take as long as they
 SAMPLES = (1, 1 << 20)  # what a step at a batch says goes before; between the ends the last layer is all but linear
@@ -58,7 +61,7 @@ def replica_of(
     clusters: Mapping[str, Cluster],
     batches: Sequence[int],
     chunks: Sequence[int],
-    bench: ServingBench,
+    bench: Workbench,
 ) -> LayoutReplica:
     """The replica of a layout. KvError where the model leaves no KV memory, the errors of simulating a step."""
     server = load_serving_engine(engine)
@@ -86,7 +89,7 @@ def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: S
     return TablePoints(rows, tokens, SAMPLES, tuple(sorted({1, *batches})), CONTEXTS, (16, 128, *tokens))
 
 
-def path_of(step: SimulateRequest, bench: ServingBench, extent: Extent, points: TablePoints) -> Path:
+def path_of(step: SimulateRequest, bench: Workbench, extent: Extent, points: TablePoints) -> Path:
     """Where the tables of a step at these points are kept."""
     name = hashlib.sha256(f"{key_of(step, bench, extent)} {points}".encode()).hexdigest()[:32]
     return bench.graphs.parent / "surrogates" / f"{name}.npz"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from ....datasets.clusters import Cluster, load_cluster
-from ....datasets.loading import choice, number, whole
+from ....datasets.loading import check_fields, choice, number
 from ...question.canonical import RequestError
 from ...question.declaration import setting
 from ...question.plan import Parallel
@@ -97,9 +97,9 @@ class ServedSearchRequest(SearchQuestion):
 
     step: SimulateRequest = field(default_factory=lambda: SimulateRequest(model="llama3_8b"), metadata={"hidden": True})
     input_len: int = setting(1024, "tokens of a prompt")
-    output_len: int = setting(256, "tokens of an answer")
+    output_len: int = setting(256, "tokens of an answer", least=2)
     slo: ServingTargets = field(default_factory=ServingTargets)
-    link_gbps: float = setting(50.0, "between pools, of each rank, in GB/s")
+    link_gbps: float = setting(50.0, "between pools, of each rank, in GB/s", positive=True)
     link_us: float = setting(20.0, "until a cache begins to move")
     space: ServedSpace = field(default_factory=ServedSpace)
     objectives: tuple[str, ...] = setting(
@@ -123,7 +123,6 @@ class ServedSearchRequest(SearchQuestion):
         "of a GPU and hour by cluster: prices.dgx_h100=2.5; without, price_per_gpu_hour or the cluster's own",
     )
 
-    STEP = "step"
     OBJECTIVES = OF_SERVING
     COUNTS = ("top", "input_len")
     RULED = RULE_NAMES
@@ -131,14 +130,12 @@ class ServedSearchRequest(SearchQuestion):
 
     def check(self) -> None:
         """RequestError for a replica that cannot be searched, and for what both the step and the space say."""
-        whole(RequestError, "output_len", self.output_len, 2)
-        if self.confirm is not None:
-            whole(RequestError, "confirm", self.confirm)
+        check_fields(self, RequestError)
         for name, price in self.prices.items():
             number(RequestError, f"prices.{name}", price)
             if name not in (names := self.clusters()):
                 raise RequestError(f"prices has {name}, which is not searched: {', '.join(names)} are")
-        if self.rate is not None and number(RequestError, "rate", self.rate) == 0:
+        if self.rate == 0:
             raise RequestError("rate=0 asks for nothing: leave rate out, or give requests a second")
         if self.space.prefill_cluster and self.space.pools == ("together",):
             raise RequestError("space.prefill_cluster is of pools apart: leave space.pools=together out")
@@ -146,9 +143,6 @@ class ServedSearchRequest(SearchQuestion):
             raise RequestError("objectives=[chance] stands first, and needs a rate and slo.ttft_ms")
         if self.rate is not None and self.objectives == USUAL_OBJECTIVES:
             object.__setattr__(self, "objectives", SIZED_OBJECTIVES)
-        number(RequestError, "link_us", self.link_us)
-        if number(RequestError, "link_gbps", self.link_gbps) == 0:
-            raise RequestError("link_gbps=0 must be more than 0")
         if "goodput" in self.objectives and not self.slo.named:
             raise RequestError("objectives=[goodput] needs what users expect: slo.ttft_ms=500, slo.tpot_ms=30")
         self.check_place()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby, product
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from ....datasets.clusters import Cluster
 from ...question.canonical import RequestError
 from ...question.sources import Sources
 from ...report.answer import InferenceReport
-from ...serving.bench import ServingBench
 from ...serving.kv import KvError
 from ...serving.policies import policy_of
 from ..answer import Counted, Search, answer
@@ -38,6 +37,9 @@ from .played import confirmed, find
 from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
 from .shortlist import OF_PLAYED, Shortlist, kind_of, plays
+
+if TYPE_CHECKING:
+    from ...workbench import Workbench
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (2048, 8192)
@@ -121,10 +123,10 @@ def requirements(
 
 def search_serving(
     request: ServedSearchRequest,
-    bench: ServingBench,
+    bench: Workbench,
     progress: Progress,
     crew: Crew | None = None,
-    bench_of: Callable[[Sources], ServingBench] | None = None,
+    bench_of: Callable[[Sources], Workbench] | None = None,
     kept: PlayedWays | None = None,
 ) -> SearchReport:
     """The answer to a request. RequestError for an empty space; the errors of models and clusters.
@@ -228,7 +230,7 @@ class WaySearch:
 
     setup: ServedSearchSetup
     replicas: Replicas
-    bench: ServingBench
+    bench: Workbench
     known: dict[tuple[Any, ...], tuple[float, float]] = field(default_factory=dict)
 
     def report(self, row: Mapping[str, Any]) -> InferenceReport:
@@ -268,10 +270,10 @@ class ReplicaEvaluator:
     """Makes replicas of one search from a workbench."""
 
     setup: ServedSearchSetup
-    bench: ServingBench
+    bench: Workbench
 
     @classmethod
-    def of(cls, text: str, bench_of: Callable[[Sources], ServingBench]) -> Self:
+    def of(cls, text: str, bench_of: Callable[[Sources], Workbench]) -> Self:
         """The evaluator of a request as JSON, in a process of its own."""
         request = ServedSearchRequest.from_json(text)
         return cls(set_up(request), bench_of(request.step.sources))
@@ -290,7 +292,7 @@ class Refused:
 
 
 def replica_or_why(
-    setup: ServedSearchSetup, layout: ReplicaLayout, engine: str, bench: ServingBench
+    setup: ServedSearchSetup, layout: ReplicaLayout, engine: str, bench: Workbench
 ) -> LayoutReplica | Refused:
     """The replica of a layout, or why it has no KV memory or cannot be."""
     try:

@@ -22,7 +22,7 @@ from opcast.simulator.formats.simai import (
 )
 from opcast.simulator.network.astra import read_astra_network, read_astra_system, write_astra_network
 from opcast.simulator.network.fabric import Fabric
-from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
+from opcast.simulator.network.shapes import Dimension, product
 
 HEAD = "HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 4 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 16 "
 TEXT = (
@@ -97,7 +97,7 @@ def test_groups_follow_the_rank_order() -> None:
 
 
 def test_a_workload_takes_its_compute_and_its_collectives() -> None:
-    fabric = Fabric(single_switch(16, Port(50.0, 0.5)))
+    fabric = Fabric(product([Dimension("switch", 16, 50.0, 0.5, "ib")]))
     found = read_workload(TEXT)
     moved = [
         ("all_gather", range(4), 50331648),
@@ -169,7 +169,7 @@ def test_bad_bus_bandwidths_are_refused_in_one_line(text: str, message: str) -> 
 
 def test_bus_bandwidths_of_a_fabric_are_those_of_its_links() -> None:
     workload = read_workload(TEXT.replace("pp: 1", "pp: 2"))
-    found = bus_bandwidths(workload, Fabric(single_switch(16, Port(50.0, 0.5))))
+    found = bus_bandwidths(workload, Fabric(product([Dimension("switch", 16, 50.0, 0.5, "ib")])))
     assert {name: sorted(each) for name, each in found.items()} == {
         "TP": sorted(COLLECTIVES.values()),
         "DP": sorted(COLLECTIVES.values()),

@@ -22,12 +22,11 @@ from opcast.simulator.network.shapes import (
     dual_plane,
     fat_tree,
     product,
-    single_switch,
 )
 from opcast.simulator.network.topology import Topology, TopologyError, read_fabric
 
 GIB = 2.0**30
-SWITCH = Fabric(single_switch(8, Port(50.0, 0.5)))
+SWITCH = Fabric(product([Dimension("switch", 8, 50.0, 0.5, "ib")]))
 RING = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]))
 MESH = Fabric(product([Dimension("fully_connected", 8, 50.0, 0.5)]))
 
@@ -62,7 +61,7 @@ def test_alone_on_an_ideal_fabric_a_collective_takes_its_closed_form(
 
 
 def switched(n: int) -> Fabric:
-    return Fabric(single_switch(n, Port(50.0, 0.5)))
+    return Fabric(product([Dimension("switch", n, 50.0, 0.5, "ib")]))
 
 
 def ringed(n: int) -> Fabric:
@@ -198,7 +197,7 @@ def test_bytes_are_conserved_at_every_node_and_over_all_links(topology: Topology
 
 
 def test_a_double_tree_moves_at_most_twice_the_bytes_and_fewer_hops() -> None:
-    fabric = Fabric(single_switch(64, Port(50.0, 0.5)))
+    fabric = Fabric(product([Dimension("switch", 64, 50.0, 0.5, "ib")]))
     cost = fabric.cost("all_reduce", "tree", range(64))
     assert cost.us_per_byte * 50e3 == pytest.approx(2.0)
     assert cost.latency_us == 12.0
@@ -386,7 +385,7 @@ def test_trees_reach_every_rank_and_reduce_what_each_has(n: int) -> None:
     [
         ("gossip", None, (0, 1), "unknown collective 'gossip'"),
         ("all_reduce", "star", (0, 1), "all_reduce has no algorithm 'star'; it has ring, tree"),
-        ("all_reduce", "ring", (0, 99), "rank 99 exceeds single switch with 8 ranks"),
+        ("all_reduce", "ring", (0, 99), "rank 99 exceeds switch.8. with 8 ranks"),
         ("all_reduce", "ring", (0, 1, 0), "names rank 0 twice"),
         ("all_gather", "halving_doubling", (0, 1, 2), "power of two"),
         ("send", None, (0, 1, 2), "a send has two ranks"),

@@ -20,14 +20,14 @@ from opcast.simulator.network import packet
 from opcast.simulator.network.build import build_fabric as fabric_of
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault, apply_faults
-from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
+from opcast.simulator.network.shapes import Dimension, product
 from opcast.simulator.network.topology import TopologyError, read_fabric
 
 MIB = 2**20
 PYTHON = os.environ.get("OPCAST_NS3_PYTHON") or (sys.executable if importlib.util.find_spec("ns3") else "")
 needs_ns3 = pytest.mark.skipif(not PYTHON, reason="needs ns-3: pip install --no-deps ns3, or set OPCAST_NS3_PYTHON")
 
-SWITCH = single_switch(8, Port(12.5, 0.5))
+SWITCH = product([Dimension("switch", 8, 12.5, 0.5, "ib")])
 RING = product([Dimension("ring", 8, 12.5, 0.5)])
 EIGHT = tuple(range(8))
 SERVERS = fabric_of(replace(load_cluster("dgx_h100"), nodes=4), load_device("h100_sxm")).topology

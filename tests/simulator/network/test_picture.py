@@ -21,7 +21,6 @@ from opcast.simulator.network.shapes import (
     dual_plane,
     fat_tree,
     product,
-    single_switch,
 )
 from opcast.simulator.network.topology import Topology, read_fabric
 
@@ -113,7 +112,7 @@ def test_the_hottest_link_is_the_one_that_incast_fills() -> None:
 
 
 def test_links_as_full_as_others_are_named_once() -> None:
-    fabric = Fabric(single_switch(8, Port(12.5, 0.5)))
+    fabric = Fabric(product([Dimension("switch", 8, 12.5, 0.5, "ib")]))
     load = np.zeros(fabric.topology.links)
     load[:3], load[5] = 0.5, 0.7
     links, alike = fullest_kinds(fabric.topology, load)

@@ -16,12 +16,12 @@ from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.faults import Fault
 from opcast.simulator.network.fidelity import load_over_time, simulate
-from opcast.simulator.network.shapes import Dimension, Port, product, single_switch
+from opcast.simulator.network.shapes import Dimension, product
 from opcast.simulator.network.study import measure_transfers, study_at_random, study_everywhere
 from opcast.simulator.network.topology import TopologyError
 
 RING = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]), "shortest")
-SWITCH = Fabric(single_switch(8, Port(50.0, 0.5)))
+SWITCH = Fabric(product([Dimension("switch", 8, 50.0, 0.5, "ib")]))
 ALL = Transfer("all_reduce", tuple(range(8)), 1e9, "ring")
 
 

@@ -17,7 +17,6 @@ from opcast.simulator.network.shapes import (
     dual_tor,
     fat_tree,
     product,
-    single_switch,
 )
 from opcast.simulator.network.topology import TopologyError, read_fabric
 
@@ -197,7 +196,3 @@ def test_a_dragonfly_has_one_cable_between_every_two_groups() -> None:
     assert sum(made.bandwidth_gbps == 100.0) == 4 * 3
     with pytest.raises(TopologyError, match="16 servers do not divide over 3 groups"):
         dragonfly(SERVERS, 3, 1, 100.0, 200.0)
-
-
-def test_a_single_switch_is_one_switch() -> None:
-    assert single_switch(8, Port(50.0, 1.0)).links == 16

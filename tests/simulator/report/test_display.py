@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import opcast
-from opcast.simulator.report.display import NotebookTable, display_html
-from opcast.simulator.report.view import time_text
+from opcast.simulator.report.display import display_html
+from opcast.simulator.report.view import ViewColumn, ViewTable, time_text
 
 VOID = {"br"}
 
@@ -70,9 +70,10 @@ def test_traffic_and_searches(home: Path) -> None:
 
 
 def test_text_is_escaped() -> None:
-    table = NotebookTable(("<b>",), [("<script>",)], [0.5])
+    table = ViewTable("", [ViewColumn("<b>"), ViewColumn("share", "share", bar=True)], [["<script>", 0.2], ["", 0.4]])
     made = display_html("<i>", [("<u>", "&")], table, "<s>")
     assert "<script>" not in made
     assert "&lt;script&gt;" in made
+    assert "28) 50.0%" in made  # a bar half as long as the longest
     assert time_text(None) == ""
     assert time_text(1500.0) == "1.5 ms"
