@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..datasets.collecting import collect_seldom
 from ..datasets.installing import install_command
 from ..datasets.loading import nearest
 from ..datasets.own_warnings import own_warnings
@@ -94,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         sys.unraisablehook = again_if_lost
+        collect_seldom()  # the process is the command's own
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(helping.usage(VERBS))
         return 0

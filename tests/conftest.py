@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from opcast.datasets.collecting import collect_seldom
 from opcast.simulator.passes import verify
 from opcast.simulator.trace import cache, entry
 
@@ -25,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SLOW = Path(__file__).with_name("slow.txt")
 SLOW_S = 0.5  # of processor time, child processes included
 KEPT_S = 0.25  # of the cases of a slow test, in the fast lane
-COLLECTING = 50_000, 20, 100  # thresholds of Python's garbage collector
 MARKED_S, USUAL_S = 5.0, 0.05  # taken for a case that is not listed, with the mark and without
 
 # A busy machine is no failure: time is measured by the tests that are about time. The same examples are drawn in every
@@ -164,7 +164,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure() -> None:
     """What is imported and collected is no garbage: Python need not look through it again and again."""
-    gc.set_threshold(*COLLECTING)
+    collect_seldom()
 
 
 def pytest_collection_finish() -> None:

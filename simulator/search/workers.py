@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ...datasets.collecting import collect_seldom
 from ...datasets.own_warnings import own_warnings
 from .evaluate import Evaluator
 from .outcome import Row
@@ -16,7 +17,6 @@ from .spread import Crew
 
 GROUP = 4  # points that a process takes at a time, so that they share what is alike in them
 KEPT_EVERY_S = 2.0  # rows, so that a search that is ended loses no more than these seconds
-COLLECTING = 50_000, 20, 100  # of a process that simulates: thresholds of Python's garbage collector
 
 
 def groups(points: Sequence[Mapping[str, Any]]) -> list[list[int]]:
@@ -102,6 +102,6 @@ def in_process(kind: Any, bench_of: Any, text: str, what: str, points: Sequence[
     if text not in _HERE:
         _HERE.clear()
         gc.freeze()  # graphs that are kept are no garbage: to look through them again and again takes 5 % of the time
-        gc.set_threshold(*COLLECTING)
+        collect_seldom()
         _HERE[text] = kind.of(text, bench_of)
     return [getattr(_HERE[text], what)(point) for point in points]

@@ -2,15 +2,17 @@
 
 Without prefix caching blocks are only counted. With it they are those of vLLM's block pool: a full block is known by
 its content from the moment it is scheduled; when nobody uses it any more it stays findable, last in the line of blocks
-to be taken; a block that is not full goes first. A request that comes back finds what is left of its own.
+to be taken; a block that is not full goes first. A request that comes back finds what is left of its own: what nobody
+else has is made findable when it goes, if it is to come back.
 """
 
 from __future__ import annotations
 
 from .rules import SchedulerRules
-from .state import NONE, LoopState
+from .state import LINE, NONE, LoopState
 
 INDICES = 1 << 20  # of contents that differ in their index alone
+OWN = -2  # key of a block whose content is its request's alone, which needs not find it while it has it
 
 
 def blocks_for(tokens: int, size: int) -> int:
@@ -62,12 +64,13 @@ def take(state: LoopState, rules: SchedulerRules, rank: int, slot: int, count: i
 def take_blocks(state: LoopState, rank: int, slot: int, count: int) -> None:
     """The first free blocks of the ring, with their content forgotten, to the end of a request's row of the table."""
     base, end, request = ring_of(state, rank), ring_end(state), state.slots[slot]
+    block = state.blocks[base + end].after
     for index in range(request.blocks, request.blocks + count):
-        block = state.blocks[base + end].after
         forget(state, rank, block)
-        unlink(state, rank, block)
         state.blocks[base + block].users = 1
         state.table[rank, request.seat, index] = block
+        block = state.blocks[base + block].after
+    state.blocks[base + end].after, state.blocks[base + block].before = block, end
 
 
 def give_back(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
@@ -75,6 +78,8 @@ def give_back(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> 
     request = state.slots[slot]
     if caches_prefixes(state):
         if request.seat != NONE:
+            if request.made < request.output:
+                remember_own(state, rules, rank, slot)
             give_back_blocks(state, rank, slot)
     else:
         state.ranks[rank].free += request.blocks
@@ -129,9 +134,13 @@ def hit_tokens(state: LoopState, rules: SchedulerRules, rank: int, slot: int) ->
     if not caches_prefixes(state):
         return 0
     most = (state.slots[slot].input + state.slots[slot].made - 1) // rules.block_tokens
-    index = 0
-    while index < most and find(state, rank, content(state, rules, slot, index)) != NONE:
-        index += 1
+    index = end = key = 0
+    while index < most:
+        if index == end:
+            key, end = content(state, rules, slot, index), index + alike(state, rules, slot, index, most)
+        if find(state, rank, key) == NONE:
+            break
+        index, key = index + 1, key + 1
     return index * rules.block_tokens
 
 
@@ -162,11 +171,24 @@ def sit(state: LoopState, rules: SchedulerRules, rank: int, slot: int, tokens: i
 
 def remember(state: LoopState, rules: SchedulerRules, rank: int, slot: int, before: int, after: int) -> None:
     """Make the blocks findable that become full when tokens ``before`` .. ``after`` are computed."""
-    base = ring_of(state, rank)
-    for index in range(before // rules.block_tokens, after // rules.block_tokens):
-        block = state.table[rank, state.slots[slot].seat, index]
-        state.blocks[base + block].key = content(state, rules, slot, index)
-        insert(state, rank, block)
+    base, request, size = ring_of(state, rank), state.slots[slot], rules.block_tokens
+    for index in range(before // size, after // size):
+        block = state.table[rank, request.seat, index]
+        if (index + 1) * size > request.shared:
+            state.blocks[base + block].key = OWN
+        else:
+            state.blocks[base + block].key = content(state, rules, slot, index)
+            insert(state, rank, block)
+
+
+def remember_own(state: LoopState, rules: SchedulerRules, rank: int, slot: int) -> None:
+    """Make the blocks of a request findable whose content is its own."""
+    base, request = ring_of(state, rank), state.slots[slot]
+    for index in range(request.shared // rules.block_tokens, request.blocks):
+        block = state.table[rank, request.seat, index]
+        if state.blocks[base + block].key == OWN:
+            state.blocks[base + block].key = content(state, rules, slot, index)
+            insert(state, rank, block)
 
 
 # --- the ring of free blocks, and the table from content to block ---------------------------------------------------
@@ -191,8 +213,21 @@ def link(state: LoopState, rank: int, block: int, behind: int) -> None:
 
 
 def home(key: int, size: int) -> int:
-    """Where the search for a key begins."""
-    return ((key ^ (key >> 20)) * 40503 + (key >> 11)) & (size - 1)
+    """Where the search for a key begins. Contents that follow each other lie side by side, :data:`LINE` of them."""
+    line = key // LINE
+    mixed = ((line ^ (line >> 31)) & 0xFFFFFFFFFF) * 8388593 >> 20
+    return (mixed & (size // LINE - 1)) * LINE + ((key ^ (mixed >> 20)) & (LINE - 1))
+
+
+def next_bucket(bucket: int, size: int) -> int:
+    """Where the search goes on: at the same place of the next line, and behind the last line at the next place."""
+    after = bucket + LINE
+    return after if after < size else (bucket + 1) & (LINE - 1)
+
+
+def step_of(bucket: int, size: int) -> int:
+    """The number of a bucket in the order of searches."""
+    return (bucket & (LINE - 1)) * (size // LINE) + bucket // LINE
 
 
 def find(state: LoopState, rank: int, key: int) -> int:
@@ -203,7 +238,7 @@ def find(state: LoopState, rank: int, key: int) -> int:
         block = state.found[rank, bucket] - 1
         if state.blocks[base + block].key == key:
             return block
-        bucket = (bucket + 1) & (size - 1)
+        bucket = next_bucket(bucket, size)
     return NONE
 
 
@@ -212,7 +247,7 @@ def insert(state: LoopState, rank: int, block: int) -> None:
     size = state.found.shape[1]
     bucket = home(state.blocks[ring_of(state, rank) + block].key, size)
     while state.found[rank, bucket] > 0:
-        bucket = (bucket + 1) & (size - 1)
+        bucket = next_bucket(bucket, size)
     state.found[rank, bucket] = block + 1
 
 
@@ -220,17 +255,18 @@ def forget(state: LoopState, rank: int, block: int) -> None:
     """A block's content is no more to be found; what was pushed on by it in the table moves back."""
     base, size = ring_of(state, rank), state.found.shape[1]
     key = state.blocks[base + block].key
-    if key == NONE:
+    state.blocks[base + block].key = NONE
+    if key in (NONE, OWN):
         return
     hole = home(key, size)
     while state.found[rank, hole] != block + 1:
-        hole = (hole + 1) & (size - 1)
-    state.blocks[base + block].key = NONE
-    bucket = (hole + 1) & (size - 1)
+        hole = next_bucket(hole, size)
+    bucket = next_bucket(hole, size)
     while state.found[rank, bucket] > 0:
-        ideal = home(state.blocks[base + state.found[rank, bucket] - 1].key, size)
-        if ((bucket - ideal) & (size - 1)) >= ((bucket - hole) & (size - 1)):
+        ideal = step_of(home(state.blocks[base + state.found[rank, bucket] - 1].key, size), size)
+        here = step_of(bucket, size)
+        if ((here - ideal) & (size - 1)) >= ((here - step_of(hole, size)) & (size - 1)):
             state.found[rank, hole] = state.found[rank, bucket]
             hole = bucket
-        bucket = (bucket + 1) & (size - 1)
+        bucket = next_bucket(bucket, size)
     state.found[rank, hole] = 0

@@ -102,7 +102,10 @@ def fits(state: LoopState, rules: SchedulerRules, rank: int, slot: int, hit: int
     if caches_prefixes(state) and state.ranks[rank].seats == 0:
         return False
     blocks = state.slots[slot].blocks  # of a cache that came from another rank
-    need = blocks_for(tokens, rules.block_tokens) - (hit - state.slots[slot].tiered) // rules.block_tokens - blocks
+    hits = (hit - state.slots[slot].tiered) // rules.block_tokens
+    need = blocks_for(tokens, rules.block_tokens) - hits - blocks
+    if need + hits + spare <= state.ranks[rank].free:
+        return True  # even if nobody uses what it hits
     if hit > 0:
         need += idle_hits(state, rules, rank, slot, hit)
     return need + spare <= state.ranks[rank].free or (blocks > 0 and need <= 0)

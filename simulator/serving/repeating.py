@@ -80,16 +80,22 @@ def begin(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> boo
 def fill_blocks(state: LoopState, rules: SchedulerRules, rank: int, batch: int, formed: int) -> None:
     """Take and remember the blocks of a batch that was repeated ``formed`` times, in the order in which iterations
     formed one by one would."""
-    size = rules.block_tokens
+    size, filled = rules.block_tokens, state.order
+    for entry in range(state.batches[batch].size):
+        filled[rank, entry] = state.slots[state.entries[batch, entry]].computed % size  # tokens of its last block
     for before in range(formed):
         for entry in range(state.batches[batch].size):
+            have = filled[rank, entry]
+            filled[rank, entry] = have + 1 if have + 1 < size else 0
+            if 0 < have < size - 1:
+                continue
             slot = state.entries[batch, entry]
             request = state.slots[slot]
             tokens = request.computed + before
             if tokens == request.blocks * size:
                 take_blocks(state, rank, slot, 1)
                 request.blocks += 1
-            if (tokens + 1) % size == 0:
+            if have == size - 1:
                 remember(state, rules, rank, slot, tokens, tokens + 1)
 
 

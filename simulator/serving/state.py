@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NONE = -1
+LINE = 16  # buckets of the table of contents that lie side by side, and are read from memory at once
 
 
 def _kind(integers: str, real: str) -> np.dtype:
@@ -85,7 +86,8 @@ BATCH = _kind(
     "size",
     "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us adapters adapter_us",
 )
-BLOCK = _kind("users key after before", "")  # free ones form a ring, in the order in which they are taken
+BLOCK = np.dtype([("key", np.int64), ("users", np.int32), ("after", np.int32), ("before", np.int32)])
+"""Free ones form a ring, in the order in which they are taken. As small as can be: there are millions."""
 DUE_LATER = _kind("code", "time_us")
 # used, evicted: blocks. loads, tokens: read from it. link_us: when its link is free; a load takes first_us, and
 # token_us for each token.
@@ -122,7 +124,7 @@ class LoopState(NamedTuple):
     slots: Any  # SLOT [slots]
     ranks: Any  # RANK [ranks]
     running: np.ndarray  # [ranks, seats] slots in the order in which they are served
-    order: np.ndarray  # [ranks, seats + 1] slots, for lightllm's sums
+    order: np.ndarray  # [ranks, seats + 1] to be written over: slots, for lightllm's sums; tokens in last blocks
     growing: np.ndarray  # [ranks, tokens of a block] requests that take a block, by iteration of a batch that repeats
     lanes: Any  # LANE [replicas * stages]
     batches: Any  # BATCH [lanes * ranks of a replica]
@@ -234,7 +236,7 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         blocks=_ring(shape),
         table=np.zeros((shape.ranks, shape.rows, shape.most_blocks if shape.caching else 0), np.int32),
         seats=np.tile(np.arange(shape.rows)[::-1], (shape.ranks, 1)),
-        found=np.zeros((shape.ranks, 1 << (2 * shape.blocks).bit_length() if shape.caching else 1), np.int32),
+        found=np.zeros((shape.ranks, _buckets(shape)), np.int32),
         keys=np.zeros(0, np.int64),
         totals=totals,
         gaps=np.zeros(shape.bins, np.int64),
@@ -249,6 +251,11 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         adapter_places=np.zeros((shape.ranks, shape.adapter_places), np.int64),
         **_shelves(shape),
     )
+
+
+def _buckets(shape: StateSizes) -> int:
+    """Of the table of contents of a rank: a power of two, two to four for each block."""
+    return max(1 << (2 * shape.blocks).bit_length(), LINE) if shape.caching else 1
 
 
 def _ring(shape: StateSizes) -> np.ndarray:

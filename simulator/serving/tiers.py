@@ -14,7 +14,7 @@ large as there is need for, since memory that is touched for the first time take
 
 from __future__ import annotations
 
-from .blocks import INDICES, alike, caches_prefixes, content, home, remember
+from .blocks import INDICES, alike, caches_prefixes, content, remember
 from .due import push_due
 from .rules import SchedulerRules
 from .state import NONE, OWN_TIERS, LoopState
@@ -128,7 +128,8 @@ def write(state: LoopState, rules: SchedulerRules, rank: int, slot: int, first: 
 
 def bucket_of(state: LoopState, shelf: int, key: int) -> int:
     """Where the table has all contents of a shelf that differ from ``key`` in their index alone."""
-    return home(key // INDICES * len(state.shelves) + shelf, state.totals[0].buckets)
+    number = key // INDICES * len(state.shelves) + shelf
+    return ((number ^ (number >> 20)) * 40503 + (number >> 11)) & (state.totals[0].buckets - 1)
 
 
 def look(state: LoopState, shelf: int, key: int, most: int) -> tuple[int, int]:

@@ -1,0 +1,26 @@
+"""Garbage is looked for seldom in the command's own process, and as before in that of who calls it."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+from opcast.datasets.collecting import THRESHOLDS
+
+PROGRAM = """
+import gc, sys
+from opcast.jobs.cli import main
+before = gc.get_threshold()
+main(["--version"])
+called = gc.get_threshold()
+sys.argv = ["opcast", "--version"]
+main()
+print(before == called, gc.get_threshold())
+"""
+
+
+def test_the_command_collects_seldom_and_a_caller_as_before() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == f"True {THRESHOLDS}"
+    assert gc.get_threshold() == THRESHOLDS  # of these tests, too
