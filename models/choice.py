@@ -110,8 +110,8 @@ def matching(
     """Of backends with a predictor the one meant by ``wanted``: itself, or the best of a framework; None where none is.
 
     A format that none has learned is answered by those that know the units which it is computed on, one of 16 bits or
-    more else by those of 16 bits: kernels of fewer bits do not run it. Cards are asked for only where it takes them to
-    choose.
+    more never by those of fewer bits alone: their kernels do not run it. Cards are asked for only where it takes them
+    to choose.
     """
     if label is None:
         labels = [candidate for candidate in labels if caller.admits(kind, candidate)]
@@ -121,8 +121,12 @@ def matching(
     if label in labels or len(labels) < 2:
         return label if label in labels else next(iter(labels), None)
     cards = {backend: card_of(backend) for backend in labels}
-    formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()), *(("bf16",) if itemsize(dtype) >= 2 else ()))
-    taught = ([backend for backend in labels if has_learned(cards[backend], candidate)] for candidate in formats)
+    formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()))
+    taught = [[backend for backend in labels if has_learned(cards[backend], candidate)] for candidate in formats]
+    if dtype is not None and itemsize(dtype) >= 2:
+        taught.append(
+            [backend for backend in labels if any(itemsize(name) >= 2 for name in cards[backend].get("dtypes", ()))]
+        )
     taught_label = next(filter(None, taught), labels)
     return ranked({backend: cards[backend].get("n", 0) for backend in taught_label}, label, preferences, kind, caller)[
         0
