@@ -133,7 +133,7 @@ def test_caps_of_one_chip_share_its_errors(priced: ChipsReport) -> None:
     capped = priced.rows[1]
     assert (capped.cluster, capped.cap_w) == ("dgx_h100", 400.0)
     off = 0.0 if capped.speed == 1.0 else 0.04
-    assert capped.speed_high / capped.speed == pytest.approx(math.exp(off), rel=0.02)
+    assert capped.speed_high / capped.speed == pytest.approx(math.exp(off), rel=0.03)
     other = priced.rows[3]
     assert other.speed_high / other.speed > 1.2
 
