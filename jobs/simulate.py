@@ -12,8 +12,9 @@ from ..datasets.loading import number, whole
 from ..simulator.engines import FusedEngine
 from ..simulator.question.network import LINK_FAULTS
 from ..simulator.report import trust
-from ..simulator.report.answer import InferenceReport, MissingMeasurement, StepReport
+from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.figures import figures, headline, layout, ops, time_table
+from ..simulator.report.step import MissingMeasurement
 from ..simulator.report.view import dims_text, time_text
 from ..simulator.report.workload_file import FileReport
 from . import resolve, trace_run, workload_file

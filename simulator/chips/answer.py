@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..report.answer import plain
 from ..report.display import display_html
+from ..report.step import plain
 from ..report.view import ViewColumn, ViewTable
 
 

@@ -19,10 +19,10 @@ from .answer import ChipRow, ChipsReport
 from .request import CompareRequest
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 
-def compare_chips(request: CompareRequest, bench: Workbench) -> ChipsReport:
+def compare_chips(request: CompareRequest, bench: Bench) -> ChipsReport:
     """The report of all chips. RequestError for a cluster that cannot have as many GPUs, and the errors of a step."""
     started = time.perf_counter()
     reference = request.step.cluster

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..report.answer import OpShare
+from ..report.step import OpShare
 from . import colours, units
 from .sites import Errors, Site
 

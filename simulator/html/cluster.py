@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..report.answer import StageShare
+from ..report.step import StageShare
 from ..report.view import ViewColumn, ViewTable
 from ..timing.schedule.pipeline import PipelineTimes
 from . import colours, units

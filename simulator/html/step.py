@@ -7,8 +7,10 @@ from dataclasses import replace
 from itertools import cycle
 
 from ...datasets.devices import Device, DeviceError, load_device
-from ..report.answer import InferenceReport, Memory, Span, StepReport
+from ..memory.breakdown import Memory
+from ..report.answer import InferenceReport, StepReport
 from ..report.figures import time_parts_s
+from ..report.step import Span
 from ..report.view import Toned, ViewColumn, ViewTable
 from . import charts, colours, units, wording
 from .cluster import ClusterView, sections

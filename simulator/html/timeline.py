@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ..report.answer import Span
+from ..report.step import Span
 from . import colours, units
 from .charts import bars, figure, from_top, hover, inside, label, titled
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..report.answer import StepReport, plain
+from ..report.answer import StepReport
 from ..report.display import display_html
+from ..report.step import plain
 from .lives import LifeTrace
 from .schedule import PhaseSteps
 

@@ -28,7 +28,7 @@ from .request import JobPhase, PlanRequest
 from .schedule import JobTimeline, PhaseSteps, phase_steps, timeline
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 FEW = 256  # lives that an interval of checkpoints is tried on
 TRACED = 10  # lives of the picture
@@ -52,7 +52,7 @@ class TimedPhases:
     gpu_j: float | None  # joules of one GPU in all steps
 
 
-def plan_job(request: PlanRequest, bench: Workbench) -> PlanReport:
+def plan_job(request: PlanRequest, bench: Bench) -> PlanReport:
     """The report of a job. RequestError for one that cannot be, and the errors of a step."""
     started = time.perf_counter()
     notes: list[str] = []
@@ -79,7 +79,7 @@ def plan_job(request: PlanRequest, bench: Workbench) -> PlanReport:
     return replace(report, notes=(*notes, *report.notes), wall_time_s=wall_s)
 
 
-def best_layout(request: PlanRequest, bench: Workbench, notes: list[str]) -> SimulateRequest:
+def best_layout(request: PlanRequest, bench: Bench, notes: list[str]) -> SimulateRequest:
     """The step in the best layout of the space."""
     question = SearchRequest(base=request.step, space=request.space, objectives=("step_time",))
     searched = bench.search(question)
@@ -95,7 +95,7 @@ def best_layout(request: PlanRequest, bench: Workbench, notes: list[str]) -> Sim
     return best
 
 
-def times_of(request: PlanRequest, bench: Workbench, device: Device) -> TimedPhases:
+def times_of(request: PlanRequest, bench: Bench, device: Device) -> TimedPhases:
     """The phases with the time of a step in each: simulated, or as it was measured."""
     work = request.step.work
     if request.step_time_s is not None or (request.phases and all(phase.step_time_s for phase in request.phases)):

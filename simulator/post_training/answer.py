@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..job.answer import LifeSpread
-from ..report.answer import plain
 from ..report.display import display_html
+from ..report.step import plain
 from .lengths import MicroBatches
 from .phases import Phase, PhaseMemory
 from .schedule import PhaseSpan

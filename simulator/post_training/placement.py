@@ -37,7 +37,7 @@ from .schedule import iteration_times
 from .sync import WeightSync, weight_sync
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 CANNOT = (RequestError, PlanError, KvError)
 
@@ -83,7 +83,7 @@ class PlacedRun:
 class PlacementTrial:
     """Places post-training in several ways: what two ways have in common is simulated once."""
 
-    def __init__(self, request: PostTrainRequest, bench: Workbench) -> None:
+    def __init__(self, request: PostTrainRequest, bench: Bench) -> None:
         self.request, self.bench = request, bench
         self.batches = [batch_of(request, index) for index in range(request.batches)]
         self._parts: dict[int, tuple[TrainingParts, MicroBatches]] = {}

@@ -38,7 +38,7 @@ from .lengths import LengthBatch, batch_of
 from .request import PostTrainRequest
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 CHUNK, GRAPHS = 8192, 512  # tokens and largest graph that SGLang's own fraction of memory is reckoned with
 SPARE_BLOCKS = 64  # beside those of sequences, so that nothing depends on the last ones
@@ -207,7 +207,7 @@ def traffic_of(request: PostTrainRequest, served: SimulateRequest) -> ServingReq
 
 
 def rollout_of(
-    request: PostTrainRequest, groups: GpuGroups, bench: Workbench, resident_share: float = 0.0
+    request: PostTrainRequest, groups: GpuGroups, bench: Bench, resident_share: float = 0.0
 ) -> RolloutReplicas:
     """The replicas that roll out. ``resident_share`` of each GPU's memory belongs to training meanwhile.
 

@@ -25,13 +25,13 @@ from .rollout import BatchRollout, RolloutReplicas, roll_out
 from .schedule import idle_shares, iteration_times, timeline
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 LIVED = 64  # iterations of a life that are drawn; all of a run are as these are in the mean
 POINTS = 60  # of the curve of responses that run
 
 
-def post_train(request: PostTrainRequest, bench: Workbench) -> PostTrainReport:
+def post_train(request: PostTrainRequest, bench: Bench) -> PostTrainReport:
     """The report of post-training. RequestError for what cannot be, KvError, and the errors of a step."""
     started = time.perf_counter()
     trial = PlacementTrial(request, bench)

@@ -21,7 +21,7 @@ from .groups import GpuGroups, cluster_of
 from .request import PostTrainRequest
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 BYTES = 2  # of a weight, as trainers send them whatever engines keep them in
 TENSOR_US = {True: 760.0, False: 360.0}
@@ -70,7 +70,7 @@ def checkpoint_tensors(report: StepReport) -> int:
     return round(tensors)
 
 
-def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups, bench: Workbench) -> WeightSync:
+def weight_sync(request: PostTrainRequest, report: StepReport, groups: GpuGroups, bench: Bench) -> WeightSync:
     """What a weight sync takes. The errors of the network."""
     size = trained_parameters(report) * BYTES
     layout, training = request.step.parallel, groups.training
@@ -100,7 +100,7 @@ def _seconds(
     group: Sequence[int] | None,
     cluster: Cluster,
     request: PostTrainRequest,
-    bench: Workbench,
+    bench: Bench,
 ) -> float:
     """Seconds of a collective of so many ranks, ``near`` of them in a node; none for a rank alone."""
     if ranks == 1 or size == 0:

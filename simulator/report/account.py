@@ -24,10 +24,11 @@ from ..question.work import COVERAGE, tokens_of
 from ..step.state import Executed, State, Step
 from ..timing.phases import replays_graph, select_nodes
 from . import distribution, trust
-from .answer import Breakdown, InferenceReport, Knowledge, OpShare, StageShare, StepReport
+from .answer import InferenceReport, StepReport
 from .energy import cost, energy
 from .ledger import Ledger, ledger_of
 from .parts import family_shares
+from .step import Breakdown, Knowledge, OpShare, StageShare
 
 FORMULA_SOURCES = (NETWORK, LAW, "bytes")  # sources that are no measurements of an op
 NOTE_SHARE = 0.01  # of the kernels' time: a smaller share of another machine is not worth a note

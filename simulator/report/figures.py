@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .display import display_html
+from .step import Answer
 from .view import CURRENCY, ViewColumn, ViewTable, shares_text, time_text
-
-if TYPE_CHECKING:
-    from .answer import InferenceReport, StepReport
 
 TOP_OPS = 12
 
 
-def headline(report: StepReport | InferenceReport, device: str) -> str:
+def headline(report: Answer, device: str) -> str:
     """What is asked, on which device, and by which framework: two frameworks may be five times apart."""
     unfit = "" if report.fits else " (does not fit)"
     return f"{report.model}: {report.workload} in {report.precision} on {device} ({report.stack}){unfit}"
 
 
-def figures(
-    report: StepReport | InferenceReport, device_gib: float | None = None, within_s: float | None = None
-) -> list[tuple[str, str]]:
+def figures(report: Answer, device_gib: float | None = None, within_s: float | None = None) -> list[tuple[str, str]]:
     """Each figure by name, as text. ``device_gib`` is what the device has; ``within_s`` asks how likely so many seconds
     are."""
     _, low_s, high_s = report.times_s
@@ -42,14 +36,14 @@ def figures(
     ]
 
 
-def layout(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
+def layout(report: Answer) -> list[tuple[str, str]]:
     """How the model is spread, where that is over more than one device."""
     if report.devices == 1:
         return []
     return [("layout", f"{report.devices:,} devices: {', '.join(report.degrees()) or 'alike copies'}")]
 
 
-def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
+def price(report: Answer) -> list[tuple[str, str]]:
     """Power and cost, where they are known."""
     rows = []
     if report.power_w:
@@ -62,7 +56,7 @@ def price(report: StepReport | InferenceReport) -> list[tuple[str, str]]:
     return rows
 
 
-def time_parts_s(report: StepReport | InferenceReport) -> dict[str, float]:
+def time_parts_s(report: Answer) -> dict[str, float]:
     """What the time is made of, in seconds that add up to the step; parts of no time are left out."""
     breakdown = report.breakdown
     exposed = {f"exposed {group}": seconds for group, seconds in breakdown.by_parallelism.items()}
@@ -76,14 +70,14 @@ def time_parts_s(report: StepReport | InferenceReport) -> dict[str, float]:
     return {name: seconds for name, seconds in parts.items() if seconds > 0}
 
 
-def time_table(report: StepReport | InferenceReport) -> ViewTable:
+def time_table(report: Answer) -> ViewTable:
     """What the time is made of, with shares of the whole."""
     columns = [ViewColumn("part"), ViewColumn("time", "seconds"), ViewColumn("share", "share")]
     rows = [[name, part_s, part_s / report.times_s[0]] for name, part_s in time_parts_s(report).items()]
     return ViewTable("where the time goes", columns, rows)
 
 
-def ops(report: StepReport | InferenceReport) -> ViewTable:
+def ops(report: Answer) -> ViewTable:
     """The kinds of op with the most time; some run beside others, so that they do not add up."""
     columns = [ViewColumn("op"), ViewColumn("calls"), ViewColumn("time", "seconds")]
     columns += [ViewColumn("of the whole", "share", bar=True), ViewColumn("answered by")]
@@ -91,6 +85,6 @@ def ops(report: StepReport | InferenceReport) -> ViewTable:
     return ViewTable("its ops, overlapped ones in full", columns, rows)
 
 
-def notebook(report: StepReport | InferenceReport) -> str:
+def notebook(report: Answer) -> str:
     """What a notebook shows of a step, as HTML: its figures and kinds of op."""
     return display_html(headline(report, report.device), figures(report), ops(report), " ".join(report.notes))

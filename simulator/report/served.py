@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .answer import plain
 from .display import display_html
 from .served_times import TIMES, TimeSpread, times_table
+from .step import plain
 from .view import ViewTable, counted
 
 

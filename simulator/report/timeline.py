@@ -15,7 +15,7 @@ from ..question.orders import FORWARD, WEIGHT
 from ..step.state import State, Step
 from ..timing.costs import Costs
 from ..timing.phases import FIRST, LAST, MIDDLE, ONLY, PHASES, place_phase, select_nodes
-from .answer import Span
+from .step import Span
 from .tracks import memory_over_time, pipeline_tracks
 
 

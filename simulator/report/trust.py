@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...datasets.ops import Op
 from ..memory.errors import error_spread, probability_within
-from .answer import MissingMeasurement
+from .step import MissingMeasurement
 from .view import dims_text
 
 SOURCES = ("measured", "interpolated", "extrapolated", "analytical", "bytes")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..step.workload_file import FileCollective, FileStep
-from .answer import plain
+from .step import plain
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..report.answer import Answer
+from ..report.step import Answer
 from ..trace.models import resolve
 from .objectives import KNOWN
 from .outcome import SearchOutcome

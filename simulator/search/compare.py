@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..question.canonical import RequestError
-from ..report.answer import Answer, StepReport, plain
+from ..report.answer import StepReport
+from ..report.step import Answer, plain
 from ..report.view import ViewColumn, ViewTable, dims_text
 from .evaluate import MEMORY, Evaluator, figures
 from .explain import PARTS

@@ -22,7 +22,7 @@ from .outcome import OK, Row
 from .request import SearchRequest, SearchSetup, request_of, set_up
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 TOO_LARGE, REFUSED = "memory", "refused"
 MEMORY = ("peak_gib", "weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "other_gib")
@@ -32,14 +32,14 @@ TIMES = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "host_s")
 class Evaluator:
     """Simulates points of one search from a workbench, whose engines it keeps."""
 
-    def __init__(self, setup: SearchSetup, bench: Workbench) -> None:
+    def __init__(self, setup: SearchSetup, bench: Bench) -> None:
         self.setup = setup
         self.bench = bench
         self.graphs = bench.graphs
         self.places: dict[tuple[Any, ...], tuple[Device, FusedEngine]] = {}
 
     @classmethod
-    def of(cls, text: str, bench_of: Callable[[Sources], Workbench]) -> Self:
+    def of(cls, text: str, bench_of: Callable[[Sources], Bench]) -> Self:
         """The evaluator of a request as JSON, in a process of its own."""
         request = SearchRequest.from_json(text)
         return cls(set_up(request), bench_of(request.base.sources))

@@ -20,7 +20,7 @@ from .connect import replicas_of
 from .studies import without_curves
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ServedCap:
 
 @own_warnings()
 def serving_caps(
-    request: ServingRequest, power_caps_w: Sequence[Any], node_w: Any, pue: Any, bench: Workbench, apply: Apply
+    request: ServingRequest, power_caps_w: Sequence[Any], node_w: Any, pue: Any, bench: Bench, apply: Apply
 ) -> list[ServedCap]:
     """The traffic without a cap and under each: ``node_w`` are watts of a node beside its GPUs, ``pue`` the building's.
 
@@ -76,7 +76,7 @@ def serving_caps(
 
 
 def _served(
-    request: ServingRequest, cap_w: float | None, node_w: float, pue: float, bench: Workbench, apply: Apply
+    request: ServingRequest, cap_w: float | None, node_w: float, pue: float, bench: Bench, apply: Apply
 ) -> ServedCap:
     assert request.step is not None
     capped = replace(request, step=replace(request.step, power_cap_w=cap_w))

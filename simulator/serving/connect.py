@@ -27,13 +27,13 @@ from .surrogate import surrogate
 from .tabulate import Extent
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 FEW_TOKENS, LONGEST = 2048, 131_072
 MOST_SEQUENCES = 512  # of tables of attention alone: beyond, they go on as straight lines
 
 
-def replicas_of(request: ServingRequest, bench: Workbench) -> tuple[ServedReplica, ServedReplica | None]:
+def replicas_of(request: ServingRequest, bench: Bench) -> tuple[ServedReplica, ServedReplica | None]:
     """A replica, and one of the pool that only decodes where there is one. The errors of simulating a step, KvError."""
     pool = request.second_pool
     prefiller = replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp)
@@ -49,12 +49,12 @@ def replicas_of(request: ServingRequest, bench: Workbench) -> tuple[ServedReplic
     )
 
 
-def predicted_replica(request: ServingRequest, bench: Workbench) -> ServedReplica:
+def predicted_replica(request: ServingRequest, bench: Bench) -> ServedReplica:
     """A replica as it is predicted, whatever was learned of its steps."""
     return replica_of(request, request.step, request.law, request.kv, bench, request.attention_dp, learned=False)
 
 
-def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: Workbench) -> ServedReplica:
+def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: Bench) -> ServedReplica:
     """A replica that decodes without its feed-forward layers, which are on GPUs of their own; the same where they are
     not. Memory of their weights is left to keys and values."""
     pool, apart = request.decode_pool, request.afd
@@ -73,7 +73,7 @@ def with_ffn_apart(served: ServedReplica, request: ServingRequest, bench: Workbe
     return replace(served, tables=tables, kv=kv)
 
 
-def second_of(request: ServingRequest, prefiller: ServedReplica, bench: Workbench) -> ServedReplica:
+def second_of(request: ServingRequest, prefiller: ServedReplica, bench: Bench) -> ServedReplica:
     """A replica of the pool that decodes, or of another kind; which may be like the first ones."""
     pool, limits = request.second_pool, request.second_kind.limits
     alike = pool.step is None and pool.law is None and pool.attention_dp is None and not limits
@@ -101,7 +101,7 @@ def replica_of(
     step: SimulateRequest | None,
     law: IterationLaw | None,
     kv: KvMemory,
-    bench: Workbench,
+    bench: Bench,
     ranks: int,
     learned: bool = True,
 ) -> ServedReplica:

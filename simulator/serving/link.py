@@ -16,7 +16,7 @@ from ..question.serving import ServingRequest
 from .replica import ServedReplica
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 SIZES = 2**22, 2**27  # bytes of a transfer, from which start and rate follow
 
@@ -30,7 +30,7 @@ class CacheLink:
 
 
 def cache_link(
-    request: ServingRequest, prefiller: ServedReplica, decoder: ServedReplica, bench: Workbench
+    request: ServingRequest, prefiller: ServedReplica, decoder: ServedReplica, bench: Bench
 ) -> CacheLink | None:
     """The link between a rank that prefills and one that decodes: the slower end counts. None without a cluster."""
     steps = request.step, request.decode_pool.step or request.step

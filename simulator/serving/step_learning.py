@@ -22,7 +22,7 @@ from .step_fit import learn
 from .step_logs import StepLog, read_steps
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 UNLIKE = "pauses, or were of another kind"
 
@@ -36,7 +36,7 @@ class TaughtSteps:
     left_out: Mapping[str, int]
 
 
-def learn_steps(request: ServingRequest, bench: Workbench, path: Path) -> TaughtSteps:
+def learn_steps(request: ServingRequest, bench: Bench, path: Path) -> TaughtSteps:
     """What a log says of the model, device and engine of a request. RequestError for a log that says nothing."""
     step = request.step
     if step is None:

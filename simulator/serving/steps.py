@@ -17,11 +17,11 @@ from .kv_memory import Overheads, kv_budget
 if TYPE_CHECKING:
     from ...datasets.devices import Device
     from ..engines import Engine
+    from ..engines.bench import Bench
     from ..question.plan import Plan
     from ..question.requests import SimulateRequest
     from ..question.work import Work
     from ..step.state import State
-    from ..workbench import Workbench
     from .engines import KvRule
     from .kv import KvBudget
     from .tabulate import Simulate
@@ -50,7 +50,7 @@ class ReplicaSteps:
         return kv_budget(self.simulate, total, rule, self.plan.parallel, max_tokens, learned, sequences, long)
 
 
-def steps_of(request: SimulateRequest, bench: Workbench) -> ReplicaSteps:
+def steps_of(request: SimulateRequest, bench: Bench) -> ReplicaSteps:
     """The steps of a request's model, layout, framework and device. The errors of what it names."""
     device = capped(bench.device(request.device, request.cluster), request.power_cap_w)
     plan = plan_of(request, device)

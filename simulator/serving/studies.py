@@ -15,27 +15,27 @@ from .comparison import WayOfServing, compare, ways
 from .connect import replicas_of
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 CURVES = ("cdf", "over_time", "backlog", "slo_curve", "fleet_over_time")
 
 
 @own_warnings()
-def serving_capacity(request: ServingRequest, bench: Workbench, apply: Apply) -> Capacity:
+def serving_capacity(request: ServingRequest, bench: Bench, apply: Apply) -> Capacity:
     """The largest rate that meets what users expect. Raises RequestError where the traffic has no rate."""
     return capacity(request, PlayedReplicas(*replicas_of(request, bench)), apply)
 
 
 @own_warnings()
 def serving_sweep(
-    request: ServingRequest, rates: Sequence[float], bench: Workbench, apply: Apply
+    request: ServingRequest, rates: Sequence[float], bench: Bench, apply: Apply
 ) -> list[tuple[float, ServingReport]]:
     """The report at each of the ``rates`` (none: a tenth of the request's own to twice it)."""
     return sweep(request, list(rates), PlayedReplicas(*replicas_of(request, bench)), apply)
 
 
 @own_warnings()
-def serving_ways(request: ServingRequest, bench: Workbench, apply: Apply) -> list[WayOfServing]:
+def serving_ways(request: ServingRequest, bench: Bench, apply: Apply) -> list[WayOfServing]:
     """Replicas that do both beside pools that prefill and decode, the best first. RequestError for one replica."""
     if request.second_kind.replicas or request.changing:
         raise RequestError("compare is of replicas that are alike and stay: leave out second_kind, autoscale, failures")

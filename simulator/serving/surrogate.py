@@ -28,8 +28,8 @@ from .steps import ReplicaSteps, steps_of
 from .tabulate import Extent, Simulate, tabulate
 
 if TYPE_CHECKING:
+    from ..engines.bench import Bench
     from ..question.requests import SimulateRequest
-    from ..workbench import Workbench
 
 FORMAT = 9
 CHECKED = 16  # random batches that tables are checked on
@@ -74,7 +74,7 @@ class Surrogate:
         )
 
 
-def surrogate(request: SimulateRequest, bench: Workbench, extent: Extent, folder: Path | None = None) -> Surrogate:
+def surrogate(request: SimulateRequest, bench: Bench, extent: Extent, folder: Path | None = None) -> Surrogate:
     """The surrogate of a request's model, layout, stack and device, from disk where it is known.
 
     ``request.work`` does not matter. Without a ``folder`` nothing is kept. Raises the errors of :func:`..simulate`.
@@ -142,7 +142,7 @@ def random_batches(extent: Extent, count: int, seed: int = 0) -> list[Work]:
 # --- on disk -----------------------------------------------------------------------------------------------
 
 
-def key_of(request: SimulateRequest, bench: Workbench, extent: Extent) -> str:
+def key_of(request: SimulateRequest, bench: Bench, extent: Extent) -> str:
     """What a surrogate is kept under: everything that it depends on.
 
     RequestError for a model that is a function, which nothing identifies.

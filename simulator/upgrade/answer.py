@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..report.answer import plain
 from ..report.display import display_html
+from ..report.step import plain
 from ..report.view import ViewColumn, ViewTable
 
 

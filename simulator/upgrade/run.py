@@ -24,7 +24,7 @@ from .libraries import ReleaseMoves, library_of, moves_of, touched
 from .request import UpgradeRequest
 
 if TYPE_CHECKING:
-    from ..workbench import Workbench
+    from ..engines.bench import Bench
 
 
 @dataclass
@@ -61,7 +61,7 @@ class KindGroup:
         return (self.variance() - self.variance(self.measured + 1)) / self.case_s
 
 
-def plan_upgrade(request: UpgradeRequest, bench: Workbench) -> UpgradeReport:
+def plan_upgrade(request: UpgradeRequest, bench: Bench) -> UpgradeReport:
     """The report of an upgrade. The errors of a step."""
     started = time.perf_counter()
     report: Any = bench.simulate(request.step)

@@ -21,11 +21,13 @@ from ...datasets.truth import (
 )
 from ...models.power import Limits
 from ..engines import Engine
+from ..memory.breakdown import Memory
 from ..memory.errors import error_spread, peak_interval
 from ..predict.ops import predict_ops, with_power
 from ..question.plan import Stack
-from ..report.answer import Answer, InferenceReport, Memory, StepReport
+from ..report.answer import InferenceReport, StepReport
 from ..report.distribution import quantile
+from ..report.step import Answer
 from .cases import Question, ValidationSettings, cluster_of, device_of, inference_case, training_case
 from .metrics import Bounded, Pair, grouped
 

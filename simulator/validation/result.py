@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...datasets.truth import FailedRow, UnsupportedRow
-from ..report.answer import plain
+from ..report.step import plain
 
 Metrics = Mapping[str, Mapping[str, float]]
 

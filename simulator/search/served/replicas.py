@@ -27,7 +27,7 @@ from ...serving.tabulate import Extent, TablePoints, tabulate
 from .request import ReplicaLayout, ServedSearchRequest, step_of
 
 if TYPE_CHECKING:
-    from ...workbench import Workbench
+    from ...engines.bench import Bench
 
 FEW_ROWS = 16  # sequences: weights are read for as many, so that one and all between take as long as they
 SAMPLES = (1, 1 << 20)  # what a step at a batch says goes before; between the ends the last layer is all but linear
@@ -61,7 +61,7 @@ def replica_of(
     clusters: Mapping[str, Cluster],
     batches: Sequence[int],
     chunks: Sequence[int],
-    bench: Workbench,
+    bench: Bench,
 ) -> LayoutReplica:
     """The replica of a layout. KvError where the model leaves no KV memory, the errors of simulating a step."""
     server = load_serving_engine(engine)
@@ -89,7 +89,7 @@ def table_points(request: ServedSearchRequest, batches: Sequence[int], chunks: S
     return TablePoints(rows, tokens, SAMPLES, tuple(sorted({1, *batches})), CONTEXTS, (16, 128, *tokens))
 
 
-def path_of(step: SimulateRequest, bench: Workbench, extent: Extent, points: TablePoints) -> Path:
+def path_of(step: SimulateRequest, bench: Bench, extent: Extent, points: TablePoints) -> Path:
     """Where the tables of a step at these points are kept."""
     name = hashlib.sha256(f"{key_of(step, bench, extent)} {points}".encode()).hexdigest()[:32]
     return bench.graphs.parent / "surrogates" / f"{name}.npz"

@@ -39,7 +39,7 @@ from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRe
 from .shortlist import OF_PLAYED, Shortlist, kind_of, plays
 
 if TYPE_CHECKING:
-    from ...workbench import Workbench
+    from ...engines.bench import Bench
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (2048, 8192)
@@ -123,10 +123,10 @@ def requirements(
 
 def search_serving(
     request: ServedSearchRequest,
-    bench: Workbench,
+    bench: Bench,
     progress: Progress,
     crew: Crew | None = None,
-    bench_of: Callable[[Sources], Workbench] | None = None,
+    bench_of: Callable[[Sources], Bench] | None = None,
     kept: PlayedWays | None = None,
 ) -> SearchReport:
     """The answer to a request. RequestError for an empty space; the errors of models and clusters.
@@ -230,7 +230,7 @@ class WaySearch:
 
     setup: ServedSearchSetup
     replicas: Replicas
-    bench: Workbench
+    bench: Bench
     known: dict[tuple[Any, ...], tuple[float, float]] = field(default_factory=dict)
 
     def report(self, row: Mapping[str, Any]) -> InferenceReport:
@@ -270,10 +270,10 @@ class ReplicaEvaluator:
     """Makes replicas of one search from a workbench."""
 
     setup: ServedSearchSetup
-    bench: Workbench
+    bench: Bench
 
     @classmethod
-    def of(cls, text: str, bench_of: Callable[[Sources], Workbench]) -> Self:
+    def of(cls, text: str, bench_of: Callable[[Sources], Bench]) -> Self:
         """The evaluator of a request as JSON, in a process of its own."""
         request = ServedSearchRequest.from_json(text)
         return cls(set_up(request), bench_of(request.step.sources))
@@ -292,7 +292,7 @@ class Refused:
 
 
 def replica_or_why(
-    setup: ServedSearchSetup, layout: ReplicaLayout, engine: str, bench: Workbench
+    setup: ServedSearchSetup, layout: ReplicaLayout, engine: str, bench: Bench
 ) -> LayoutReplica | Refused:
     """The replica of a layout, or why it has no KV memory or cannot be."""
     try:

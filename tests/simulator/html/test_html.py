@@ -28,8 +28,10 @@ from opcast.simulator.html.page import embed
 from opcast.simulator.html.quickstart import HOST_AND_REST, family_pairs
 from opcast.simulator.html.sites import Errors, call_site, sites
 from opcast.simulator.html.timeline import MAX_BARS, MERGED_RUNS_PER_STEP, layer_and_module, operators, timeline
-from opcast.simulator.report.answer import Breakdown, InferenceReport, Memory, OpShare, Span, StepReport
+from opcast.simulator.memory.breakdown import Memory
+from opcast.simulator.report.answer import InferenceReport, StepReport
 from opcast.simulator.report.comparison import Comparison, OpComparison, StepComparison
+from opcast.simulator.report.step import Breakdown, OpShare, Span
 
 NASTY = "layers.0.<script>alert('&\"%{x}')</script></script><a href='https://example.org'>"
 LAYERS = 6

@@ -18,8 +18,10 @@ from opcast.simulator.html.cluster import memory_chart, parallelism_chart, secti
 from opcast.simulator.html.gantt import BUBBLE, MAX_BARS, SEND, bubbles, merge_neighbours, pipeline_charts, tasks
 from opcast.simulator.html.layers import MAX_BARS as MOST_OF_LAYERS
 from opcast.simulator.html.layers import drawn_layers
+from opcast.simulator.memory.breakdown import Memory
 from opcast.simulator.question.orders import FORWARD, TASKS, make_orders
-from opcast.simulator.report.answer import Breakdown, Memory, OpShare, StageShare, StepReport
+from opcast.simulator.report.answer import StepReport
+from opcast.simulator.report.step import Breakdown, OpShare, StageShare
 from opcast.simulator.timing.schedule.pipeline import PipelineTimes, run_pipeline
 
 
