@@ -45,15 +45,17 @@ def stream(traffic: RequestTraffic, size: int = CHUNK) -> RequestStream:
     )
 
 
+def drifts(traffic: RequestTraffic) -> bool:
+    """Whether clients would stay in step that measured ones do not keep: those of a closed loop that send again, and
+    whose answers all have one length, so that prompts that were computed together once come together for ever."""
+    again = traffic.arrival == "closed" and traffic.requests > traffic.concurrency > 1
+    return again and traffic.trace is None and traffic.output.kind == "fixed" and not traffic.in_step
+
+
 def out_of_step(traffic: RequestTraffic, most_tokens: int) -> RequestTraffic:
-    """The traffic of clients that drift apart, as measured ones do: answers of a closed loop that all have one length
-    would keep those in step whose prompts were once computed together. Their mean stays, and no request gets longer
-    than ``most_tokens`` by it."""
-    answer = traffic.output
-    again = traffic.arrival == "closed" and traffic.requests > traffic.concurrency > 1  # some client sends once more
-    if traffic.in_step or traffic.trace is not None or not again or answer.kind != "fixed":
-        return traffic
-    mean = round(answer.mean)
+    """The traffic of clients that drift apart. The mean of their answers stays, and no request gets longer than
+    ``most_tokens`` by it."""
+    mean = round(traffic.output.mean)
     swing = min(int(DRIFT * mean), most_tokens - _most(traffic.input) - mean)
     if swing < 1:
         return traffic

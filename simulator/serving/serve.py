@@ -28,7 +28,7 @@ from .own import load_router
 from .policies import policy_of
 from .replica import ServedReplica
 from .report import report_of
-from .requests import out_of_step, stream
+from .requests import drifts, out_of_step, stream
 from .rules import ServingSetup, first_decode_rank
 from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
@@ -91,11 +91,12 @@ def serve(
 
 def requests_of(request: ServingRequest, replica: ServedReplica, decoder: ServedReplica | None) -> RequestStream:
     """The requests of its traffic, with their classes and adapters."""
-    setup = setups.setup(request, replica, decoder)
-    most_tokens = min(
-        tokens_allowed(rules, code) for rules in (setup.rules, setup.decode_rules) for code in (CONTEXT, MEMORY)
-    )
-    source = with_classes(stream(out_of_step(request.traffic, most_tokens)), request.traffic)
+    traffic = request.traffic
+    if drifts(traffic):
+        setup = setups.setup(request, replica, decoder)
+        limits = [tokens_allowed(of, code) for of in (setup.rules, setup.decode_rules) for code in (CONTEXT, MEMORY)]
+        traffic = out_of_step(traffic, min(limits))
+    source = with_classes(stream(traffic), traffic)
     return with_adapters(source, request.lora, request.traffic)
 
 

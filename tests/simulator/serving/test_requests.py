@@ -18,7 +18,7 @@ from opcast.simulator.question.traffic import ARRIVALS, Lengths, RequestTraffic
 from opcast.simulator.serving import serve as serving
 from opcast.simulator.serving.histogram import Histogram
 from opcast.simulator.serving.replica import by_hand
-from opcast.simulator.serving.requests import DRIFT, draw_requests, out_of_step, stream
+from opcast.simulator.serving.requests import DRIFT, draw_requests, drifts, out_of_step, stream
 from opcast.simulator.serving.trace_formats.rows import RequestTraceError
 
 MANY = RequestTraffic(
@@ -72,9 +72,11 @@ def test_answers_of_clients_that_drift_apart_keep_their_mean_and_their_limit(
 ) -> None:
     closed = {"arrival": "closed", "concurrency": clients, "requests": requests, "in_step": in_step}
     traffic = RequestTraffic(**closed, input=Lengths(mean=100), output=Lengths(mean=mean))
+    assert drifts(traffic) == (not in_step and requests > clients > 1)
+    assert not drifts(replace(traffic, in_step=False, output=Lengths("uniform", low=1, high=mean)))
     apart = out_of_step(traffic, 100 + mean + room)
     swing = min(int(DRIFT * mean), room)
-    if in_step or requests <= clients or clients == 1 or swing == 0:
+    if swing == 0:
         assert apart == traffic
         return
     assert apart.output.average == mean
