@@ -22,7 +22,7 @@ def setting(default: Any = MISSING, help_text: str = "", **more: Any) -> Any:
     that name (empty: in none); ``chosen`` is for what the command line chooses among files of ``conf``; ``http`` is why
     HTTP does not take it, ``of`` the kinds of work that read it; ``hidden`` is for what no face names, ``words`` for
     names that stand in its place; ``least``, ``most``, ``positive`` and ``choices`` are what it may be
-    (:func:`~opcast.datasets.loading.check`).
+    (:func:`~opcast.datasets.loading.check_fields`).
     """
     metadata = {"help": help_text, **more}
     factory = default if isinstance(default, type) else type(default)

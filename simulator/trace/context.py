@@ -14,10 +14,16 @@ def context_of(described: Mapping[str, Any]) -> int:
     not say."""
     text = described.get("text_config")
     sizes = text if isinstance(text, Mapping) else described
-    rope = sizes.get("rope_scaling") or sizes.get("rope_parameters") or {}
-    stretched = float(rope.get("factor") or 0) * float(rope.get("original_max_position_embeddings") or 0)
+    rope = sizes.get("rope_scaling") or sizes.get("rope_parameters")
+    stretched = number_of(rope, "factor") * number_of(rope, "original_max_position_embeddings")
     positions = sizes.get("max_position_embeddings") or sizes.get("n_positions") or NO_LIMIT
     return int(max(float(positions), stretched))
+
+
+def number_of(described: object, name: str) -> float:
+    """A number by its name in a part of a configuration; 0 where that says none."""
+    value = described.get(name) if isinstance(described, Mapping) else None
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def long_context(described: Mapping[str, Any]) -> int:

@@ -372,6 +372,8 @@ def test_limits_are_those_of_the_engine_on_a_device():
             },
             131_072,
         ),
+        ({"max_position_embeddings": 8192, "rope_scaling": "linear"}, 8192),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"factor": [2]}}, 8192),
         ({}, 1 << 30),
     ],
 )
