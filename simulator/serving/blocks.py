@@ -218,12 +218,12 @@ def add(state: LoopState, rank: int, slot: int, key: int, count: int, known: int
     if request.parts > 0:
         run = last_run(state, rank, slot)
         row = state.runs[run]
-        if row.users == 1 and row.known == known and row.last + 1 == key:
-            if known == OWN or alone(state, rank, key, key + count - 1, run, run):
-                row.last += count
-                row.count += count
-                state.table[rank, request.seat, request.parts - 1, 1] += count
-                return
+        goes_on = row.users == 1 and row.known == known and row.last + 1 == key
+        if goes_on and (known == OWN or alone(state, rank, key, key + count - 1, run, run)):
+            row.last += count
+            row.count += count
+            state.table[rank, request.seat, request.parts - 1, 1] += count
+            return
     run = new_run(state, rank, key + count - 1, count, known)
     state.runs[run].users = 1
     if known == FINDABLE:

@@ -128,16 +128,14 @@ class LoopState(NamedTuple):
     slots: Any  # SLOT [slots]
     ranks: Any  # RANK [ranks]
     running: np.ndarray  # [ranks, seats] slots in the order in which they are served
-    order: np.ndarray  # [ranks, seats + 1] to be written over: slots, for lightllm's sums; tokens in last blocks
+    order: np.ndarray  # [ranks, seats + 1] slots, for lightllm's sums
     growing: np.ndarray  # [ranks, tokens of a block] requests that take a block, by iteration of a batch that repeats
     lanes: Any  # LANE [replicas * stages]
     batches: Any  # BATCH [lanes * ranks of a replica]
     entries: np.ndarray  # [batches, seats] slots; -1 - slot where the entry yields no token
     tree: np.ndarray  # ends of all lanes, a tree of minima (:mod:`.lanes`)
     runs: Any  # RUN [ranks * (blocks + 1)], the last of a rank is the end of its ring; empty without prefix caching
-    table: (
-        np.ndarray
-    )  # [ranks, seats, blocks of a request, 2] runs, and how many blocks of each and of what is its rest
+    table: np.ndarray  # [ranks, seats, blocks of a request, 2] runs, and how many blocks of each and of its rest
     seats: np.ndarray  # [ranks, seats] those free, a stack
     found: np.ndarray  # [ranks, size] run + 1 by the hash of its contents; 0: none
     keys: np.ndarray  # contents of spans of ``key_tokens`` tokens, of all requests that come with them
@@ -285,7 +283,7 @@ def _shelves(shape: StateSizes) -> dict[str, np.ndarray]:
     most = count + int(shelves["blocks"].sum())
     places = np.zeros((most, PLACE), np.int64)
     places[:count, 3] = places[:count, 4] = np.arange(count)
-    return {"shelves": shelves, "places": places, "shelved": np.zeros(max(BUCKETS, 2 << most.bit_length()), np.int64)}
+    return {"shelves": shelves, "places": places, "shelved": np.zeros(max(BUCKETS, 4 << most.bit_length()), np.int64)}
 
 
 def with_room(state: LoopState, slots: int) -> LoopState:

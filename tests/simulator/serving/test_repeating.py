@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from opcast.simulator.question.kv_tiers import KvTiers
 from opcast.simulator.question.serving import (
     POLICIES,
     ROUTERS,
@@ -70,6 +71,7 @@ def requests(draw: st.DrawFn) -> ServingRequest:
         attention_dp=1 if pool else draw(st.sampled_from([1, 1, 3])),
         router=draw(st.sampled_from(ROUTERS)),
         decode_pool=DecodePool(replicas=pool),
+        tiers=KvTiers(host_gib=draw(st.sampled_from([0.0, 0.02, 1.0])) if scheduler.prefix_caching else 0.0),
     )
 
 
