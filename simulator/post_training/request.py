@@ -218,7 +218,7 @@ class PostTrainRequest(StepQuestion):
         if self.method != "ppo":
             refuse_unread(changed(self, ("critic",)), f"with method={self.method}")
         if not self.has_reference or self.step.work.lora_rank:
-            why = "with adapters: the reference is the model without them" if self.has_reference else "without a reference"
+            why = "with adapters" if self.has_reference else "without a reference model"
             refuse_unread(changed(self, ("swap_reference",)), why)
         if self.placement == "apart" and not self.offload_training:
             refuse_unread(changed(self, ("offload_gbps",)), "with placement=apart without offload_training=true")
