@@ -173,8 +173,8 @@ class PublishedPhases:
     cut: int = CUT
 
 
-# examples/configs/grpo_math_8B_megatron.yaml, 70B, qwen30ba3b (sequence_packing.enabled false: each sequence is padded to
-# the longest); of Qwen3 32B the layout that the table names
+# examples/configs/grpo_math_8B_megatron.yaml, 70B, qwen30ba3b (sequence_packing.enabled: False, so that sequences are
+# padded to the longest); of Qwen3 32B the layout that the table names
 PHASES = {
     "v0.3: Llama 3.1 8B": PublishedPhases(
         112, (28, 18, 58, 5), 795, 132, 1,
