@@ -7,6 +7,7 @@ is answered as it is.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -302,7 +303,11 @@ def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Pa
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, OpcastWarning, stacklevel=7)
+    """Warn of the line that asked: the nearest outside of opcast."""
+    package, level, frame = __name__.partition(".")[0], 1, sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, OpcastWarning, stacklevel=level)
 
 
 def _device(device: str | Device) -> str | Device:

@@ -10,6 +10,7 @@ import pytest
 import opcast
 from opcast.datasets.own_warnings import OpcastWarning
 from opcast.jobs import serving
+from opcast.jobs.api import verb_request
 from opcast.jobs.cli import main
 from opcast.jobs.composing import as_override
 from opcast.jobs.show import BadInputError
@@ -445,8 +446,12 @@ def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
         )
 
     law = {"law": {"base_us": 8000}, "kv": {"blocks": 2000}, "traffic": {"requests": 20, "rate": 20}}
-    with pytest.warns(OpcastWarning, match="not simulated: --moe-backend"):
+    with pytest.warns(OpcastWarning, match="not simulated: --moe-backend") as told:
         one = opcast.serving(engine="vllm", args="--max-num-seqs 1 --moe-backend triton", **law)
+    assert told[0].filename == __file__  # the line that asked, and none of opcast
+    with pytest.warns(OpcastWarning) as told:
+        verb_request("serving", None, {"engine": "vllm", "args": "--moe-backend triton", **law}, None)
+    assert told[0].filename == __file__
     assert one.ttft_ms == opcast.serving(scheduler={"max_seqs": 1}, **law).ttft_ms
     with pytest.raises(BadInputError, match="which needs a model"):
         opcast.serving(engine="vllm", args="--kv-cache-dtype fp8", **law)
