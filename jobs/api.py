@@ -26,10 +26,10 @@ from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
-from ..simulator.workbench import Workbench, workbench
+from ..simulator.workbench import Workbench
 from . import questions
 from .questions import request_of, sources_of, usual
-from .resolve import this_machine, this_node
+from .resolve import bench_of
 
 if TYPE_CHECKING:
     from ..simulator.chips.answer import ChipsReport
@@ -393,7 +393,3 @@ def folders_of(home: str | Path | None) -> Sources:
 
 def _sources(home: str | Path | None, engines: Sequence[str], backend: str | None) -> Sources:
     return Sources.at(_home(home), tuple(engines), backend)
-
-
-def bench_of(sources: Sources) -> Workbench:
-    return workbench(sources, this_machine, this_node)
