@@ -44,6 +44,7 @@ SIXTEEN_BITS_RATE = "the product in 16 bits, less what is not read: weights are 
 THROTTLED = "PyTorch's own call by another table: this one's machine lowered its clocks"
 BEYOND_MEMORY = "bytes over what memory sustains: a table is faster"
 OWN_SUM = "the serving engine's own kernel, over the links of a mesh"
+SINGLE_RANK = "a single rank: nothing moves"
 LAW = "physics"
 """Clauses of the rule, as answers name them."""
 

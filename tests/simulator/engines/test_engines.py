@@ -249,6 +249,21 @@ def test_what_no_engine_answers_is_refused_with_the_way_out(knowledge) -> None:
         predict_ops([make_op("gemm", m=m, n=4096, k=4096) for m in (256, 257)], DEVICE, engine)
 
 
+@pytest.mark.parametrize("kind", [name for name, each in KINDS.items() if each.collective])
+def test_a_collective_of_a_single_rank_moves_nothing_and_takes_no_time(kind: str) -> None:
+    """NCCL launches no kernel for it, and steps have none: a table of more ranks says nothing of it."""
+    dims = {"size_bytes": 1 << 30} if "size_bytes" in KINDS[kind].names else {}
+    dims = dims or {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256}
+    for cluster in (None, load_cluster("dgx_h100")):
+        engine = build_engine(DEVICE, [], [SHIPPED], cluster=cluster)
+        alone, pair = predict_ops([make_op(kind, ranks=ranks, **dims) for ranks in (1, 2)], DEVICE, engine)
+        assert (alone.latency_us, alone.low_us, alone.high_us, alone.roofline_us) == (0.0, 0.0, 0.0, 0.0)
+        assert alone.bound == "latency"
+        assert pair.latency_us > 10.0
+    with_norm = make_op("all_reduce", size_bytes=1 << 30, ranks=1, norm="yes")
+    assert predict_ops([with_norm], DEVICE, engine)[0].latency_us > 2 * (1 << 30) / DEVICE.memory_gbps / 1e3
+
+
 def test_answers_keep_the_order_of_a_mixed_list():
     ops = [make_op("gemm", m=8, n=8, k=8), make_op("copy", size_bytes=2**20), make_op("gemm", m=4096, n=4096, k=4096)]
     together = ask(build_engine(DEVICE, [], []), ops).latency_us

@@ -14,6 +14,7 @@ from opcast.simulator.engines.large_sums import NormSumsEngine
 from opcast.simulator.engines.library import LibraryEngine, ThrottledEngine
 from opcast.simulator.engines.mat_vec import FewRowsEngine
 from opcast.simulator.engines.own_rows import OwnEngine
+from opcast.simulator.engines.single_ranks import SingleRankEngine
 from opcast.simulator.engines.streams import StreamEngine
 from opcast.simulator.engines.unpacked import UnpackedEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
@@ -193,7 +194,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
         sums, own, *others = (
             link
             for link in chain
-            if not isinstance(link, (FewRowsEngine, StreamEngine, ThrottledEngine, UnpackedEngine))
+            if not isinstance(link, (SingleRankEngine, FewRowsEngine, StreamEngine, ThrottledEngine, UnpackedEngine))
         )
         assert isinstance(sums, NormSumsEngine)
         assert isinstance(own, OwnEngine)
@@ -206,7 +207,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     assert isinstance(library, LibraryEngine)
     assert [getattr(each, "backend", None) for each in others] == [None] * len(engine.engines)
     chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
-    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).chain[1:]]
+    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).chain[2:]]
     assert backends == ["sglang", "sglang", by_network, by_physics]
 
 
