@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
 from ..datasets.clusters import Cluster, cluster_of_file
@@ -304,7 +305,8 @@ def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Pa
 
 def _warn(text: str) -> None:
     """Warn of the line that asked: the nearest outside of opcast."""
-    package, level, frame = __name__.partition(".")[0], 1, sys._getframe()
+    package, level = __name__.partition(".")[0], 1
+    frame: FrameType | None = sys._getframe()
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == package:
         level, frame = level + 1, frame.f_back
     warnings.warn(text, OpcastWarning, stacklevel=level)

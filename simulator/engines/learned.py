@@ -226,8 +226,8 @@ def no_faster_than_peak(prediction: Prediction, ops: OpColumns, device: Device) 
     asked = replace(ops, columns={name: np.asarray(values)[outside] for name, values in ops.columns.items()})
     slower = np.ones(len(prediction))
     slower[outside] = np.maximum(analytical.roofline_us(asked, device) / prediction.latency_us[outside], 1.0)
-    times = (prediction.latency_us, prediction.low_us, prediction.high_us)
-    return Prediction(*(time_us * slower for time_us in times), prediction.in_envelope)
+    latency, low, high = (us * slower for us in (prediction.latency_us, prediction.low_us, prediction.high_us))
+    return Prediction(latency, low, high, prediction.in_envelope)
 
 
 def _is_communication(kind: str) -> bool:
