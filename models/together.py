@@ -1,0 +1,151 @@
+"""Kernels of one kind on one device, learned together: they share the chip, and few rows of each are many of all.
+
+ln(measured / analytical) of a kernel is a level, a part that all kernels have (bandwidth, floors and waves of the chip)
+and one of its own, both smooth in an op's features: a Gaussian process over features and kernels, with the covariance
+k(x, y) (1 + apart [the same kernel]) (Bonilla, Chai and Williams, "Multi-task Gaussian Process Prediction", NIPS 2007).
+Levels are those of generalised least squares (Rasmussen and Williams, "Gaussian Processes for Machine Learning",
+sec. 2.7); how far kernels are apart is what makes the rows likeliest (sec. 5.4.1).
+
+A campaign times the same ops by several kernels. So groups are left out of all kernels at once: what a step asks is as
+a rule an op that none of them was timed on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..datasets.kernels import is_eager
+from .candidates import Options
+from .choice import is_own
+from .correction import Correction
+from .envelope import surround
+from .features import Frame
+from .kriging import Kriging, Scales, covariance, doubts, search
+from .learning import Learned, fold_count, task_of
+from .splits import split
+from .table import MeasurementTable
+
+MOST_ROWS = 600  # of other kernels: more take long, and say little of what kernels share (a judgement)
+APART = (0.0, 0.03, 0.1, 0.3, 1.0)  # of the variance that kernels share: what is tried for a kernel's own part
+METHOD = "interpolation"  # the candidate whose process this is
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of several kernels end to end: scaled features [n, c], ln ratios and noise [n], and ``kernel``, from 0."""
+
+    points: np.ndarray
+    target: np.ndarray
+    noise: np.ndarray
+    kernel: np.ndarray
+
+    def take(self, rows: np.ndarray) -> _Rows:
+        return _Rows(self.points[rows], self.target[rows], self.noise[rows], self.kernel[rows])
+
+    def covariance(self, apart: float) -> np.ndarray:
+        """Prior covariance [n, n] of the parts that are smooth, in units of what kernels share."""
+        same = self.kernel[:, None] == self.kernel
+        return covariance(self.points, self.points) * (1.0 + apart * same)
+
+
+def learn_together(
+    table: MeasurementTable, ops: Frame, others: Sequence[MeasurementTable], options: Options, alone: Learned
+) -> Learned:
+    """What a table's rows teach beside those of other kernels (:func:`of_own_rows`).
+
+    ``alone`` is what the rows taught by themselves: how fast errors grow outside is taken from there.
+    """
+    others = _some(others, MOST_ROWS, options.seed)
+    tasks = [task_of(table, ops, options), *(task_of(other, other.frame(), options) for other in others)]
+    matrix = np.concatenate([task.matrix for task in tasks])
+    kernel = np.repeat(np.arange(len(tasks)), [len(task.target) for task in tasks])
+    target = np.concatenate([task.target for task in tasks])
+    centred = target - np.array([task.offset for task in tasks])[kernel]
+    names, weights = tasks[0].names, np.concatenate([task.weights for task in tasks])
+    scales = search(matrix, names, centred - centred.mean(), options.interpolation.search_rows, options.seed)
+    noise = scales.noise / np.maximum(weights, 1e-3)
+    rows = _Rows(scales.scaled(matrix).astype(np.float32), target, noise, kernel)
+    columns = {name: np.concatenate([each.columns[name] for each in (table, *others)]) for name in table.columns}
+    folds = split(table.kind, columns, fold_count(len(kernel), options), options.seed)
+    some = np.random.default_rng(options.seed).permutation(len(kernel))[: options.interpolation.search_rows]
+    apart = max(APART, key=lambda each: _likelihood(rows.take(some), each))
+    residual = np.full(len(table), np.nan)
+    for index in range(folds.count):
+        train_rows, test_rows = folds.held_out(index)
+        own = test_rows[kernel[test_rows] == 0]
+        fitted = _fit(rows.take(train_rows), scales, apart, matrix.shape[1])
+        residual[own] = target[own] - fitted.predict(matrix[own])
+    own_folds = dataclasses.replace(folds, fold=folds.fold[: len(table)], label=f"{folds.label} of all kernels")
+    formats = np.concatenate([each.dtype for each in (table, *others)])
+    return dataclasses.replace(
+        alone,
+        correction=_fit(rows, scales, apart, matrix.shape[1]),
+        envelope=surround(matrix[np.isin(formats, np.unique(table.dtype))], names, options.seed),
+        chosen=METHOD,
+        residuals={METHOD: residual},
+        folds=own_folds,
+    )
+
+
+def of_own_rows(
+    table: MeasurementTable, others: Sequence[MeasurementTable], options: Options
+) -> list[MeasurementTable]:
+    """Tables of other kernels that a table may be learned with: own rows all, of the same kind and device.
+
+    Not those of operators one by one, which are several kernels.
+    """
+    if METHOD not in options.candidates or not options.interpolation.able(len(table)):
+        return []
+
+    def able(one: MeasurementTable) -> bool:
+        return is_own(one.sources.get("source", ())) and not is_eager(one.kind, one.backend)
+
+    alike = [other for other in others if (other.kind, other.device.id) == (table.kind, table.device.id)]
+    return [other for other in alike if other.backend != table.backend and able(other)] if able(table) else []
+
+
+def _some(tables: Sequence[MeasurementTable], most: int, seed: int) -> list[MeasurementTable]:
+    """Tables with ``most`` rows in all: of each as many as of any other, as far as it has them, drawn at random."""
+    left, taken = most, list[MeasurementTable]()
+    for place, table in enumerate(sorted(tables, key=len)):
+        count = min(len(table), left // (len(tables) - place))
+        rows = np.random.default_rng(seed).permutation(len(table))[:count]
+        taken.append(table.take(np.sort(rows)))
+        left -= count
+    return taken
+
+
+def _levels(inverse: np.ndarray, rows: _Rows) -> np.ndarray:
+    """The level of every kernel by generalised least squares; one without rows has the mean of the others."""
+    known, code = np.unique(rows.kernel, return_inverse=True)
+    belongs = np.eye(len(known))[code]
+    pull = belongs.T @ inverse
+    found = np.linalg.solve(pull @ belongs, pull @ rows.target)
+    levels = np.full(max(int(known[-1]), 0) + 1, found.mean())
+    levels[known] = found
+    return levels
+
+
+def _likelihood(rows: _Rows, apart: float) -> float:
+    """ln p(target) up to a constant, levels and amplitude at their best."""
+    kernel = rows.covariance(apart) + np.diag(rows.noise)
+    inverse = np.linalg.inv(kernel)
+    left = rows.target - _levels(inverse, rows)[rows.kernel]
+    size = len(left)
+    return float(-0.5 * np.linalg.slogdet(kernel)[1] - 0.5 * size * np.log(max(left @ inverse @ left, 1e-300)))
+
+
+def _fit(rows: _Rows, scales: Scales, apart: float, features: int) -> Correction:
+    """The correction of kernel 0: its level, what all kernels share, and its own part."""
+    kernel = rows.covariance(apart)
+    inverse = np.linalg.inv(kernel + np.diag(rows.noise))
+    noise = rows.noise * doubts(inverse, rows.target - _levels(inverse, rows)[rows.kernel]) ** 2
+    inverse = np.linalg.inv(kernel + np.diag(noise))
+    levels = _levels(inverse, rows)
+    alpha = inverse @ (rows.target - levels[rows.kernel]) * (1.0 + apart * (rows.kernel == 0))
+    kriging = Kriging(scales.columns, scales.centre, scales.weight, rows.points, alpha)
+    return Correction(features, float(levels[0]), kriging=kriging)
