@@ -24,6 +24,7 @@ from .choice import is_own
 from .correction import Correction
 from .envelope import surround
 from .features import Frame
+from .intervals import calibrate_grouped, classes_of
 from .kriging import Kriging, Scales, covariance, doubts, search
 from .learning import Learned, fold_count, task_of
 from .splits import split
@@ -42,9 +43,10 @@ class _Rows:
     target: np.ndarray
     noise: np.ndarray
     kernel: np.ndarray
+    features: int  # columns that a predictor has, of which points are some
 
     def take(self, rows: np.ndarray) -> _Rows:
-        return _Rows(self.points[rows], self.target[rows], self.noise[rows], self.kernel[rows])
+        return _Rows(self.points[rows], self.target[rows], self.noise[rows], self.kernel[rows], self.features)
 
     def covariance(self, apart: float) -> np.ndarray:
         """Prior covariance [n, n] of the parts that are smooth, in units of what kernels share."""
@@ -57,10 +59,12 @@ def learn_together(
 ) -> Learned:
     """What a table's rows teach beside those of other kernels (:func:`of_own_rows`).
 
+    Its interval is that of rows of all kernels that were held out, as few rows of one say little of how sure it is.
     ``alone`` is what the rows taught by themselves: how fast errors grow outside is taken from there.
     """
     others = _some(others, MOST_ROWS, options.seed)
-    tasks = [task_of(table, ops, options), *(task_of(other, other.frame(), options) for other in others)]
+    frames = [other.frame() for other in others]
+    tasks = [task_of(*each, options) for each in ((table, ops), *zip(others, frames, strict=True))]
     matrix = np.concatenate([task.matrix for task in tasks])
     kernel = np.repeat(np.arange(len(tasks)), [len(task.target) for task in tasks])
     target = np.concatenate([task.target for task in tasks])
@@ -68,26 +72,28 @@ def learn_together(
     names, weights = tasks[0].names, np.concatenate([task.weights for task in tasks])
     scales = search(matrix, names, centred - centred.mean(), options.interpolation.search_rows, options.seed)
     noise = scales.noise / np.maximum(weights, 1e-3)
-    rows = _Rows(scales.scaled(matrix).astype(np.float32), target, noise, kernel)
+    rows = _Rows(scales.scaled(matrix).astype(np.float32), target, noise, kernel, matrix.shape[1])
     columns = {name: np.concatenate([each.columns[name] for each in (table, *others)]) for name in table.columns}
     folds = split(table.kind, columns, fold_count(len(kernel), options), options.seed)
     some = np.random.default_rng(options.seed).permutation(len(kernel))[: options.interpolation.search_rows]
-    apart = max(APART, key=lambda each: _likelihood(rows.take(some), each))
-    residual = np.full(len(table), np.nan)
+    apart = max(APART, key=lambda each: _likelihood(rows.take(some), len(tasks), each))
+    residual = np.full(len(kernel), np.nan)
     for index in range(folds.count):
         train_rows, test_rows = folds.held_out(index)
-        own = test_rows[kernel[test_rows] == 0]
-        fitted = _fit(rows.take(train_rows), scales, apart, matrix.shape[1])
-        residual[own] = target[own] - fitted.predict(matrix[own])
-    own_folds = dataclasses.replace(folds, fold=folds.fold[: len(table)], label=f"{folds.label} of all kernels")
+        for number, fitted in enumerate(_fit(rows.take(train_rows), len(tasks), scales, apart)):
+            asked = test_rows[kernel[test_rows] == number]
+            residual[asked] = target[asked] - fitted.predict(matrix[asked])
+    analytical_us = np.concatenate([frame.analytical_us for frame in (ops, *frames)])
+    intervals = calibrate_grouped(residual, analytical_us, classes_of(names, matrix), folds.fold, options.coverage)
     formats = np.concatenate([each.dtype for each in (table, *others)])
     return dataclasses.replace(
         alone,
-        correction=_fit(rows, scales, apart, matrix.shape[1]),
+        correction=_fit(rows, len(tasks), scales, apart)[0],
+        intervals=dataclasses.replace(intervals, growth=alone.intervals.growth),
         envelope=surround(matrix[np.isin(formats, np.unique(table.dtype))], names, options.seed),
         chosen=METHOD,
-        residuals={METHOD: residual},
-        folds=own_folds,
+        residuals={METHOD: residual[: len(table)]},
+        folds=dataclasses.replace(folds, fold=folds.fold[: len(table)], label=f"{folds.label} of all kernels"),
     )
 
 
@@ -119,33 +125,38 @@ def _some(tables: Sequence[MeasurementTable], most: int, seed: int) -> list[Meas
     return taken
 
 
-def _levels(inverse: np.ndarray, rows: _Rows) -> np.ndarray:
+def _levels(inverse: np.ndarray, rows: _Rows, kernels: int) -> np.ndarray:
     """The level of every kernel by generalised least squares; one without rows has the mean of the others."""
     known, code = np.unique(rows.kernel, return_inverse=True)
     belongs = np.eye(len(known))[code]
     pull = belongs.T @ inverse
-    found = np.linalg.solve(pull @ belongs, pull @ rows.target)
-    levels = np.full(max(int(known[-1]), 0) + 1, found.mean())
-    levels[known] = found
+    solved = np.linalg.solve(pull @ belongs, pull @ rows.target)
+    levels = np.full(kernels, solved.mean())
+    levels[known] = solved
     return levels
 
 
-def _likelihood(rows: _Rows, apart: float) -> float:
+def _likelihood(rows: _Rows, kernels: int, apart: float) -> float:
     """ln p(target) up to a constant, levels and amplitude at their best."""
     kernel = rows.covariance(apart) + np.diag(rows.noise)
     inverse = np.linalg.inv(kernel)
-    left = rows.target - _levels(inverse, rows)[rows.kernel]
+    left = rows.target - _levels(inverse, rows, kernels)[rows.kernel]
     size = len(left)
     return float(-0.5 * np.linalg.slogdet(kernel)[1] - 0.5 * size * np.log(max(left @ inverse @ left, 1e-300)))
 
 
-def _fit(rows: _Rows, scales: Scales, apart: float, features: int) -> Correction:
-    """The correction of kernel 0: its level, what all kernels share, and its own part."""
+def _fit(rows: _Rows, kernels: int, scales: Scales, apart: float) -> list[Correction]:
+    """The correction of every kernel: its level, what all kernels share, and its own part."""
     kernel = rows.covariance(apart)
     inverse = np.linalg.inv(kernel + np.diag(rows.noise))
-    noise = rows.noise * doubts(inverse, rows.target - _levels(inverse, rows)[rows.kernel]) ** 2
+    noise = rows.noise * doubts(inverse, rows.target - _levels(inverse, rows, kernels)[rows.kernel]) ** 2
     inverse = np.linalg.inv(kernel + np.diag(noise))
-    levels = _levels(inverse, rows)
-    alpha = inverse @ (rows.target - levels[rows.kernel]) * (1.0 + apart * (rows.kernel == 0))
-    kriging = Kriging(scales.columns, scales.centre, scales.weight, rows.points, alpha)
-    return Correction(features, float(levels[0]), kriging=kriging)
+    levels = _levels(inverse, rows, kernels)
+    alpha = inverse @ (rows.target - levels[rows.kernel])
+
+    def of_kernel(number: int) -> Correction:
+        weight = alpha * (1.0 + apart * (rows.kernel == number))
+        smooth = Kriging(scales.columns, scales.centre, scales.weight, rows.points, weight)
+        return Correction(rows.features, float(levels[number]), kriging=smooth)
+
+    return [of_kernel(number) for number in range(kernels)]

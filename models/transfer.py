@@ -171,7 +171,9 @@ def adapted(ways: Ways) -> Predictor:
     residual = ways.loss[label][rows]
     base = ways.bases.get(label)
     correction = joined(base.correction, learned.correction) if base else learned.correction
-    intervals = _own_intervals(learned, residual, take(ops, rows), options.coverage)
+    intervals = learned.intervals
+    if label != TOGETHER:
+        intervals = _own_intervals(learned, residual, take(ops, rows), options.coverage)
     if table.noise is not None:
         intervals = intervals.at_least(table.noise, ops.analytical_us, classes_of(learned.names, ops.matrix))
     card = {

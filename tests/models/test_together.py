@@ -14,7 +14,7 @@ from opcast.models.candidates import Options
 from opcast.models.learning import Learned, learn
 from opcast.models.table import MeasurementTable
 from opcast.models.together import MOST_ROWS, _some, learn_together, of_own_rows
-from opcast.models.transfer import ALONE, TOGETHER, learned_ways
+from opcast.models.transfer import ALONE, TOGETHER, adapted, learned_ways
 
 from .conftest import FAST, GPU
 
@@ -125,3 +125,15 @@ def test_only_own_rows_of_the_same_device_and_another_kernel_count() -> None:
     eager, compiled = (dataclasses.replace(table, kind="rope", backend=name) for name in ("torch", "inductor"))
     assert not of_own_rows(eager, [compiled], OPTIONS)
     assert not of_own_rows(compiled, [eager], OPTIONS)
+
+
+def test_few_rows_are_as_sure_as_those_of_all_kernels_were_right() -> None:
+    inside = []
+    for seed in range(4):
+        table = rows("a", 10, 10 + seed, 0.3)
+        others = [rows(name, 20, 20 * number + seed, 0.2 * number) for number, name in enumerate("bcd", 2)]
+        ways = learned_ways([], table, OPTIONS, others=others)
+        answered = adapted(dataclasses.replace(ways, chosen=TOGETHER)).predict_frame(rows("a", 100, 900 + seed).frame())
+        asked_us = rows("a", 100, 900 + seed, 0.3).latency_us
+        inside.append((answered.low_us <= asked_us) & (asked_us <= answered.high_us))
+    assert 0.8 < np.mean(inside) < 0.99
