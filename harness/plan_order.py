@@ -4,10 +4,6 @@ The error of a table falls about as the root of its rows, so that the n-th row o
 is not known of a step by it: the share of its time, times how far answers may be off (:data:`GAIN`). Cases come in
 falling order of that. A kernel of which more shapes are drawn needs more rows for the same error: n counts over the
 root of their number.
-
-The first few rows of a kernel lie far apart, and far from those of the other kernels of its kind, with which they are
-learned (``models/together.py``): drawn at random, eight rows of latent attention may all have so many heads that
-products bound them, and say nothing of a step whose caches do.
 """
 
 from __future__ import annotations
@@ -17,8 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Protocol, TypeVar
-
-import numpy as np
 
 from ..datasets.vocabulary import Op
 
@@ -81,14 +75,16 @@ def in_order(cases: Sequence[Case], seed: int, batch_size: int) -> list[Case]:
         random.shuffle(shuffled)
         totals = Counter(map(_kernel, shuffled))
         worth = GAIN.get(kind, LEAST_GAIN) ** (2 / 3)
-        first_places = _far_apart(shuffled)
-        first = [shuffled[place] for place in first_places]
-        of_kernel, taken = Counter(map(_kernel, first)), set(first_places)
+        of_backend, of_kernel = Counter[str](), Counter[tuple[str, str]]()
+        first: list[Case] = []
         others: list[tuple[float, Case]] = []
-        for place, case in enumerate(shuffled):
-            if place not in taken:
-                kernel = _kernel(case)
-                of_kernel[kernel] += 1
+        for case in shuffled:
+            kernel = _kernel(case)
+            of_backend[case.backend] += 1
+            of_kernel[kernel] += 1
+            if of_backend[case.backend] <= FIRST_OF_KIND:
+                first.append(case)
+            else:
                 others.append((of_kernel[kernel] / totals[kernel] ** 0.5 / worth, case))
         others.sort(key=lambda item: item[0])
         batches.append((random.random() - 1, kind, first))
@@ -97,35 +93,6 @@ def in_order(cases: Sequence[Case], seed: int, batch_size: int) -> list[Case]:
             batch = others[i * len(others) // count : (i + 1) * len(others) // count]
             batches.append((batch[len(batch) // 2][0], kind, [case for _, case in batch]))
     return [case for _, _, batch in sorted(batches, key=lambda item: item[:2]) for case in batch]
-
-
-def _far_apart(cases: Sequence[Measurable]) -> list[int]:
-    """Places of the first cases of each backend, one of each in turn: the first at all, then each where the distances
-    to the nearest of its own and of all that were taken are largest together (as Gonzalez, 1985)."""
-    points = _points(cases)
-    nearest, backends = np.full(len(cases), np.inf), dict.fromkeys(case.backend for case in cases)
-    own = {name: np.array([place for place, case in enumerate(cases) if case.backend == name]) for name in backends}
-    nearest_own, taken = np.full(len(cases), np.inf), list[int]()
-    for _ in range(FIRST_OF_KIND):
-        for places in own.values():
-            left = places[~np.isin(places, taken)]
-            if len(left):
-                worth = np.nan_to_num(nearest[left], posinf=0.0) + np.nan_to_num(nearest_own[left], posinf=0.0)
-                pick = int(left[np.argmax(worth)])
-                away = np.sqrt(((points - points[pick]) ** 2).sum(axis=1))
-                nearest = np.minimum(nearest, away)
-                nearest_own[places] = np.minimum(nearest_own[places], away[places])
-                taken.append(pick)
-    return taken
-
-
-def _points(cases: Sequence[Measurable]) -> np.ndarray:
-    """Cases of one kind in space [n, d]: octaves of their dims, and formats, each over its spread."""
-    formats = np.array([case.op.dtype for case in cases])
-    octaves = np.log2(np.maximum(np.array([case.op.dims for case in cases], dtype=np.float64), 0.5))
-    points = np.concatenate([octaves, formats[:, None] == np.unique(formats)], axis=1)
-    spread = points.std(axis=0)
-    return np.asarray(points[:, spread > 0] / spread[spread > 0])
 
 
 def _kernel(case: Measurable) -> tuple[str, str]:

@@ -62,9 +62,9 @@ def learn_together(
     Its interval is that of rows of all kernels that were held out, as few rows of one say little of how sure it is.
     ``alone`` is what the rows taught by themselves: how fast errors grow outside is taken from there.
     """
-    others = _some(others, MOST_ROWS, options.seed)
-    frames = [other.frame() for other in others]
-    tasks = [task_of(*each, options) for each in ((table, ops), *zip(others, frames, strict=True))]
+    tables = [table, *_some(others, MOST_ROWS, options.seed)]
+    frames = [ops, *(other.frame() for other in tables[1:])]
+    tasks = [task_of(*rows_of_kernel, options) for rows_of_kernel in zip(tables, frames, strict=True)]
     matrix = np.concatenate([task.matrix for task in tasks])
     kernel = np.repeat(np.arange(len(tasks)), [len(task.target) for task in tasks])
     target = np.concatenate([task.target for task in tasks])
@@ -73,19 +73,19 @@ def learn_together(
     scales = search(matrix, names, centred - centred.mean(), options.interpolation.search_rows, options.seed)
     noise = scales.noise / np.maximum(weights, 1e-3)
     rows = _Rows(scales.scaled(matrix).astype(np.float32), target, noise, kernel, matrix.shape[1])
-    columns = {name: np.concatenate([each.columns[name] for each in (table, *others)]) for name in table.columns}
+    columns = {name: np.concatenate([kernel_table.columns[name] for kernel_table in tables]) for name in table.columns}
     folds = split(table.kind, columns, fold_count(len(kernel), options), options.seed)
     some = np.random.default_rng(options.seed).permutation(len(kernel))[: options.interpolation.search_rows]
-    apart = max(APART, key=lambda each: _likelihood(rows.take(some), len(tasks), each))
+    apart = max(APART, key=lambda variance: _likelihood(rows.take(some), len(tasks), variance))
     residual = np.full(len(kernel), np.nan)
     for index in range(folds.count):
         train_rows, test_rows = folds.held_out(index)
         for number, fitted in enumerate(_fit(rows.take(train_rows), len(tasks), scales, apart)):
-            asked = test_rows[kernel[test_rows] == number]
-            residual[asked] = target[asked] - fitted.predict(matrix[asked])
-    analytical_us = np.concatenate([frame.analytical_us for frame in (ops, *frames)])
+            own_rows = test_rows[kernel[test_rows] == number]
+            residual[own_rows] = target[own_rows] - fitted.predict(matrix[own_rows])
+    analytical_us = np.concatenate([frame.analytical_us for frame in frames])
     intervals = calibrate_grouped(residual, analytical_us, classes_of(names, matrix), folds.fold, options.coverage)
-    formats = np.concatenate([each.dtype for each in (table, *others)])
+    formats = np.concatenate([kernel_table.dtype for kernel_table in tables])
     return dataclasses.replace(
         alone,
         correction=_fit(rows, len(tasks), scales, apart)[0],
@@ -116,23 +116,23 @@ def of_own_rows(
 
 def _some(tables: Sequence[MeasurementTable], most: int, seed: int) -> list[MeasurementTable]:
     """Tables with ``most`` rows in all: of each as many as of any other, as far as it has them, drawn at random."""
-    left, taken = most, list[MeasurementTable]()
+    samples = list[MeasurementTable]()
     for place, table in enumerate(sorted(tables, key=len)):
-        count = min(len(table), left // (len(tables) - place))
+        count = min(len(table), most // (len(tables) - place))
         rows = np.random.default_rng(seed).permutation(len(table))[:count]
-        taken.append(table.take(np.sort(rows)))
-        left -= count
-    return taken
+        samples.append(table.take(np.sort(rows)))
+        most -= count
+    return samples
 
 
 def _levels(inverse: np.ndarray, rows: _Rows, kernels: int) -> np.ndarray:
     """The level of every kernel by generalised least squares; one without rows has the mean of the others."""
-    known, code = np.unique(rows.kernel, return_inverse=True)
-    belongs = np.eye(len(known))[code]
+    numbers, code = np.unique(rows.kernel, return_inverse=True)
+    belongs = np.eye(len(numbers))[code]
     pull = belongs.T @ inverse
     solved = np.linalg.solve(pull @ belongs, pull @ rows.target)
     levels = np.full(kernels, solved.mean())
-    levels[known] = solved
+    levels[numbers] = solved
     return levels
 
 
@@ -140,9 +140,9 @@ def _likelihood(rows: _Rows, kernels: int, apart: float) -> float:
     """ln p(target) up to a constant, levels and amplitude at their best."""
     kernel = rows.covariance(apart) + np.diag(rows.noise)
     inverse = np.linalg.inv(kernel)
-    left = rows.target - _levels(inverse, rows, kernels)[rows.kernel]
-    size = len(left)
-    return float(-0.5 * np.linalg.slogdet(kernel)[1] - 0.5 * size * np.log(max(left @ inverse @ left, 1e-300)))
+    residual = rows.target - _levels(inverse, rows, kernels)[rows.kernel]
+    amplitude = max(float(residual @ inverse @ residual), 1e-300)
+    return float(-0.5 * np.linalg.slogdet(kernel)[1] - 0.5 * len(residual) * np.log(amplitude))
 
 
 def _fit(rows: _Rows, kernels: int, scales: Scales, apart: float) -> list[Correction]:

@@ -8,13 +8,11 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -283,31 +281,6 @@ def test_a_prefix_of_the_plan_has_every_kernel_of_a_kind() -> None:
     plan = build_plan({"name": "t", "dtype": "fp32", "cases": [usual, rare]})
     first = Counter(case.backend for case in plan.cases[: 2 * FIRST_OF_KIND])
     assert first == {"torch": FIRST_OF_KIND, "inductor": FIRST_OF_KIND}
-
-
-def test_the_first_rows_of_a_kernel_lie_far_apart() -> None:
-    """Of each kernel by itself, and of all kernels of a kind, which are learned together."""
-    cases = shipped("full", "cuda").cases
-    for kind in ("mla_decode", "mla_prefill", "attention_decode", "attention_prefill", "fused_moe"):
-        by_backend: dict[str, list[Case]] = {}
-        for case in cases:
-            if case.op.kind == kind:
-                by_backend.setdefault(case.backend, []).append(case)
-        first = {name: group[:FIRST_OF_KIND] for name, group in by_backend.items()}
-        drawn = {name: Random(0).sample(group, FIRST_OF_KIND) for name, group in by_backend.items()}
-        assert nearest(first.values()) > nearest(drawn.values())
-        all_first, all_drawn = (list(itertools.chain(*groups.values())) for groups in (first, drawn))
-        assert nearest([all_first]) > 1.2 * nearest([all_drawn])
-
-
-def nearest(groups: Iterable[Sequence[Case]]) -> float:
-    """Mean distance in octaves of dims from each case to the nearest other one of its group."""
-    distances = []
-    for group in groups:
-        octaves = np.log2(np.maximum([case.op.dims for case in group], 0.5))
-        away = np.abs(octaves[:, None] - octaves).sum(axis=2) + np.where(np.eye(len(group)), np.inf, 0.0)
-        distances += away.min(axis=1).tolist()
-    return float(np.mean(distances))
 
 
 def test_a_quarter_of_the_plan_has_most_rows_of_what_steps_spend_their_time_in() -> None:
