@@ -192,7 +192,7 @@ def read(path: Path) -> Surrogate | None:
     """The surrogate of a file; None where there is none, or it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            tables = IterationTables(*(file[name] for name in ARRAYS), kernels=float(file["kernels"]))
+            tables = IterationTables(*(file[name] for name in ARRAYS))._replace(kernels=float(file["kernels"]))
             count, *errors = file["held_out"].tolist()
             has_idle_watts = "step_idle_w" in file
             figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if has_idle_watts else None
