@@ -249,10 +249,6 @@ class Store:
             raise StoreError(f"{path} is damaged: remove it and measure on this machine again")
         return str(values["device"])
 
-    def notes(self) -> list[dict[str, str]]:
-        """What people wrote about this store, oldest first."""
-        return list(self._manifest().get("notes", []))
-
     def aside(self) -> list[dict[str, str]]:
         """Nodes whose rows are not handed out: ``node``, ``gpu``, ``device``, ``why`` and ``at`` of each."""
         return list(self._manifest().get("aside", []))
@@ -285,11 +281,7 @@ class Store:
             return
         with locked(self.path / f".{MANIFEST}.lock"):
             if not (self.path / MANIFEST).exists():
-                manifest = {
-                    "format": FORMAT,
-                    "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "notes": [],
-                }
+                manifest = {"format": FORMAT, "created_at": datetime.now(UTC).isoformat(timespec="seconds")}
                 _write_json(self.path / MANIFEST, manifest)
 
     def _manifest(self) -> dict[str, Any]:
@@ -301,7 +293,9 @@ class Store:
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}; choose another store=…") from None
         except ValueError:
-            raise StoreError(f"{path} is damaged: remove it; the rows are not in it, only its notes are lost") from None
+            raise StoreError(
+                f"{path} is damaged: remove it; the rows are not in it, only which nodes are set aside is lost"
+            ) from None
         if not isinstance(values, dict) or not isinstance(values.get("format"), int):
             raise StoreError(f"{path} is no manifest of opcast: choose another store=…")
         if values["format"] > FORMAT:

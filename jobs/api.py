@@ -7,10 +7,12 @@ is answered as it is.
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
 from ..datasets.clusters import Cluster, cluster_of_file
@@ -25,10 +27,10 @@ from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
-from ..simulator.workbench import Workbench, workbench
+from ..simulator.workbench import Workbench
 from . import questions
 from .questions import request_of, sources_of, usual
-from .resolve import this_machine, this_node
+from .resolve import bench_of
 
 if TYPE_CHECKING:
     from ..simulator.chips.answer import ChipsReport
@@ -302,7 +304,12 @@ def verb_request(verb: str, model: Any, given: Mapping[str, Any], home: str | Pa
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, OpcastWarning, stacklevel=7)
+    """Warn of the line that asked: the nearest outside of opcast."""
+    package, level = __name__.partition(".")[0], 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, OpcastWarning, stacklevel=level)
 
 
 def _device(device: str | Device) -> str | Device:
@@ -388,7 +395,3 @@ def folders_of(home: str | Path | None) -> Sources:
 
 def _sources(home: str | Path | None, engines: Sequence[str], backend: str | None) -> Sources:
     return Sources.at(_home(home), tuple(engines), backend)
-
-
-def bench_of(sources: Sources) -> Workbench:
-    return workbench(sources, this_machine, this_node)

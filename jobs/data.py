@@ -76,12 +76,10 @@ def summarise(store: Store, as_json: bool) -> int:
     for problem in damaged:
         say(f"opcast: {problem['where']} {problem['what']}: {problem['do']}")
     if as_json:
-        print_json({"store": str(store.path), "rows": rows, "notes": store.notes(), "damaged": damaged})
+        print_json({"store": str(store.path), "rows": rows, "damaged": damaged})
         return 1 if damaged else 0
     heads = list(rows[0]) if rows else ["store"]
     table(f"{store.path}", heads, [list(row.values()) for row in rows] or [["empty"]])
-    for note in store.notes():
-        say(f"note of {note['at'][:10]}: {note['text']}")
     return 1 if damaged else 0
 
 

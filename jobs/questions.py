@@ -241,6 +241,7 @@ def _serving(values: dict[str, Any], sources: Sources, tell: Callable[[str], Non
     if beside:
         raise RequestError(f"{', '.join(beside)} say what a model runs on: with law there is none")
     values = apply_engine(values, settings("serving"), tell)
+    unpacked_by = values.pop("unpacked_by", "")
     arguments = {name: values[name] for name in outside_model if name in values}
     for name in ("scheduler", *SECOND_POOLS):
         if not isinstance(arguments.get(name, {}), Mapping):
@@ -250,10 +251,10 @@ def _serving(values: dict[str, Any], sources: Sources, tell: Callable[[str], Non
         step = {name: value for name, value in values.items() if name not in outside_model}
         policy = str((arguments.get("scheduler") or {}).get("policy") or Scheduler.policy)
         step.setdefault("stack", usual_serving_stack(policy))
-        arguments["step"] = step_of("serving", step, sources)
+        arguments["step"] = replace(step_of("serving", step, sources), unpacked_by=unpacked_by)
         for group, pool in pools.items():
             if words := {name: value for name in OF_POOL if (value := pool.pop(name, None))}:
-                pool["step"] = step_of("serving", _other(group, step, words), sources)
+                pool["step"] = replace(step_of("serving", _other(group, step, words), sources), unpacked_by=unpacked_by)
     pools = {
         group: {name: value for name, value in pool.items() if name not in OF_POOL} for group, pool in pools.items()
     }

@@ -52,7 +52,12 @@ def sources(config: Mapping[str, Any]) -> Sources:
 
 def bench(config: Mapping[str, Any]) -> Workbench:
     """The workbench of the configuration's sources, the same one for every question."""
-    return workbench(sources(config), this_machine, this_node)
+    return bench_of(sources(config))
+
+
+def bench_of(sources: Sources) -> Workbench:
+    """The workbench of sources, on the machine at hand: the same for every face that asks."""
+    return workbench(sources, this_machine, this_node)
 
 
 def this_machine() -> str:

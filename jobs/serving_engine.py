@@ -116,7 +116,8 @@ def with_arguments(
     formats = {"quantization": read.quantization, "kv_dtype": read.kv.get("dtype", "auto").replace("auto", "")}
     chosen = precision_of(str(values["precision"]))[1] if "precision" in values else ""
     of_arguments = parallel | {name_: value for name_, value in formats.items() if value}
-    return merge_group(settings, "", ({"quantization": chosen} if chosen else {}) | settings_, of_arguments)
+    settings_ = merge_group(settings, "", ({"quantization": chosen} if chosen else {}) | settings_, of_arguments)
+    return settings_ | {"unpacked_by": engine.id if read.quantization in engine.unpacks else ""}
 
 
 def has_classes(traffic: Any) -> bool:

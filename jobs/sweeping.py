@@ -234,13 +234,12 @@ def answer_points(
 
 def rows_of_request(verb: str, request: Any, why: str = "") -> list[Row]:
     """The answer to a request as flat rows; one with the error alone where there is none."""
-    from ..simulator.workbench import workbench
-    from .resolve import this_machine, this_node
+    from .resolve import bench_of
 
     if why:
         return [{ERROR: why}]
     sources = request.sources if verb == "simulate" else request.step.sources
-    return rows_of(verb, lambda: (workbench(sources, this_machine, this_node), request))
+    return rows_of(verb, lambda: (bench_of(sources), request))
 
 
 def rows_of(verb: str, question: Callable[[], tuple[Any, Any]]) -> list[Row]:

@@ -17,9 +17,8 @@ from ...models.forest import compile_walks
 from ...models.power import Limits
 from ...simulator.predict.columns import Predicted, check_format, predict_columns
 from ...simulator.question.sources import Sources
-from ...simulator.workbench import workbench
 from .. import shapes
-from ..resolve import this_machine
+from ..resolve import bench_of
 from ..show import BadInputError
 from .unpacking import UnpackedSize, unpacked_size
 
@@ -105,7 +104,7 @@ def answer_table(
         raise BadInputError(f"cache={cache!r} does not exist; choose warm or cold")
     if kind is not None and kind not in KINDS:
         raise BadInputError(f"kind={kind!r} does not exist; see GET /v1/ops")
-    bench = workbench(sources, this_machine)
+    bench = bench_of(sources)
     target = bench.device(device)
     engine = bench.engine(target)
     limits.of(target)

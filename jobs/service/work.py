@@ -14,7 +14,8 @@ from ...simulator.question.serving import ServingRequest
 from ...simulator.question.sources import Sources
 from ...simulator.report.answer import OpPrediction
 from ...simulator.upgrade.request import UpgradeRequest
-from ...simulator.workbench import Workbench, workbench
+from ...simulator.workbench import Workbench
+from .. import resolve
 
 Part = Literal["page", "body"]
 METHODS: dict[type, Callable[[Workbench, Any], Any]] = {  # what answers a request
@@ -28,10 +29,8 @@ METHODS: dict[type, Callable[[Workbench, Any], Any]] = {  # what answers a reque
 
 def bench_of(request: Any) -> Workbench:
     """The workbench of the sources of a request, or of the step that it is about."""
-    from ..resolve import this_machine
-
     step = getattr(request, "step", getattr(request, "base", request))
-    return workbench(Sources() if step is None else step.sources, this_machine)
+    return resolve.bench_of(Sources() if step is None else step.sources)
 
 
 def predicted(request: PredictRequest) -> list[OpPrediction]:

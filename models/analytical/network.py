@@ -59,14 +59,13 @@ def collective(name: str, d: Dims, s: Setting) -> Terms:
         rate = rate / np.maximum(ranks, 1.0)  # ranks of one machine share its memory
     steps = _steps(name, ranks, np.where(d.link == 0, NVLINK_TREE, 1.0))
     sent = d.size_bytes * bus_factor(name, ranks)
-    alone = ranks <= 1.0
-    local = np.where(alone, s.traffic_us(2.0 * d.size_bytes), 0.0)
+    local = 0.0 * sent
     if name == "all_reduce":
-        local = local + np.where(d.norm > 0, s.traffic_us(RESIDUAL_PASSES * d.size_bytes), 0.0)
-    overhead = s.device.launch_us * np.where(alone, 1.0, BASE_LAUNCHES)
-    alpha = np.where(alone, 0.0, steps * hop)
+        local = np.where(d.norm > 0, s.traffic_us(RESIDUAL_PASSES * d.size_bytes), 0.0)
+    overhead = s.device.launch_us * BASE_LAUNCHES
+    alpha = steps * hop
     few, many = sent / (rate * LOW_LATENCY_SHARE), sent / (rate * SUSTAINED_LINK)
-    bulk = np.where(alone | (d.link > 0), 0.0, BULK_US)
+    bulk = np.where(d.link > 0, 0.0, BULK_US)
     network = np.minimum(few, bulk + many)
     hints = {
         "steps": np.maximum(steps, 1.0),

@@ -1,6 +1,7 @@
 """The engines in the order of the rule of ``models/choice.py``: for a stack, or for nobody in particular.
 
-Where measured rows and predictors are asked in turn:
+A collective of a single rank moves nothing, whoever is asked (:mod:`.single_ranks`). Where measured rows and predictors
+are asked in turn:
 
 0. products with few rows and experts of few bits: kernels of the stack's own, and others where a table contradicts
    bytes over bandwidth (:mod:`.mat_vec`); caches that a table reads faster than memory (:mod:`.streams`); weights that
@@ -34,6 +35,7 @@ from .mat_vec import EIGHT_BITS, FewRowsEngine, MatVecEngine
 from .measured import MeasuredEngine
 from .network import NetworkEngine
 from .own_rows import OwnEngine
+from .single_ranks import SingleRankEngine
 from .streams import StreamEngine
 from .transfer import TransferEngine
 from .unpacked import UnpackedEngine
@@ -41,6 +43,7 @@ from .unpacked import UnpackedEngine
 RULES_WITHOUT_KERNEL = (
     "int_bookkeeping",
     "bias_apart",
+    "log_probs_apart",
     "bias",
     "qkv",
     "gate_up",
@@ -88,7 +91,7 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
                 chain.append(OwnSumsEngine(engine.device, engine.cluster.mesh_links))
             chain.append(engine)
     few_rows = few_row_engines(engines, chain, stack)
-    chain = [*few_rows, *chain]
+    chain = [SingleRankEngine(), *few_rows, *chain]
     own = list(norm_sums(engines, stack))
     device = next((engine.device for engine in (*own, *engines) if hasattr(engine, "device")), None)
     return chain if device is None else [NormSumsEngine(device, own, chain), *chain]

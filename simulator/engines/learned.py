@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from ...datasets.devices import RATE_OF, Device
 from ...datasets.launches import ANYONE, Caller, place
 from ...datasets.ops import KINDS, LINKS
 from ...datasets.row_checks import unit_of
+from ...datasets.vocabulary import OpColumns
+from ...models import analytical
 from ...models.choice import ANY as ANY_TABLE
-from ...models.choice import OTHER, OWN, OWN_ROWS, TABLE, has_learned
+from ...models.choice import OTHER, OTHER_FORMAT, OWN, OWN_ROWS, TABLE, has_learned
 from ...models.kinship import TIERS, is_kin
 from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
@@ -60,6 +62,8 @@ class LearnedEngine:
         if predictor is None or (self.network is not None and self.network.cluster.peers and _is_communication(kind)):
             return Answers.declined(len(next(iter(columns.values()))))
         prediction = self._predict(predictor, kind, columns, dtype, out_dtype, cache)
+        if unit_of(kind) == "tensor" and not self.device.synchronous:
+            prediction = no_faster_than_peak(prediction, OpColumns(kind, columns, dtype, out_dtype, cache), self.device)
         clause, family = self._clause(predictor, dtype), KINDS[kind].family
         lab = (
             kernels_apart(family, prediction.latency_us)
@@ -161,6 +165,8 @@ class LearnedEngine:
                 self.device.synchronous or place(self.caller, predictor.kind, dtype, predictor.backend) is not None
             )
             return OWN if launched else OTHER
+        if unit_of(predictor.kind) == "tensor" and not knows_format(predictor, dtype):
+            return OTHER_FORMAT
         return ANY_TABLE if self.backend is None else TABLE
 
     def _find(self, kind: str, dtype: str) -> Predictor | None:
@@ -194,8 +200,7 @@ class LearnedEngine:
 
     def _kin_know_better(self, predictor: Predictor, dtype: str) -> bool:
         """Whether a predictor never saw the format of products that one of a near device has learned."""
-        formats = (dtype, *RATE_OF.get(dtype, ()))
-        if unit_of(predictor.kind) != "tensor" or any(has_learned(predictor.card, each) for each in formats):
+        if unit_of(predictor.kind) != "tensor" or knows_format(predictor, dtype):
             return False
         return any(
             is_kin(self.device, device_id, NEAR_TIERS)
@@ -203,6 +208,26 @@ class LearnedEngine:
             for registry in self.registries
             for device_id in registry.devices()
         )
+
+
+def knows_format(predictor: Predictor, dtype: str) -> bool:
+    """Whether a predictor has learned a format, or one that runs on the same units at the same rate."""
+    return any(has_learned(predictor.card, name) for name in (dtype, *RATE_OF.get(dtype, ())))
+
+
+def no_faster_than_peak(prediction: Prediction, ops: OpColumns, device: Device) -> Prediction:
+    """The prediction of products, where no row is like them no faster than the roofline.
+
+    Rows may be below it, at clocks above the data sheet's. That others run as fast is for rows of theirs to say.
+    """
+    outside = np.flatnonzero(~prediction.in_envelope)
+    if not len(outside):
+        return prediction
+    asked = replace(ops, columns={name: np.asarray(values)[outside] for name, values in ops.columns.items()})
+    slower = np.ones(len(prediction))
+    slower[outside] = np.maximum(analytical.roofline_us(asked, device) / prediction.latency_us[outside], 1.0)
+    latency, low, high = (us * slower for us in (prediction.latency_us, prediction.low_us, prediction.high_us))
+    return Prediction(latency, low, high, prediction.in_envelope)
 
 
 def _is_communication(kind: str) -> bool:

@@ -194,11 +194,9 @@ def placed(op: Op, group: Sequence[int], formula: NetworkEngine) -> Op:
 
 
 def bounded(op: Op, prediction: OpPrediction, formula: NetworkEngine, network: Mapping[str, Any]) -> OpPrediction:
-    """The answer with what its links did and the least that they take; a single rank costs nothing."""
+    """The answer with what its links did and the least that they take; a single rank has none."""
     if op.ranks < 2:
-        return replace(
-            prediction, latency_us=0.0, low_us=0.0, high_us=0.0, roofline_us=0.0, bound="latency", network=network
-        )
+        return replace(prediction, network=network)
     floor = floor_us(op, formula)
     fullest = max((link["busy"] for link in network.get("hot_links", ())), default=0.0)
     full = max(floor / prediction.latency_us, fullest) if prediction.latency_us > 0 else 0.0

@@ -33,13 +33,19 @@ WEIGHTS_ALONE = {  # format that a device may have no units for -> the same weig
 }
 
 
-def as_stored(plan: Plan, model: Any, work: Work, precision: str, device: Device) -> Plan:
+def as_stored(plan: Plan, model: Any, work: Work, precision: str, device: Device, unpacked_by: str = "") -> Plan:
     """The plan with what the checkpoint of a ``model`` says of formats, for some work.
 
-    ``precision`` is what the user named, empty for ``auto``. TraceError for a model that is not there, and
-    under ``auto`` for a format that nobody knows.
+    ``precision`` is what the user named, empty for ``auto``; ``unpacked_by`` an engine that was told it, and keeps such
+    weights packed where the device lacks the units. TraceError for a model that is not there, and under ``auto`` for a
+    format that nobody knows.
     """
     source = resolve(model)
+    if unpacked_by and not device.supports(precision):
+        weights = WEIGHTS_ALONE[precision]
+        plan = replace(plan, quantization=weights.name, weight_rules=(ModuleRule(weights, patterns=EVERY_MODULE),))
+        kept = f"{unpacked_by} keeps such weights packed and multiplies in {plan.precision} ({weights.name})"
+        return _said(plan, f"{device.name} has no {precision} units: {kept}")
     if work.kind == "train" and not device.synchronous and not precision:
         return _trained(plan, source, work, device)
     if work.kind == "train" or device.synchronous:

@@ -95,6 +95,7 @@ class SimulateRequest(Request):
     power_cap_w: float | None = setting(
         None, "the watts a device may draw at most: ops that would draw more take longer"
     )
+    unpacked_by: str = setting("", hidden=True)
     file: WorkloadFile | None = setting(None, hidden=True)
     network: NetworkChoice = setting(NetworkChoice, group="")
     sources: Sources = setting(Sources, group="")
@@ -246,7 +247,7 @@ def plan_of(request: SimulateRequest, device: Device) -> Plan:
         calibration=request.sources.calibration,
     )
     named = request.quantization or ("" if request.precision == "auto" else request.precision)
-    plan = as_stored(plan, request.model, request.work, named, device)
+    plan = as_stored(plan, request.model, request.work, named, device, request.unpacked_by)
     return replace(plan, notes=(*plan.notes, *model_notes(request.model, request.work)))
 
 

@@ -74,7 +74,7 @@ def _apart(execution: Executed, chosen: np.ndarray, plan: Plan) -> float:
         return 0.0
     costs = execution.costs
     nothing = replace(costs, host_us=np.zeros(len(costs.nodes)))
-    run = Run(plan, plan.figures, lambda now: 0.0, [({}, {})])
+    run = Run(plan, plan.figures, lambda now: [0.0] * len(now), [({}, {})])
     alone_us = modify([nothing], run, NO_FACTOR)[0].host_us
     total_us = float(costs.host_us[chosen] @ costs.repeats[chosen])
     return float(alone_us[chosen] @ costs.repeats[chosen]) / total_us if total_us else 0.0

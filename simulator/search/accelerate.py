@@ -9,20 +9,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from .launch_adapters import peft_lines
 from .launch_errors import LaunchError
 from .launch_point import Launch
 
-TRAIN = """import torch
+TRAIN = """{imports}import torch
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM
 MICRO_BATCH, SEQ_LEN, ACCUMULATE, STEPS = {micro_batch}, {seq_len}, {accumulate}, 20
 accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATE)
 model = AutoModelForCausalLM.from_config({config})
-if {checkpointing}:
+{adapters}if {checkpointing}:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={{"use_reentrant": False}})
 tokens = torch.randint(0, model.config.vocab_size, (MICRO_BATCH * 64, SEQ_LEN))  # made up: put your own in their place
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(tokens), batch_size=MICRO_BATCH)
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=3e-4)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 done = 0
 while done < STEPS * ACCUMULATE:
@@ -131,7 +132,10 @@ def accumulated(launch: Launch) -> int:
 def _train(launch: Launch, source: str) -> str:
     config = f"AutoConfig.from_pretrained({source!r})" if source else f"AutoConfig.for_model(**{dict(launch.config)!r})"
     work = launch.request.work
+    adapters = peft_lines(launch)
     return TRAIN.format(
+        imports="import re\n" if adapters else "",
+        adapters=adapters,
         micro_batch=work.micro_batch,
         seq_len=work.seq_len,
         accumulate=accumulated(launch),

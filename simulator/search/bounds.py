@@ -115,7 +115,7 @@ def _quantities(
     stack = plan.stack
     without = plan.settings.without
     costs = cost_graphs(list(least), device, engine_of(stack, engine), stack.issue_us, stack.eager, without)
-    run = Run(plan, device, lambda now: 10 * SETTLED_US, [plan.scales(device.id, "train")] * len(costs))
+    run = Run(plan, device, lambda now: [10 * SETTLED_US] * len(now), [plan.scales(device.id, "train")] * len(costs))
     before, settled = (modify(costs, run, names) for names in (["calibration"], ["power_limit", "calibration"]))
     quantities = []
     for walk, cold, warm in zip(walks, before, settled, strict=True):

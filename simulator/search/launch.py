@@ -16,6 +16,7 @@ from ..question.requests import SimulateRequest
 from ..trace.models import known_models, resolve, shipped_source
 from .accelerate import training_script
 from .architecture import megatron_model
+from .launch_adapters import bridge_linears, check_trained_weights
 from .launch_errors import LaunchError
 from .launch_point import Launch
 
@@ -98,6 +99,9 @@ MEGATRON_BRIDGE: dict[str, Rule] = {
     "comm_overlap.tp_comm_overlap": lambda x: "tp" in x.stack.overlap and x.parallel.sequence_parallel,
     "comm_overlap.overlap_p2p_comm": lambda x: _when(x.parallel.vpp > 1, "pp" in x.stack.overlap),
     "mixed_precision": lambda x: _mixed(x),
+    "peft.dim": lambda x: x.request.work.lora_rank or None,
+    "peft.dropout": lambda x: _when(x.request.work.lora_rank > 0, x.request.work.lora_dropout),
+    "peft.target_modules": lambda x: bridge_linears(x),
 }
 TORCHTITAN: dict[str, Rule] = {
     "training.seq_len": lambda x: x.request.work.seq_len,
@@ -190,6 +194,7 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
             f"framework={framework} is none that trains; {nearest(framework, FRAMEWORKS, 'choose from')}"
         )
     launch = Launch(request, dict(resolve(request.model).language))
+    check_trained_weights(launch, framework)
     if launch.parallel.schedule in ("zb-h1", "dualpipe", "gpipe") and framework != "torchtitan":
         raise LaunchError(f"schedule={launch.parallel.schedule} is none of Megatron's: take space.schedule=1f1b")
     if framework == "torchtitan":
@@ -200,7 +205,10 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
     if framework == "megatron-lm":
         return megatron_script(launch)
     lines = [f"{name}={word(value)}" for name, value in filled(MEGATRON_BRIDGE, launch).items()]
-    return "\n".join([*header(launch), *lines, ""])
+    recipe = (
+        ["# Beside the model's recipe for adapters, whose peft is a LoRA."] if launch.request.work.lora_rank else []
+    )
+    return "\n".join([*header(launch), *recipe, *lines, ""])
 
 
 def megatron_script(launch: Launch) -> str:
@@ -262,6 +270,8 @@ def arguments(values: Mapping[str, Any]) -> list[str]:
 
 def word(value: Any) -> str:
     """A value as Hydra and TOML spell it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(word, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

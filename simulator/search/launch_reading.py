@@ -18,13 +18,14 @@ from ...datasets.clusters import ClusterError, load_cluster
 from ...datasets.reading import UNREADABLE, problem, read_text, read_yaml
 from ..trace.models import known_models, resolve
 from .launch import RECIPES
+from .launch_adapters import BRIDGE_LINEARS, linears_pattern
 from .launch_errors import LaunchError
 from .relaunch import megatron_settings
 from .relaunch_accelerate import accelerate_settings
 from .relaunch_values import flag, flat, whole
 
 HEADER = re.compile(r"^# (\S+) on (\d+) x (\d+) GPUs \(([\w.-]+)\), dp=\d+$", re.M)
-OVERRIDE = re.compile(r"(?:^|\s)((?:model|train|ddp|comm_overlap|trainer|mixed_precision)(?:\.\w+)*)=(\S+)", re.M)
+OVERRIDE = re.compile(r"(?:^|\s)((?:model|train|ddp|comm_overlap|trainer|mixed_precision|peft)(?:\.\w+)*)=(\S+)", re.M)
 READ = (
     "a command of Megatron-LM (torchrun … pretrain_gpt.py --num-layers …), torchtitan's TOML, overrides of "
     "Megatron-Bridge or YAML of NeMo, accelerate's YAML or DeepSpeed's JSON"
@@ -44,6 +45,7 @@ BRIDGE_COUNTS = {  # as Megatron-Bridge and NeMo call them
     "train.global_batch_size": "workload.global_batch",
     "trainer.num_nodes": "cluster.nodes",
     "trainer.devices": "cluster.devices_per_node",
+    "peft.dim": "workload.lora_rank",
 }
 TITAN_COUNTS = {
     "training.seq_len": "workload.seq_len",
@@ -216,6 +218,8 @@ def bridge_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
     recompute = short.get("recompute_granularity")
     settings["workload.recompute"] = "none" if recompute in (None, "null") else str(recompute)
     settings["precision"] = _bridge_precision(path, overrides)
+    if "workload.lora_rank" in settings:
+        settings |= _bridge_adapters(path, overrides)
     overlaps = {
         "dp": flag(path, "overlap_grad_reduce", short.get("overlap_grad_reduce", False)),
         "tp": flag(path, "tp_comm_overlap", short.get("tp_comm_overlap", False)) or not sequence_parallel,
@@ -233,6 +237,21 @@ def _bridge_zero(path: Path, overrides: Mapping[str, Any]) -> int:
         )
     names = ("ddp.use_distributed_optimizer", "model.use_distributed_optimizer")
     return int(any(flag(path, name, overrides.get(name, False)) for name in names))
+
+
+def _bridge_adapters(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Which products have adapters (megatron/bridge/peft/lora.py: all four where nothing is said), their dropout."""
+    said = overrides.get("peft.target_modules", list(BRIDGE_LINEARS))
+    products = [str(each) for each in said] if isinstance(said, list) else re.findall(r"\w+", str(said))
+    if unknown := [product for product in products if product not in BRIDGE_LINEARS]:
+        raise LaunchError(
+            f"launch={path}: peft.target_modules={unknown[0]} is not simulated: {', '.join(BRIDGE_LINEARS)}"
+        )
+    try:
+        dropout = float(overrides.get("peft.dropout", 0))
+    except (TypeError, ValueError):
+        raise LaunchError(f"launch={path}: peft.dropout={overrides['peft.dropout']} must be a number") from None
+    return {"workload.lora_modules": linears_pattern(products), "workload.lora_dropout": dropout}
 
 
 def _bridge_precision(path: Path, overrides: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,10 @@ from .relaunch_values import flag, mapping, whole
 WRITTEN = re.compile(r"^cat > (\S+) <<'?END'?\n(.*?)^END$", re.M | re.S)
 TRAINED = re.compile(r"^MICRO_BATCH, SEQ_LEN, ACCUMULATE, STEPS = (\d+), (\d+), (\d+),", re.M)
 PRETRAINED = re.compile(r"from_pretrained\('([^']+)'\)")
+ADAPTED = re.compile(
+    r"re\.search\((?P<modules>'[^'\n]*'|\"[^\"\n]*\"), n\).*\n"
+    r".*LoraConfig\(r=(?P<rank>\d+), lora_dropout=(?P<dropout>[\d.]+)"
+)
 FSDP1 = {  # strategies of FSDP1, also by their numbers
     **dict.fromkeys(("FULL_SHARD", "1"), 3),
     **dict.fromkeys(("SHARD_GRAD_OP", "2"), 2),
@@ -85,6 +90,10 @@ def _trained(script: str, model: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"workload.micro_batch": int(match[1]), "workload.seq_len": int(match[2])}
     settings["accumulate"] = int(match[3])
     settings["workload.recompute"] = "full" if "if True:" in script else "none"
+    if adapted := ADAPTED.search(script):
+        settings["workload.lora_rank"] = int(adapted["rank"])
+        settings["workload.lora_dropout"] = float(adapted["dropout"])
+        settings["workload.lora_modules"] = ast.literal_eval(adapted["modules"])
     source = PRETRAINED.search(script)
     if source and not model:
         settings["model"] = next((name for name in known_models() if shipped_source(name) == source[1]), "")

@@ -123,7 +123,8 @@ class ServingEngine:
     """An engine. ``arguments`` says what each of its own is here (:mod:`.engine_args`); those ``without_effect`` change
     no time. ``not_simulated`` are all others that its ``version`` has on the command line. ``data_parallel``: ranks
     in lockstep, replicas of their own, or ``experts``: ranks where experts are shared, else replicas. With
-    ``prefix_caching`` it caches prefixes unless told not to.
+    ``prefix_caching`` it caches prefixes unless told not to. On a device without units of a format in ``unpacks`` it
+    keeps such weights packed and multiplies in 16 bits.
     """
 
     id: str
@@ -139,6 +140,7 @@ class ServingEngine:
     not_simulated: Sequence[str] = ()
     data_parallel: str = "ranks"
     prefix_caching: bool = True
+    unpacks: Sequence[str] = ()
     sources: Mapping[str, FigureSource] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

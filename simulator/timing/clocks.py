@@ -27,17 +27,19 @@ KNOWN, UNKNOWN = (0.04, 0.04), (0.02, 0.15)
 MATRIX_UNITS = (*power.PRODUCTS, "attention")  # families that compute on them
 
 
-def limit_power(costs: Sequence[Costs], device: Device, busy_us: float) -> list[Costs]:
-    """The costs under the device's power limit, in a step that keeps it busy for ``busy_us``."""
+def limit_power(costs: Sequence[Costs], device: Device, busy_us: Sequence[float]) -> list[Costs]:
+    """The costs of graphs under the device's power limit, which steps of each keep busy for ``busy_us`` [graphs]."""
     capped = power.Limits().of(device).asked
-    settled = 1.0 if capped else _settle_clock(busy_us)
-    if not costs or not device.tdp_w or settled <= 0.0:
+    settled = [1.0 if capped else _settle_clock(busy) for busy in busy_us]
+    if not costs or not device.tdp_w or max(settled) <= 0.0:
         return list(costs)
-    factor = 1.0 + settled * (_slower(costs, device, capped) - 1.0)
     ends = np.cumsum([len(costs_of_graph.nodes) for costs_of_graph in costs])
-    parts = zip(costs, np.split(factor, ends[:-1]), strict=True)
+    slower = np.split(_slower(costs, device, capped), ends[:-1])
     return [
-        unsure(_hold_clock(costs_of_graph, slowdown, capped), device, settled) for costs_of_graph, slowdown in parts
+        unsure(_hold_clock(costs_of_graph, 1.0 + share * (factor - 1.0), capped), device, share)
+        if share
+        else costs_of_graph
+        for costs_of_graph, factor, share in zip(costs, slower, settled, strict=True)
     ]
 
 

@@ -30,13 +30,14 @@ Scales = Sequence[tuple[Mapping[str, float], Mapping[str, float]]]
 class Run:
     """What modifiers look at beside the costs themselves.
 
-    ``busy_us`` says for how many microseconds of kernels a step of these costs keeps the busiest device; ``scales`` are
-    the factors of each graph's costs (:meth:`..question.plan.Plan.scales`).
+    ``busy_us`` says of each graph's costs for how many microseconds of kernels the busiest device has worked without a
+    pause when steps of that kind end; ``scales`` are the factors of each graph's costs
+    (:meth:`..question.plan.Plan.scales`).
     """
 
     plan: Plan
     device: Device
-    busy_us: Callable[[Sequence[Costs]], float]
+    busy_us: Callable[[Sequence[Costs]], Sequence[float]]
     scales: Scales
 
 

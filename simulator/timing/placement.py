@@ -52,8 +52,9 @@ def time_chunks(
 ) -> list[tuple[ChunkTimes, ...]]:
     """Times of every chunk of every pipeline; ops of all of them are asked together, and equal chunks share theirs.
 
-    ``regimes`` are the kinds of step that they belong to, ``runs`` how many of those follow each other; ``slowdowns``
-    say how many times longer each chunk's compute takes. Steps with an optimizer have variants for the first, the
+    ``regimes`` are the kinds of step that they belong to, in the order in which they run: a prompt before what decodes
+    behind it. ``runs`` says how many of those follow each other; ``slowdowns`` say how many times longer each chunk's
+    compute takes. Steps with an optimizer have variants for the first, the
     middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none. What changes the time of an op
     that is asked alone is in :mod:`.modifiers`.
     """
@@ -67,10 +68,15 @@ def time_chunks(
         for graph in variants[id(chunk.graph)].values()
     }
 
-    def busy_us(now: Sequence[Costs]) -> float:
+    def busy_us(now: Sequence[Costs]) -> list[float]:
         by_graph = dict(zip(distinct, now, strict=True))
         usual = {which: by_graph[id(next(iter(by_variant.values())))] for which, by_variant in variants.items()}
-        return plan.micro_batches * _busiest_us(pipelines, runs, usual)
+        busy_of: dict[int, float] = {}
+        for chunks, regime in zip(pipelines, regimes, strict=True):
+            last = len(regimes) - list(reversed(regimes)).index(regime)  # a kind's steps wait for none of a later kind
+            until_us = plan.micro_batches * _busiest_us(pipelines[:last], runs[:last], usual)
+            busy_of |= {id(graph): until_us for chunk in chunks for graph in variants[id(chunk.graph)].values()}
+        return [busy_of[which] for which in distinct]
 
     stack, without = plan.stack, plan.settings.without
     graph_costs = cost_graphs(list(distinct.values()), device, engine, stack.issue_us, stack.eager, without)

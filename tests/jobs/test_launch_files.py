@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ ONE = "space.cp=1 space.micro_batch=2 workers=1 format=json"
         ("torchtitan", "stack=torchtitan space.tp=1 space.pp=1 space.vpp=1 space.recompute=none space.zero_stage=2"),
         ("deepspeed", "stack=deepspeed space.tp=1 space.pp=1 space.recompute=none space.zero_stage=3"),
         (
+            "megatron-bridge",
+            "workload.lora_rank=16 workload.lora_dropout=0.1 'workload.lora_modules=attn|down_proj' space.tp=2 "
+            "space.pp=1 space.vpp=1 space.recompute=none space.zero_stage=1",
+        ),
+        (
+            "accelerate",
+            "stack=torch workload.lora_rank=8 'workload.lora_modules=q_proj|v_proj' space.tp=1 space.pp=1 "
+            "space.recompute=none space.zero_stage=3",
+        ),
+        (
             "accelerate",
             "stack=torch space.tp=2 space.pp=1 space.recompute=full space.zero_stage=3 space.sequence_parallel=false",
         ),
@@ -36,7 +47,7 @@ def test_a_file_that_a_search_wrote_starts_the_step_that_it_found(
     framework: str, point: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = f"launch={tmp_path}/start"
-    assert main(["search", *STEP.split(), *ONE.split(), *point.split(), f"framework={framework}", file]) == 0
+    assert main(["search", *STEP.split(), *ONE.split(), *shlex.split(point), f"framework={framework}", file]) == 0
     best = json.loads(capsys.readouterr().out)["best"][0]
     assert main(["simulate", file, "format=json"]) == 0
     back = json.loads(capsys.readouterr().out)

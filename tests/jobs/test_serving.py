@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 import opcast
+from opcast.datasets.devices import DeviceError, load_device
 from opcast.datasets.own_warnings import OpcastWarning
-from opcast.jobs import serving
+from opcast.jobs import questions, serving
+from opcast.jobs.api import verb_request
 from opcast.jobs.cli import main
 from opcast.jobs.composing import as_override
 from opcast.jobs.show import BadInputError
 from opcast.simulator.question.canonical import RequestError
+from opcast.simulator.question.requests import SimulateRequest, plan_of
 from opcast.simulator.question.serving import IterationLaw, KvMemory, ServingRequest
+from opcast.simulator.question.sources import Sources
+from opcast.simulator.question.work import Work
+from opcast.simulator.step.checks import prepared
 
 LAW = ["law={base_us: 8000, decode_us: 20, prefill_token_us: 40}", "kv.blocks=2000"]
 COUNTED = ("kv.blocks", "kv.block_tokens", "scheduler.max_tokens", "traffic.concurrency", "scheduler.max_seqs")
@@ -396,6 +402,37 @@ def test_data_ranks_are_in_lockstep_or_copies(model: str, engine: str, args: str
 
 
 @pytest.mark.parametrize(
+    ("engine", "device", "format_", "runs"),
+    [
+        ("vllm", "a100_sxm_80gb", "fp8", "w8a16"),
+        ("sglang", "rtx_3090", "fp8", "w8a16"),
+        ("vllm", "h100_sxm", "fp8", "fp8"),
+        ("vllm", "h100_sxm", "modelopt_fp4", "w4a16"),
+    ],
+)
+def test_a_format_without_units_is_unpacked_as_the_engine_does(
+    engine: str, device: str, format_: str, runs: str
+) -> None:
+    request = questions.request_of(
+        "serving",
+        {"model": "tiny_llama_100m", "device": device, "engine": engine, "args": f"--quantization {format_}"},
+        Sources(),
+        print,
+    )
+    plan = plan_of(request.step, load_device(device))
+    assert plan.quantization == runs
+    assert any("keeps such weights packed and multiplies in bf16" in note for note in plan.notes) == (runs != "fp8")
+    assert prepared(plan, request.step.work, load_device(device)).quantization == runs
+
+
+def test_a_format_without_units_that_a_user_names_is_refused() -> None:
+    step = SimulateRequest(model="tiny_llama_100m", work=Work("decode"), device="a100_sxm_80gb", quantization="fp8")
+    device = load_device("a100_sxm_80gb")
+    with pytest.raises(DeviceError, match="take precision=w8a16"):
+        prepared(plan_of(step, device), step.work, device)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["engine=vlm"], "vllm"),
@@ -445,8 +482,12 @@ def test_python_takes_an_engine_as_it_is_started(tmp_path: Path) -> None:
         )
 
     law = {"law": {"base_us": 8000}, "kv": {"blocks": 2000}, "traffic": {"requests": 20, "rate": 20}}
-    with pytest.warns(OpcastWarning, match="not simulated: --moe-backend"):
+    with pytest.warns(OpcastWarning, match="not simulated: --moe-backend") as told:
         one = opcast.serving(engine="vllm", args="--max-num-seqs 1 --moe-backend triton", **law)
+    assert told[0].filename == __file__  # the line that asked, and none of opcast
+    with pytest.warns(OpcastWarning) as told:
+        verb_request("serving", None, {"engine": "vllm", "args": "--moe-backend triton", **law}, None)
+    assert told[0].filename == __file__
     assert one.ttft_ms == opcast.serving(scheduler={"max_seqs": 1}, **law).ttft_ms
     with pytest.raises(BadInputError, match="which needs a model"):
         opcast.serving(engine="vllm", args="--kv-cache-dtype fp8", **law)

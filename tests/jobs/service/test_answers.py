@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -15,10 +16,15 @@ from hypothesis import strategies as st
 
 import opcast
 from opcast.datasets.devices import known_devices
-from opcast.datasets.ops import KINDS
+from opcast.datasets.ops import KINDS, make_op
+from opcast.datasets.store import Store
+from opcast.harness.environment import node_name
 from opcast.jobs.service.guard import ARROW
 from opcast.jobs.service.tables import read_stream
+from opcast.jobs.service.work import predicted
 from opcast.jobs.show import BadInputError
+from opcast.simulator.question.predictions import PredictRequest
+from opcast.simulator.question.sources import Sources
 
 GEMM = {"kind": "gemm", "m": 512, "n": 1024, "k": 2048, "dtype": "bf16"}
 STEP = {"model": "tiny_llama_100m", "device": "h100_sxm", "seq_len": 512}
@@ -29,6 +35,13 @@ def test_one_op(client: httpx.Client, home: str) -> None:
     assert found.status_code == 200
     usual = opcast.predict("gemm", "h100_sxm", m=512, n=1024, k=2048, dtype="bf16", home=home).to_dict()
     assert found.json() == {name: None if value != value else value for name, value in usual.items()}
+
+
+def test_this_machine_is_what_the_store_says_on_every_face(tmp_path: Path) -> None:
+    Store(tmp_path / "store").note_machine(node_name(), "l4")
+    op, sources = make_op("gemm", m=512, n=1024, k=2048), Sources.at(str(tmp_path))
+    request = PredictRequest(ops=(op,), device="local", sources=sources)
+    assert predicted(request)[0].device == opcast.predict(request)[0].device == "l4"
 
 
 def test_a_collective_on_links(client: httpx.Client) -> None:

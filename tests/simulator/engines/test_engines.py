@@ -17,6 +17,7 @@ from opcast.datasets.schema import Measurement
 from opcast.datasets.store import Store
 from opcast.datasets.vocabulary import OpColumns
 from opcast.models import labs, power
+from opcast.models.choice import OTHER_FORMAT
 from opcast.models.intervals import UNCALIBRATED_FACTOR
 from opcast.models.registry import Registry
 from opcast.models.training import train
@@ -239,6 +240,21 @@ def test_fewer_bits_of_weights_never_cost_a_decode_step_time(device_id: str, sta
     assert us[2] < 0.45 * us[0]  # large enough for bytes to count alone
 
 
+@pytest.mark.parametrize("device_id", ["rtx_4090", "h100_sxm", "a100_sxm_80gb", "b200_sxm"])
+def test_what_nobody_timed_is_no_faster_than_peak(device_id: str) -> None:
+    """Rows of an RTX 4090 are at clocks above its data sheet's: that says nothing of TF32, or of larger products."""
+    device = load_device(device_id)
+    engine = build_engine(device, [], [SHIPPED])
+    ops = [make_op("gemm", m=m, n=m, k=m, dtype=dtype) for dtype in ("tf32", "bf16", "int8") for m in (4096, 16384)]
+    answers = predict_ops(ops, device, engine)
+    for found in answers:  # a table that never saw a format is not said to have timed it
+        other = found.engine == "learned" and found.op["dtype"] not in ("bf16", "fp16")
+        assert (found.clause == OTHER_FORMAT) == (other and "SmoothQuant" not in str(found.predictor)), found
+    beyond = [found for found in answers if not found.in_envelope]
+    assert beyond
+    assert all(found.latency_us >= found.roofline_us * (1 - 1e-9) for found in beyond)
+
+
 def test_what_no_engine_answers_is_refused_with_the_way_out(knowledge) -> None:
     store, _ = knowledge
     engine = build_engine(DEVICE, [store], [], ("measured",))
@@ -247,6 +263,21 @@ def test_what_no_engine_answers_is_refused_with_the_way_out(knowledge) -> None:
         EngineError, match=r"engine.order=\[measured\] answers gemm .*m=257 .*; measure it, or add analyt"
     ):
         predict_ops([make_op("gemm", m=m, n=4096, k=4096) for m in (256, 257)], DEVICE, engine)
+
+
+@pytest.mark.parametrize("kind", [name for name, each in KINDS.items() if each.collective])
+def test_a_collective_of_a_single_rank_moves_nothing_and_takes_no_time(kind: str) -> None:
+    """NCCL launches no kernel for it, and steps have none: a table of more ranks says nothing of it."""
+    dims = {"size_bytes": 1 << 30} if "size_bytes" in KINDS[kind].names else {}
+    dims = dims or {"tokens": 4096, "hidden": 7168, "topk": 8, "experts": 256}
+    for cluster in (None, load_cluster("dgx_h100")):
+        engine = build_engine(DEVICE, [], [SHIPPED], cluster=cluster)
+        alone, pair = predict_ops([make_op(kind, ranks=ranks, **dims) for ranks in (1, 2)], DEVICE, engine)
+        assert (alone.latency_us, alone.low_us, alone.high_us, alone.roofline_us) == (0.0, 0.0, 0.0, 0.0)
+        assert alone.bound == "latency"
+        assert pair.latency_us > 10.0
+    with_norm = make_op("all_reduce", size_bytes=1 << 30, ranks=1, norm="yes")
+    assert predict_ops([with_norm], DEVICE, engine)[0].latency_us > 2 * (1 << 30) / DEVICE.memory_gbps / 1e3
 
 
 def test_answers_keep_the_order_of_a_mixed_list():

@@ -37,6 +37,7 @@ BRIDGE = {  # first part of an override -> files and classes of its fields
     "train": (("megatron/bridge/training/config.py", "TrainingConfig"),),
     "checkpoint": (("megatron/bridge/training/config.py", "CheckpointConfig"),),
     "comm_overlap": (("megatron/bridge/training/comm_overlap.py", "CommOverlapConfig"),),
+    "peft": (("megatron/bridge/peft/lora.py", "LoRA"),),
 }
 
 

@@ -100,6 +100,23 @@ def test_what_a_framework_cannot_be_told(
 
 
 @pytest.mark.parametrize(
+    ("trained", "framework", "says"),
+    [
+        ({"lora_rank": 8}, "torchtitan", "no setting for adapters: take framework=megatron-bridge"),
+        ({"lora_rank": 8}, "megatron-lm", "no setting for adapters"),
+        ({"lora_rank": 8, "lora_modules": "q_proj"}, "megatron-bridge", "name all of q_proj, k_proj, v_proj"),
+        ({"frozen": "embed"}, "accelerate", "workload.frozen='embed' has no setting"),
+    ],
+)
+def test_weights_that_stay_as_they_are_are_never_left_out_in_silence(
+    trained: dict[str, Any], framework: str, says: str, step: Callable[..., Any]
+) -> None:
+    point = step(zero_stage=0)
+    with pytest.raises(LaunchError, match=says):
+        launch_file(replace(point, work=replace(point.work, **trained)), framework)
+
+
+@pytest.mark.parametrize(
     ("model", "says", "never"),
     [
         (
@@ -158,12 +175,15 @@ def test_accelerate_and_deepspeed_get_files_and_a_script_that_python_reads(step:
         ("accelerate", {"tp": 2, "zero_stage": 3, "sequence_parallel": False}),
         ("deepspeed", {"tp": 1, "zero_stage": 2}),
     ):
-        text = launch_file(step(**axes, micro_batch=2, recompute="full"), framework)
+        point = step(**axes, micro_batch=2, recompute="full")
+        point = replace(point, work=replace(point.work, lora_rank=16))
+        text = launch_file(point, framework)
         parts = [part.split(" <<'END'\n") for part in text.split("cat > ")[1:]]
         files = {name: rest.split("\nEND\n")[0] for name, rest in parts}
         compile(files["train.py"], "train.py", "exec")
         assert "MICRO_BATCH, SEQ_LEN" in files["train.py"]
         assert "if True:" in files["train.py"]
+        assert "LoraConfig(r=16, lora_dropout=0.0, target_modules=LINEARS)" in files["train.py"]
         told = yaml.safe_load(files["accelerate.yaml"])
         if framework == "accelerate":
             assert told["fsdp_config"]["fsdp_version"] == 2

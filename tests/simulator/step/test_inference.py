@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from opcast.datasets.clusters import load_cluster
+from opcast.datasets.clusters import load_cluster, one_device
 from opcast.datasets.devices import DeviceError, load_device
 from opcast.simulator.engines import build_engine
 from opcast.simulator.engines.large_sums import NormSumsEngine
 from opcast.simulator.engines.library import LibraryEngine, ThrottledEngine
 from opcast.simulator.engines.mat_vec import FewRowsEngine
 from opcast.simulator.engines.own_rows import OwnEngine
+from opcast.simulator.engines.single_ranks import SingleRankEngine
 from opcast.simulator.engines.streams import StreamEngine
 from opcast.simulator.engines.unpacked import UnpackedEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
@@ -22,6 +23,7 @@ from opcast.simulator.question.work import Work
 from opcast.simulator.simulate import simulate as simulate_plan
 from opcast.simulator.step.build import MANY, Part, engine_of, in_a_row, parts
 from opcast.simulator.step.state import stream_us
+from opcast.simulator.timing.clocks import SETTLING_MS
 from opcast.simulator.trace import Workload, trace
 
 H100 = load_device("h100_sxm")
@@ -57,6 +59,21 @@ def test_a_generation_is_its_prompt_and_its_steps(run):
     assert report.e2e_ms == pytest.approx(report.ttft_ms + 4 * report.tpot_ms)
     assert report.low_ms < report.e2e_ms < report.high_ms
     assert report.ttft_ms == pytest.approx(run(kind="prefill").e2e_ms)
+
+
+def test_the_clocks_of_a_prompt_do_not_know_how_many_tokens_follow(small_model, graphs):
+    """The limiter lowers them as far as the prompt itself lasts: decode steps come after it."""
+    wide = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8}
+    model, plan = small_model("llama", layers=2, **wide), Plan(Parallel(), one_device(H100), load_stack("vllm"))
+
+    def report(kind: str, output_len: int):
+        work = Work(kind, batch=8, input_len=512, output_len=output_len)
+        return simulate_plan(model, work, plan, H100, ENGINE, graphs)
+
+    few, many = report("generate", 2), report("generate", 2000)
+    assert few.ttft_ms < SETTLING_MS[0]
+    assert many.e2e_ms - many.ttft_ms > SETTLING_MS[1]
+    assert many.ttft_ms == few.ttft_ms == report("prefill", 1).ttft_ms
 
 
 def test_where_the_host_bounds_a_step_its_interval_holds_hosts_of_twice_and_half_the_speed(run):
@@ -193,7 +210,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
         sums, own, *others = (
             link
             for link in chain
-            if not isinstance(link, (FewRowsEngine, StreamEngine, ThrottledEngine, UnpackedEngine))
+            if not isinstance(link, (SingleRankEngine, FewRowsEngine, StreamEngine, ThrottledEngine, UnpackedEngine))
         )
         assert isinstance(sums, NormSumsEngine)
         assert isinstance(own, OwnEngine)
@@ -206,7 +223,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     assert isinstance(library, LibraryEngine)
     assert [getattr(each, "backend", None) for each in others] == [None] * len(engine.engines)
     chosen = build_engine(H100, [], [tmp_path / "registry"], backend="sglang")
-    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).chain[1:]]
+    backends = [getattr(each, "backend", None) for each in engine_of(load_stack("vllm"), chosen).chain[2:]]
     assert backends == ["sglang", "sglang", by_network, by_physics]
 
 
@@ -238,6 +255,15 @@ def test_a_cache_in_host_memory_costs_time_and_spares_memory(run):
     assert away.breakdown.by_parallelism["copy"] > 0
     longer = run(work={"batch": 64, "input_len": 1024}, options={"offload": ("kv",)})
     assert longer.e2e_ms > 1.7 * away.e2e_ms
+
+
+def test_experts_are_loaded_as_trained_routers_load_them_in_inference_and_evenly_in_training(run):
+    loads = ({}, {"expert_load": "balanced"}, {"expert_load": "power_law:1.2"})
+    prompts = {"batch": 16, "input_len": 1024}
+    usual, even, uneven = (run("qwen3_moe", "prefill", "vllm", prompts | load, ep=4).times_s for load in loads)
+    assert usual == uneven > even  # the busiest rank has more than a quarter of the rows
+    train = [run("qwen3_moe", "train", "megatron_core", load).times_s for load in ({}, {"expert_load": "balanced"})]
+    assert train[0] == train[1]
 
 
 @pytest.mark.parametrize("stack", ["torch", "vllm"])

@@ -40,7 +40,7 @@ def costs():
 
 
 def times(costs, device=H100, busy_us: float = LONG) -> np.ndarray:
-    (found,) = limit_power(costs, device, busy_us)
+    (found,) = limit_power(costs, device, [busy_us])
     return found.kernel_us / costs[0].kernel_us
 
 
@@ -68,7 +68,7 @@ def test_a_lower_cap_is_never_faster(costs, watts: float, other: float, busy_us:
 def test_a_cap_holds_from_the_start_and_for_every_op(costs) -> None:
     held = times(costs, capped(H100, 350.0), busy_us=1e3)
     assert (held[[BF16, FP8, ATTENTION, COPY]] > 1.05).all()
-    assert not limit_power(costs, capped(H100, 350.0), LONG)[0].in_envelope[BF16]
+    assert not limit_power(costs, capped(H100, 350.0), [LONG])[0].in_envelope[BF16]
     assert np.array_equal(times(costs, capped(H100, 900.0)), times(costs))
     with pytest.raises(PowerError, match="a cap of 90 W"):
         times(costs, capped(H100, 90.0))
@@ -79,7 +79,7 @@ def test_a_cap_holds_from_the_start_and_for_every_op(costs) -> None:
 def test_bounds_hold_what_the_clock_of_a_long_step_may_be(costs) -> None:
     nobodys = replace(H100, id="nobody_s", architecture="new")
     (burst,), (long,), (unknown,) = (
-        limit_power(costs, device, us) for device, us in ((H100, 1e3), (H100, LONG), (nobodys, LONG))
+        limit_power(costs, device, [us]) for device, us in ((H100, 1e3), (H100, LONG), (nobodys, LONG))
     )
     products = [BF16, FP8, FEW]
     assert burst.high == pytest.approx(costs[0].high)

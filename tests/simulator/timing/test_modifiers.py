@@ -59,7 +59,7 @@ def costs() -> Costs:
 def changed(costs: Costs, framework: dict[str, Any], options: dict[str, Any], only: tuple[str, ...] = ()) -> set[str]:
     """The nodes whose kernels or host take another time."""
     plan = Plan(Parallel(), load_cluster("dgx_h100"), Stack(**framework), options=options)
-    run = Run(plan, H100, lambda now: 1e9, [plan.scales(H100.id, "train")])
+    run = Run(plan, H100, lambda now: [1e9] * len(now), [plan.scales(H100.id, "train")])
     (found,) = modify([costs], run, only)
     differ = (found.kernel_us != costs.kernel_us) | (found.host_us != costs.host_us)
     return {node.path for node, differs in zip(costs.nodes, differ.tolist(), strict=True) if differs}
@@ -83,9 +83,9 @@ def test_the_power_limit_acts_on_the_library_that_runs(costs: Costs) -> None:
     plan = Plan(Parallel(), load_cluster("dgx_h100"), Stack(products="cublas_12_1", scale={"h100_sxm": {"*": 2.0}}))
     asked: list[float] = []
 
-    def busy_us(now: Any) -> float:
+    def busy_us(now: Any) -> list[float]:
         asked.append(float(now[0].kernel_us[0]))
-        return 0.0
+        return [0.0]
 
     modify([costs], Run(plan, H100, busy_us, [plan.scales(H100.id, "train")]))
     assert asked == [pytest.approx(1.13 * costs.kernel_us[0])]
