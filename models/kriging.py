@@ -115,11 +115,16 @@ def fit(matrix: np.ndarray, target: np.ndarray, weights: np.ndarray, scales: Sca
     kernel = _matern(_square_distances(points, points))
     noise = scales.noise / np.maximum(weights, 1e-3)
     inverse = np.linalg.inv(kernel + np.diag(noise))
+    alpha = np.linalg.solve(kernel + np.diag(noise * doubts(inverse, target) ** 2), target)
+    return Kriging(scales.columns, scales.centre, scales.weight, points, alpha)
+
+
+def doubts(inverse: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """How many times farther than most each row [n] is off what the others say of it, at least 1; ``inverse`` [n, n] of
+    the covariance of the targets."""
     left_out = (inverse @ target) / np.diag(inverse)
     robust = 1.4826 * max(float(np.median(np.abs(left_out))), 1e-6)
-    doubt = np.maximum(np.abs(left_out) / (OUTLIER * robust), 1.0)
-    alpha = np.linalg.solve(kernel + np.diag(noise * doubt**2), target)
-    return Kriging(scales.columns, scales.centre, scales.weight, points, alpha)
+    return np.asarray(np.maximum(np.abs(left_out) / (OUTLIER * robust), 1.0))
 
 
 def _groups(names: list[str]) -> list[np.ndarray]:

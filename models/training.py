@@ -241,7 +241,8 @@ def outcomes(
         progress(f"training {len(jobs)} tables, {sum(len(table) for _, table in jobs):,} rows")
     for position, (label, outcome) in enumerate(_fitted(jobs, options), 1):
         if registry is not None and not isinstance(outcome, str):
-            outcome = mended(outcome, [registry, Registry(SHIPPED)])
+            others = [table for _, table in jobs if table.kind == outcome.table.kind]
+            outcome = mended(outcome, [registry, Registry(SHIPPED)], others)
         if progress:
             line = outcome if isinstance(outcome, str) else _told(outcome)
             progress(f"{position} of {len(jobs)}: {label}, {line}")

@@ -34,6 +34,7 @@ from .registry import Registry
 from .splits import Split
 from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, take
 from .threads import one_thread
+from .together import learn_together, of_own_rows
 
 DONOR_ROWS = 12_000  # of one device: more weigh one device against the others, and teach little about a new one
 SCORED_ROWS = 4_000
@@ -41,8 +42,8 @@ POINTS = (0, 50, 200, 1000)
 SEEDS = 3  # draws of points that an evaluation averages over, one where a draw has 500 or more
 MIN_LEAF = 20  # rows a leaf of the pooled model needs: finer ones are habits of one device
 ALONE = "alone"  # the way that asks no other device
+TOGETHER = "together"  # the way that asks other kernels of the device (:mod:`.together`)
 FEW = ("calibrated", "interpolation")  # what corrects another device's answer on few rows
-SIBLING_ROWS = 2.0  # times a table's rows, from which another kernel's may know more of its chip (a judgement)
 MOST_BASES = 2  # that few rows correct in turn
 
 
@@ -85,9 +86,11 @@ def pool(donors: Sequence[MeasurementTable], options: Options | None = None) -> 
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """A device's rows learned in every way that there is: ``alone``, or as a correction of another device's answer.
+    """A device's rows learned in every way that there is: ``alone``, ``together`` with those of other kernels of the
+    device, or as a correction of another device's answer.
 
-    ``chosen`` is the way that missed held-out groups least, ``bases`` are the predictors that are corrected.
+    ``chosen`` is the way that missed held-out groups least, ``bases`` are the predictors that are corrected,
+    ``kernels`` the backends that a table is learned with.
     """
 
     table: MeasurementTable
@@ -96,6 +99,7 @@ class Ways:
     weights: np.ndarray
     learned: Mapping[str, Learned]
     bases: Mapping[str, Predictor]
+    kernels: Sequence[str]
     chosen: str
 
     @property
@@ -118,11 +122,13 @@ def learned_ways(
     options: Options,
     folds: Split | None = None,
     alone: Learned | None = None,
+    others: Sequence[MeasurementTable] = (),
 ) -> Ways:
-    """All ways to learn a table, compared on the same held-out groups, with options of its kind.
+    """All ways to learn a table, compared on groups that were held out, with options of its kind.
 
     Few rows correct another device's answer by what suits few, unless the user named an algorithm. ``alone`` is what
-    the rows taught by themselves, where that is known; its folds are everybody's.
+    the rows taught by themselves, where that is known; its folds are those of all ways but ``together``, which leaves
+    groups out of the ``others`` (tables of kernels of the same device), too.
     """
     ops = table.frame()
     usual = len(table) > options.interpolation.max_rows or options.named
@@ -130,13 +136,17 @@ def learned_ways(
     weights = weights_of(table, ops, options)
     ways = {ALONE: alone or learn(table, ops, options, folds)}
     folds = ways[ALONE].folds
+    kernels = of_own_rows(table, others, options)
+    if kernels:
+        ways[TOGETHER] = learn_together(table, ops, kernels, options, ways[ALONE])
     nearest = {_label(base): base for base in nearest_bases(bases, table, ops, weights)}
     for label, base in nearest.items():
         answered = Frame(ops.matrix, ops.analytical_us * np.exp(base.correction.predict(ops.matrix)), ops.roofline_us)
-        alike = few if base.correction.kriging is None else dataclasses.replace(few, candidates=FEW[:1])
-        ways[label] = learn(table, answered, alike, folds)
+        ways[label] = learn(table, answered, few, folds)
     loss = {label: way.residuals[way.chosen] for label, way in ways.items()}
-    return Ways(table, options, ops, weights, ways, nearest, choose(loss, weights, ways[ALONE].folds.scored))
+    backends = sorted(kernel.backend for kernel in kernels)
+    chosen = choose(loss, weights, ways[ALONE].folds.scored)
+    return Ways(table, options, ops, weights, ways, nearest, backends, chosen)
 
 
 @one_thread()
@@ -161,7 +171,9 @@ def adapted(ways: Ways) -> Predictor:
     residual = ways.loss[label][rows]
     base = ways.bases.get(label)
     correction = joined(base.correction, learned.correction) if base else learned.correction
-    intervals = _own_intervals(learned, residual, take(ops, rows), options.coverage)
+    intervals = learned.intervals
+    if label != TOGETHER:
+        intervals = _own_intervals(learned, residual, take(ops, rows), options.coverage)
     if table.noise is not None:
         intervals = intervals.at_least(table.noise, ops.analytical_us, classes_of(learned.names, ops.matrix))
     card = {
@@ -169,7 +181,7 @@ def adapted(ways: Ways) -> Predictor:
         **{f"test_{key}": value for key, value in summarise(residual).items()},
         "chosen": f"{label}: {learned.chosen}",
         "split": learned.folds.label,
-        **({"adapted_from": label} if base else {}),
+        **({"adapted_from": label} if base else {"learned_with": list(ways.kernels)} if label == TOGETHER else {}),
         "candidates": {key: summarise(losses[rows])["median_ape"] for key, losses in ways.loss.items()},
         "fingerprint": table.fingerprint,
         "sources": dict(table.sources),
@@ -185,11 +197,11 @@ def nearest_bases(
 ) -> list[Predictor]:
     """The few that miss a table's rows least once each is off by one factor, the nearest first.
 
-    Another device's that interpolates is left out: all that can correct it is a factor.
+    One that interpolates is left out: all that can correct it is a factor.
     """
     target, missed = np.log(table.latency_us / ops.analytical_us), []
     for base in bases:
-        if base.correction.lines is None and (base.correction.kriging is None or is_sibling(base, table)):
+        if base.correction.lines is None and base.correction.kriging is None:
             residual = target - base.correction.predict(ops.matrix)
             missed.append(
                 (float(np.average(np.minimum(np.abs(residual - np.median(residual)), 1.0), weights=weights)), base)
@@ -198,10 +210,10 @@ def nearest_bases(
 
 
 def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Predictor]:
-    """What is known of a kind by others: siblings (:func:`is_sibling`), tables of this device by other labs, current
-    predictors of other devices, and pools that never saw this device.
+    """What is known of a kind by others: tables of this device by other labs, current predictors of other devices, and
+    pools that never saw this device.
 
-    All but siblings of formats that the table has; of two that a backend of a device has, the first registry's.
+    All of formats that the table has; of two that a backend of a device has, the first registry's.
     """
     by_source: dict[tuple[str, str], Predictor] = {}
     formats = {str(dtype) for dtype in np.unique(table.dtype)}
@@ -214,9 +226,6 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
                     continue
                 if base is None or base.device.synchronous or (device_id, backend) in by_source:
                     continue
-                if is_sibling(base, table):
-                    by_source[device_id, backend] = base
-                    continue
                 same = set(sources_of(base.card)).intersection(table.sources.get("source", ()))
                 if device_id == table.device.id and (is_own(sources_of(base.card)) or same):
                     continue  # learned from these rows, or from rows like them
@@ -224,19 +233,6 @@ def bases_of(registries: Sequence[Registry], table: MeasurementTable) -> list[Pr
                 if not devices and formats.intersection(base.card.get("dtypes", ())):
                     by_source[device_id, backend] = base
     return list(by_source.values())
-
-
-def is_sibling(base: Predictor, table: MeasurementTable) -> bool:
-    """Whether a predictor learned another kernel for the same ops from own rows of the device, many more than a table
-    has.
-
-    Kernels of one kind share the chip: its bandwidth, floors and waves, so that a few rows of one tell how it differs
-    from another that many rows tell of, also in another format. Only from more rows to fewer, so that the order of
-    training (largest first) does not matter.
-    """
-    many = base.card.get("n", 0) >= SIBLING_ROWS * len(table)
-    both_own = is_own(sources_of(base.card)) and is_own(table.sources.get("source", ()))
-    return base.device_id == table.device.id and base.backend != table.backend and both_own and many
 
 
 def _label(base: Predictor) -> str:

@@ -43,6 +43,7 @@ from .unpacked import UnpackedEngine
 RULES_WITHOUT_KERNEL = (
     "int_bookkeeping",
     "bias_apart",
+    "log_probs_apart",
     "bias",
     "qkv",
     "gate_up",

@@ -21,6 +21,7 @@ ROLL, SYNC = "rollout", "weight sync"
 COPIES = "training state to GPUs", "training state to host"
 REWARD_MODEL, REWARD_RULES = "reward model", "rewards by rules"
 OLD, REFERENCE, VALUES = "old log-probs", "reference log-probs", "values"
+SWAP = "swap of reference weights"
 CRITIC, TRAIN = "critic training", "training"
 
 
@@ -77,7 +78,7 @@ def forward_s(report: StepReport) -> float:
 
 
 def training_phases(
-    request: PostTrainRequest, parts: TrainingParts, group: str, idle_w: float | None = None
+    request: PostTrainRequest, parts: TrainingParts, group: str, pinned_gbps: float, idle_w: float | None = None
 ) -> list[Phase]:
     """What happens to a batch once it is rolled out, in order. Forward passes draw what their training step does."""
     # optimizer steps' worth of sequences in the batch
@@ -95,6 +96,8 @@ def training_phases(
             phases.append(Phase(REWARD_RULES, group, request.reward.seconds, gpu_w=idle_w))
         if request.old_log_probs:
             simulated(OLD, passes * forward_s(parts.actor), parts.actor)
+    if request.swap_reference:
+        phases.append(Phase(SWAP, group, swap_s(parts, pinned_gbps), gpu_w=idle_w))
     if request.has_reference:
         simulated(REFERENCE, passes * forward_s(parts.actor), parts.actor)
     if parts.critic is not None:
@@ -116,7 +119,7 @@ def phases_of(
     """All phases of an iteration in order: rollout first, weight sync last."""
     group = ALL if groups.colocated else TRAINING
     idle_w = clocks.idle_w(device)
-    training = training_phases(request, parts, group, idle_w)
+    training = training_phases(request, parts, group, host_gbps(device, groups.training), idle_w)
     if not request.rolls_out or sync is None:
         return tuple(training)
     rollout = [Phase(ROLL, ALL if groups.colocated else ROLLOUT, rollout_s, gpu_w=rollout_w)]
@@ -147,6 +150,13 @@ def copy_s(request: PostTrainRequest, parts: TrainingParts, groups: GpuGroups, d
     return (weights_gib / pinned_gbps + optimizer_gib / optimizer_gbps) * GIB / 1e9
 
 
+def swap_s(parts: TrainingParts, pinned_gbps: float) -> float:
+    """Seconds of copies around log-probs of a reference model that is on the host: trained weights go there, those of
+    the reference come, trained ones come back (NeMo-RL, ``use_reference_model``). ``Tensor.to("cpu",
+    non_blocking=True)`` takes pinned memory (PyTorch, ``_to_copy``)."""
+    return 3.0 * parts.actor.memory.weights_gib * GIB / 1e9 / pinned_gbps
+
+
 def host_gbps(device: Device, cluster: Cluster) -> float:
     """GB/s between a GPU and the host while all GPUs of a node copy."""
     rates = [rate for rate in (device.pcie_gbps, cluster.host_share_gbps()) if rate]
@@ -164,8 +174,10 @@ def state_gib(parts: TrainingParts) -> float:
 
 
 def frozen_gib(request: PostTrainRequest, parts: TrainingParts) -> float:
-    """GiB of a GPU of models that only run forward. A reference beside adapters is the model without them."""
-    reference = parts.actor.memory.weights_gib if request.has_reference and not request.step.work.lora_rank else 0.0
+    """GiB of a GPU of models that only run forward. A reference beside adapters is the model without them, and one that
+    changes places with the trained weights is on the host."""
+    apart = request.has_reference and not request.step.work.lora_rank and not request.swap_reference
+    reference = parts.actor.memory.weights_gib if apart else 0.0
     return reference + (parts.reward.memory.weights_gib if parts.reward is not None else 0.0)
 
 

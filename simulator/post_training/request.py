@@ -159,6 +159,11 @@ class PostTrainRequest(StepQuestion):
         "memory, as weights always do (NeMo-RL copies pageable memory: 4.3)",
         positive=True,
     )
+    swap_reference: bool = setting(
+        False,
+        "the reference model's weights are in host memory, and change places with the trained ones for its log-probs "
+        "(NeMo-RL): weights are copied three times",
+    )
     sync_tensor_us: float | None = setting(
         None, "of a weight sync, for each tensor of the checkpoint; null: as NeMo-RL, 760 colocated and 360 apart"
     )
@@ -212,6 +217,9 @@ class PostTrainRequest(StepQuestion):
                 refuse_unread({"responses": self.responses}, f"with method={self.method}")
         if self.method != "ppo":
             refuse_unread(changed(self, ("critic",)), f"with method={self.method}")
+        if not self.has_reference or self.step.work.lora_rank:
+            why = "with adapters" if self.has_reference else "without a reference model"
+            refuse_unread(changed(self, ("swap_reference",)), why)
         if self.placement == "apart" and not self.offload_training:
             refuse_unread(changed(self, ("offload_gbps",)), "with placement=apart without offload_training=true")
         if self.placement == "colocated":

@@ -14,6 +14,8 @@ from .iteration import Iteration, pairs_of
 KINDS_OF_WORK = ("train", "prefill", "decode", "generate", "batch")
 TRAINED, BATCHED, INFERRED = ("train",), ("batch",), ("prefill", "decode", "generate")  # who reads a setting
 WITH_IMAGES = ("train", "prefill", "generate")
+# Of trained routers: aiconfigurator times experts under this power law and takes it for all of its answers
+TRAINED_ROUTING = "power_law:1.2"
 LONGEST_SEQUENCE = 4_000_000  # tokens: positions of more are not followed by value when a model is traced
 
 
@@ -48,7 +50,9 @@ class Work:
         "", "dynamic | static: of keys and values; empty: static of a batch, else dynamic", of=(*BATCHED, *INFERRED)
     )
     expert_load: str = setting(
-        "balanced", "tokens of experts: balanced | zipf:EXPONENT | power_law:EXPONENT | shares, one an expert"
+        "",
+        "tokens of experts: balanced | zipf:EXPONENT | power_law:EXPONENT | shares, one an expert; empty: balanced in "
+        "training, power_law:1.2 in inference, as routers are once they are trained",
     )
     data_loading_ms: float = setting(0.0, "what a step on a cluster waits for its batch", of=TRAINED)
     frozen: str = setting("", "a pattern of names of weights that are not trained", of=TRAINED)
@@ -91,7 +95,7 @@ class Work:
         object.__setattr__(self, "cache", self.cache or ("static" if self.kind == "batch" else "dynamic"))
         choice(WorkloadError, "workload.cache", self.cache, CACHES)
         object.__setattr__(self, "expert_load", load_text(self.expert_load))
-        parse_load(self.expert_load)
+        parse_load(self.routing)
         check_trained(self, "workload.")
         whole(WorkloadError, "workload.mtp_layers", self.mtp_layers, 0)
         self._check_images()
@@ -135,6 +139,11 @@ class Work:
                 raise WorkloadError(
                     f"workload.padded_tokens={self.padded_tokens} is less than the {tokens} tokens given"
                 )
+
+    @property
+    def routing(self) -> str:
+        """How tokens spread over experts: as asked, else as usual for what is asked."""
+        return self.expert_load or ("balanced" if self.kind in TRAINED else TRAINED_ROUTING)
 
     @property
     def iteration(self) -> Iteration:

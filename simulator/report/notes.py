@@ -44,9 +44,7 @@ def _even_experts(state: State) -> list[str]:
 
     Of so many experts a token chooses ``topk``; one that no token chose is not read.
     """
-    if any(
-        load_text(load) not in ("", "balanced") for load in (state.work.expert_load, state.plan.settings.expert_load)
-    ):
+    if any(load_text(load) not in ("", "balanced") for load in (state.work.routing, state.plan.settings.expert_load)):
         return []
     executed = (each for step in state.steps for stage in step.speaking for each in step.executions(stage))
     ops = (node.op for each in executed for node in each.costs.nodes if node.op is not None)

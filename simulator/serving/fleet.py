@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from .blocks import caches_prefixes, forget, give_back, ring_end, ring_of
+from .blocks import caches_prefixes, give_back, lose_contents
 from .due import push_due
 from .lanes import set_end
 from .limits import FAILED, WITHIN, limit_of
@@ -278,10 +278,7 @@ def lose(state: LoopState, setup: ServingSetup, rank: int, slot: int) -> None:
 def lose_caches(state: LoopState, rank: int) -> None:
     """What was computed before is no more to be found on a rank, nor in its host memory and on its drives."""
     if caches_prefixes(state):
-        base = ring_of(state, rank)
-        for block in range(ring_end(state)):
-            if state.blocks[base + block].key != NONE:
-                forget(state, rank, block)
+        lose_contents(state, rank)
     if has_tiers(state):
         for shelf in range(rank * OWN_TIERS, (rank + 1) * OWN_TIERS):
             clear(state, shelf)

@@ -26,6 +26,9 @@ class IterationTables(NamedTuple):
     query] that of prompts, ``cached_us`` [prefill context] what reading tokens cached before adds to it.
     ``sample_us`` [samples] is the last layer and the sampler. ``expert_us`` [tokens] is what experts take of all
     that, where each rank of attention data parallelism has so many tokens; 0 where ranks share no experts.
+
+    ``kernels`` are those of a pass over prompts. Where no CUDA graph holds them, the host takes ``issue_us`` for each,
+    while the GPU runs those before: such an iteration takes no less than all of them.
     """
 
     decode_axis: np.ndarray
@@ -44,6 +47,8 @@ class IterationTables(NamedTuple):
     prompt_us: np.ndarray
     expert_axis: np.ndarray
     expert_us: np.ndarray
+    kernels: float = 0.0
+    issue_us: float = 0.0
 
 
 def iteration_us(
@@ -73,7 +78,8 @@ def iteration_us(
     if decodes > 0:
         context = decode_context / decodes
         time_us += at_points(tables.attend_rows, tables.attend_context, tables.attend_us, decodes, context)
-    return time_us + at_point(tables.sample_axis, tables.sample_us, samples + decodes * drafts)
+    time_us += at_point(tables.sample_axis, tables.sample_us, samples + decodes * drafts)
+    return time_us if prefill_tokens == 0 else max(time_us, tables.kernels * tables.issue_us)
 
 
 def experts_us(tables: IterationTables, tokens: float) -> float:

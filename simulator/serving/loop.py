@@ -130,6 +130,7 @@ def arrive(state: LoopState, setup: ServingSetup, chunk: RequestChunk, row: int)
     request.computed, request.made, request.blocks, request.hit = 0, 0, 0, 0
     request.waits, request.preempted, request.stalled = 0, 0, 0
     request.rank, request.first_rank, request.seat, request.landing, request.to = NONE, NONE, NONE, 0, NONE
+    request.parts = 0
     request.landed, request.back = 0, 0
     request.tiered, request.loading, request.kept = 0, 0, 0
     request.adapter, request.refused = chunk.adapter[row] if len(chunk.adapter) > 0 else NONE, 0

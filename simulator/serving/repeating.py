@@ -8,7 +8,7 @@ the last bit, as those of iterations that are formed one by one.
 
 from __future__ import annotations
 
-from .blocks import blocks_for, caches_prefixes, remember, take_blocks
+from .blocks import blocks_for, caches_prefixes, clear, has_rival, remember
 from .policies import same_again
 from .queues import first_waiting, nobody_new
 from .rules import SchedulerRules
@@ -78,32 +78,29 @@ def begin(state: LoopState, rules: SchedulerRules, rank: int, batch: int) -> boo
 
 
 def fill_blocks(state: LoopState, rules: SchedulerRules, rank: int, batch: int, formed: int) -> None:
-    """Take and remember the blocks of a batch that was repeated ``formed`` times, in the order in which iterations
-    formed one by one would."""
-    size, filled = rules.block_tokens, state.order
+    """Take and remember the blocks of a batch that was repeated ``formed`` times: what iterations formed one by one
+    would leave."""
+    size, rivals = rules.block_tokens, False
     for entry in range(state.batches[batch].size):
-        filled[rank, entry] = state.slots[state.entries[batch, entry]].computed % size  # tokens of its last block
-    for before in range(formed):
+        rivals = rivals or has_rival(state, rules, rank, state.entries[batch, entry], formed)
+    step = 1 if rivals else formed  # who has the same contents as another has them later or earlier
+    for before in range(0, formed, step):
         for entry in range(state.batches[batch].size):
-            have = filled[rank, entry]
-            filled[rank, entry] = have + 1 if have + 1 < size else 0
-            if 0 < have < size - 1:
-                continue
             slot = state.entries[batch, entry]
             request = state.slots[slot]
             tokens = request.computed + before
-            if tokens == request.blocks * size:
-                take_blocks(state, rank, slot, 1)
-                request.blocks += 1
-            if have == size - 1:
-                remember(state, rules, rank, slot, tokens, tokens + 1)
+            need = blocks_for(tokens + step, size) - request.blocks
+            if need > 0:
+                clear(state, rank, need)
+                request.blocks += need
+            remember(state, rules, rank, slot, tokens, tokens + step)
 
 
 def catch_up(state: LoopState, rules: SchedulerRules, rank: int, batch: int, waits: int) -> None:
     """Bring the requests of a repeated batch up to date, whose last tokens are on their way (``waits`` 1) or given."""
     scheduler = state.ranks[rank]
     formed = scheduler.repeated
-    if caches_prefixes(state):
+    if caches_prefixes(state) and formed > 0:
         fill_blocks(state, rules, rank, batch, formed)
     for entry in range(state.batches[batch].size):
         request = state.slots[state.entries[batch, entry]]

@@ -261,6 +261,7 @@ def run_chunks(
     tenth of them came in."""
     first = first_decode_rank(setup)
     state.ranks["free"][:first], state.ranks["free"][first:] = setup.rules.blocks, setup.decode_rules.blocks
+    state.ranks["bare"] = state.ranks["free"]
     state.totals["credits"], state.totals["key_tokens"] = setup.concurrency, source.key_tokens
     state.totals["bucket"] = setup.bucket_size
     state = state._replace(keys=source.keys)

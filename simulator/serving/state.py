@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 NONE = -1
-LINE = 16  # buckets of the table of contents that lie side by side, and are read from memory at once
 
 
 def _kind(integers: str, real: str) -> np.dtype:
@@ -29,9 +28,9 @@ SLOT = _kind(
     # `shared` tokens have the content `prefix` (NONE: like no other's), or those of LoopState.keys from `keys` on.
     "request row prefix shared keys hit "
     # first_rank: where it came in. to: where its cache goes, with so many blocks (landing) taken there; landed: it
-    # waits with them. back: it waits without any, because it was preempted.
+    # waits with them. back: it waits without any, because it was preempted. parts: of its row of the table.
     # stalled: its cache is in host memory. free: a stack of free slots. limit: why it was rejected (:mod:`.limits`).
-    "preempted stalled first_rank to landing landed back seat next free limit "
+    "preempted stalled first_rank to landing landed back seat parts next free limit "
     # kind: its class, and that one's priority. work: tokens to compute that it came to its first rank with.
     "kind priority work "
     # adapter: NONE for the model itself. refused: it waited for a place for its adapter.
@@ -67,6 +66,8 @@ RANK = _kind(
     # formed: batches so far. adapters: of all that run (:mod:`.adapters`). passed: from the head of the queue to it all
     # wait for a place for their adapters.
     "formed adapters passed "
+    # bare: free blocks without content. runs: so many were ever in use, spare: a stack of those that are free again.
+    "bare runs spare "
     # steps: iterations so far, of a replica's first rank where experts are uneven (:mod:`.uneven`).
     "steps",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
@@ -86,8 +87,11 @@ BATCH = _kind(
     "size",
     "decodes decode_context prefill_tokens prefill_pairs prefill_context samples given_us adapters adapter_us",
 )
-BLOCK = np.dtype([("key", np.int64), ("users", np.int32), ("after", np.int32), ("before", np.int32)])
-"""Free ones form a ring, in the order in which they are taken. As small as can be: there are millions."""
+RUN = np.dtype(
+    [("last", np.int64), *((name, np.int32) for name in ("count", "users", "known", "rest", "after", "before", "next"))]
+)
+"""Blocks of contents up to ``last`` (:mod:`.blocks`). Free ones form a ring, in the order in which they are taken. As
+small as can be: there may be millions."""
 DUE_LATER = _kind("code", "time_us")
 # used, evicted: blocks. loads, tokens: read from it. link_us: when its link is free; a load takes first_us, and
 # token_us for each token.
@@ -124,16 +128,16 @@ class LoopState(NamedTuple):
     slots: Any  # SLOT [slots]
     ranks: Any  # RANK [ranks]
     running: np.ndarray  # [ranks, seats] slots in the order in which they are served
-    order: np.ndarray  # [ranks, seats + 1] to be written over: slots, for lightllm's sums; tokens in last blocks
+    order: np.ndarray  # [ranks, seats + 1] slots, for lightllm's sums
     growing: np.ndarray  # [ranks, tokens of a block] requests that take a block, by iteration of a batch that repeats
     lanes: Any  # LANE [replicas * stages]
     batches: Any  # BATCH [lanes * ranks of a replica]
     entries: np.ndarray  # [batches, seats] slots; -1 - slot where the entry yields no token
     tree: np.ndarray  # ends of all lanes, a tree of minima (:mod:`.lanes`)
-    blocks: Any  # BLOCK [ranks * (blocks + 1)], the last of a rank is the end of its ring; empty without prefix caching
-    table: np.ndarray  # [ranks, seats, blocks of a request]
+    runs: Any  # RUN [ranks * (blocks + 1)], the last of a rank is the end of its ring; empty without prefix caching
+    table: np.ndarray  # [ranks, seats, blocks of a request, 2] runs, and how many blocks of each and of its rest
     seats: np.ndarray  # [ranks, seats] those free, a stack
-    found: np.ndarray  # [ranks, size] block + 1 by the hash of its key; 0: none
+    found: np.ndarray  # [ranks, size] run + 1 by the hash of its contents; 0: none
     keys: np.ndarray  # contents of spans of ``key_tokens`` tokens, of all requests that come with them
     totals: Any  # TOTALS [1]
     gaps: np.ndarray  # [bins] times between tokens (:mod:`.histogram`)
@@ -152,7 +156,7 @@ class LoopState(NamedTuple):
 
 
 RECORDS = (
-    *("slots", "ranks", "lanes", "batches", "blocks", "totals", "spans", "sizes", "log", "left", "due", "shelves"),
+    *("slots", "ranks", "lanes", "batches", "runs", "totals", "spans", "sizes", "log", "left", "due", "shelves"),
     "fleet",
 )
 SIZES = 24  # powers of two of tokens in a batch
@@ -215,6 +219,7 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
     ranks = np.zeros(shape.ranks, RANK)
     ranks["free"], ranks["head"], ranks["tail"], ranks["ratio"] = shape.blocks, NONE, NONE, -1.0
     ranks["visible_us"], ranks["moves"], ranks["passed"] = np.inf, NONE, NONE
+    ranks["bare"], ranks["spare"] = shape.blocks, NONE
     totals = np.zeros(1, TOTALS)
     totals["free_slots"], totals["width_us"], totals["least_gap_us"] = slots, 1000.0, np.inf
     totals["seed"] = 1 + seed % 2147483646
@@ -233,8 +238,8 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
         batches=np.zeros(batches, BATCH),
         entries=np.zeros((batches, shape.seats), np.int64),
         tree=tree_of(shape.lanes),
-        blocks=_ring(shape),
-        table=np.zeros((shape.ranks, shape.rows, shape.most_blocks if shape.caching else 0), np.int32),
+        runs=_rings(shape),
+        table=np.zeros((shape.ranks, shape.rows, shape.most_blocks if shape.caching else 0, 2), np.int32),
         seats=np.tile(np.arange(shape.rows)[::-1], (shape.ranks, 1)),
         found=np.zeros((shape.ranks, _buckets(shape)), np.int32),
         keys=np.zeros(0, np.int64),
@@ -254,18 +259,18 @@ def empty_state(shape: StateSizes, slots: int, seed: int = 0) -> LoopState:
 
 
 def _buckets(shape: StateSizes) -> int:
-    """Of the table of contents of a rank: a power of two, two to four for each block."""
-    return max(1 << (2 * shape.blocks).bit_length(), LINE) if shape.caching else 1
+    """Of the table of contents of a rank: a power of two, one for two to four blocks."""
+    return 1 << (shape.blocks // 4).bit_length() if shape.caching else 1
 
 
-def _ring(shape: StateSizes) -> np.ndarray:
-    """All blocks of each rank free, in order."""
+def _rings(shape: StateSizes) -> np.ndarray:
+    """Each ring holds its end alone. Memory of runs that are never used is never touched."""
     if not shape.caching:
-        return np.zeros(0, BLOCK)
-    ring = np.zeros((shape.ranks, shape.blocks + 1), BLOCK)
-    places = np.arange(shape.blocks + 1)
-    ring["key"], ring["after"], ring["before"] = NONE, np.roll(places, -1), np.roll(places, 1)
-    return ring.reshape(-1)
+        return np.zeros(0, RUN)
+    width = shape.blocks + 1
+    runs, ends = np.zeros(shape.ranks * width, RUN), np.arange(1, shape.ranks + 1) * width - 1
+    runs["after"][ends] = runs["before"][ends] = ends
+    return runs
 
 
 def _shelves(shape: StateSizes) -> dict[str, np.ndarray]:
@@ -278,7 +283,7 @@ def _shelves(shape: StateSizes) -> dict[str, np.ndarray]:
     most = count + int(shelves["blocks"].sum())
     places = np.zeros((most, PLACE), np.int64)
     places[:count, 3] = places[:count, 4] = np.arange(count)
-    return {"shelves": shelves, "places": places, "shelved": np.zeros(max(BUCKETS, 2 << most.bit_length()), np.int64)}
+    return {"shelves": shelves, "places": places, "shelved": np.zeros(max(BUCKETS, 4 << most.bit_length()), np.int64)}
 
 
 def with_room(state: LoopState, slots: int) -> LoopState:

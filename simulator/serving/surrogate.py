@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from ..engines.bench import Bench
     from ..question.requests import SimulateRequest
 
-FORMAT = 9
+FORMAT = 10
 CHECKED = 16  # random batches that tables are checked on
+ARRAYS = IterationTables._fields[:-2]
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def read(path: Path) -> Surrogate | None:
     """The surrogate of a file; None where there is none, or it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            tables = IterationTables(*(file[name] for name in IterationTables._fields))
+            tables = IterationTables(*(file[name] for name in ARRAYS))._replace(kernels=float(file["kernels"]))
             count, *errors = file["held_out"].tolist()
             has_idle_watts = "step_idle_w" in file
             figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if has_idle_watts else None

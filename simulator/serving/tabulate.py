@@ -115,6 +115,7 @@ def tabulate(simulate: Simulate, engine: Engine, extent: Extent, points: TablePo
         _floats(contexts),
         make_monotone(prompt),
         *_axis(between(prompts, tokens, FEW if usual else (), engine, _of_experts)),
+        kernels=float(sum(times for _, times, _ in executed_nodes(longest))),
     )
 
 

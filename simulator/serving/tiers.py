@@ -127,9 +127,15 @@ def write(state: LoopState, rules: SchedulerRules, rank: int, slot: int, first: 
 
 
 def bucket_of(state: LoopState, shelf: int, key: int) -> int:
-    """Where the table has all contents of a shelf that differ from ``key`` in their index alone."""
-    number = key // INDICES * len(state.shelves) + shelf
-    return ((number ^ (number >> 20)) * 40503 + (number >> 11)) & (state.totals[0].buckets - 1)
+    """Where the table has all contents of a shelf that differ from ``key`` in their index alone. Requests' own contents
+    lie as requests follow each other: those that come in, and those that go, are side by side in memory."""
+    number, last = key // INDICES, len(state.shelves) - 1
+    if number % 2 == 0:
+        place = number * 2 + (OWN_TIERS if shelf == last else shelf % OWN_TIERS)
+    else:
+        number = number * (last + 1) + shelf
+        place = (number ^ (number >> 20)) * 40503 + (number >> 11)
+    return place & (state.totals[0].buckets - 1)
 
 
 def look(state: LoopState, shelf: int, key: int, most: int) -> tuple[int, int]:
@@ -219,7 +225,7 @@ def new_place(state: LoopState, shelf: int, last: int, count: int) -> int:
     if spot != NONE:
         totals.spare = places[spot, NEXT]
     else:
-        while totals.places >= totals.buckets:
+        while 2 * totals.places >= totals.buckets:
             widen(state)
         spot = totals.places
         totals.places += 1

@@ -125,13 +125,13 @@ def _training(plan: Plan, work: Work) -> Plan:
             f"workload.global_batch={work.sequences} is {work.sequences // together} micro-batches for each data rank, "
             f"more than the {MOST_MICRO_BATCHES:,} that are simulated; take a larger workload.micro_batch"
         )
-    options = {"expert_load": work.expert_load, **plan.options}
+    options = {"expert_load": work.routing, **plan.options}
     return replace(plan, micro_batches=work.sequences // together, options=options)
 
 
 def _serving(plan: Plan, work: Work, device: Device) -> Plan:
     """The plan with the format of the cache and the kernels of the device."""
-    options = {"expert_load": work.expert_load, **plan.options}
+    options = {"expert_load": work.routing, **plan.options}
     if work.kind != "batch" and work.batch % plan.micro_batches:
         nearest = next(m for m in range(plan.micro_batches, 0, -1) if work.batch % m == 0)
         raise PlanError(

@@ -72,13 +72,16 @@ def beside_vidur(trace: Path) -> None:
 
 
 def beside_usual(request: ServingRequest) -> None:
-    """What priorities, limits of admission and tiers cost: a fifth of the requests, times as long as without, the best
-    of three runs of each."""
+    """What priorities, limits of admission, prefix caching and tiers cost: a fifth of the requests, or a tenth, times
+    as long as without, the best of three runs of each."""
     fewer = replace(request, traffic=replace(request.traffic, requests=request.traffic.requests // 5))
     classes = (RequestClass("chat", 1, 0), RequestClass("batch", 2, 1))
     shared = replace(fewer.traffic, prefixes=1000, prefix_tokens=400, requests=fewer.traffic.requests // 2)
     cached = replace(fewer, scheduler=replace(fewer.scheduler, prefix_caching=True), traffic=shared)
     cached = replace(cached, kv=replace(cached.kv, bytes_per_token=131072.0))
+    caching, later = cached.scheduler, Lengths("uniform", low=100, high=300)
+    turns = replace(fewer.traffic, turns=8, think_s=5.0, turn_input=later)
+    agents = replace(turns, prefixes=20, prefix_tokens=400)
     ordered = replace(fewer.scheduler, queue="priority")
     pairs = {
         "classes and priorities": (
@@ -90,6 +93,12 @@ def beside_usual(request: ServingRequest) -> None:
             fewer,
             replace(fewer, admission=Admission(max_requests=10_000, max_queue=10_000, rate=1e9)),
         ),
+        "prompts that share 400 tokens, cached": (
+            fewer,
+            replace(fewer, scheduler=caching, traffic=replace(fewer.traffic, prefixes=1000, prefix_tokens=400)),
+        ),
+        "sessions of eight turns, cached": (fewer, replace(fewer, scheduler=caching, traffic=turns)),
+        "sessions that share 400 tokens, too": (fewer, replace(fewer, scheduler=caching, traffic=agents)),
         "tiers, beside a prefix cache": (cached, replace(cached, tiers=KvTiers(host_gib=100.0))),
         "three tiers": (cached, replace(cached, tiers=KvTiers(host_gib=100.0, ssd_gib=1000.0, remote_gib=1000.0))),
     }

@@ -23,6 +23,7 @@ import numpy as np
 import opcast
 
 GPUS_PER_NODE, SAMPLES, CUT = 8, 2048, 4096
+LOG_PROBS = ("old log-probs", "swap of reference weights", "reference log-probs")  # one timer of NeMo-RL's
 MOVING = ("weight sync", "training state to GPUs", "training state to host")
 SPREAD = 0.75  # standard deviation over mean, as opcast has it unless told
 # examples/configs/grpo_math_1B.yaml, from which all recipes inherit: sequence_packing with
@@ -36,6 +37,8 @@ RECIPE: dict[str, Any] = {
     "kl": 0.01,
     "packing": "bins",
     "log_prob_micro_batch": 4,
+    # use_reference_model of its Megatron worker: weights to the host, those of the reference to GPUs, and back
+    "swap_reference": True,
     # Optimizer states go to the host and back by Tensor.to, whose host memory is pageable: 12 s for 22.9 GB of a GPU
     # both ways (Qwen3 30B on 16 GPUs) and 9 s for 22 GB (235B on 128), NVIDIA-NeMo/RL pull request 1404: 3.8, 4.9 GB/s
     "offload_training": True,
@@ -170,7 +173,8 @@ class PublishedPhases:
     cut: int = CUT
 
 
-# examples/configs/grpo_math_8B_megatron.yaml, 70B, qwen30ba3b; of Qwen3 32B the layout that the table names
+# examples/configs/grpo_math_8B_megatron.yaml, 70B, qwen30ba3b (sequence_packing.enabled: False, so that sequences are
+# padded to the longest); of Qwen3 32B the layout that the table names
 PHASES = {
     "v0.3: Llama 3.1 8B": PublishedPhases(
         112, (28, 18, 58, 5), 795, 132, 1,
@@ -185,7 +189,8 @@ PHASES = {
     ),
     "v0.3: Qwen3 30B A3B": PublishedPhases(
         167, (50, 23, 78, 12), 3251, 110, 8,
-        SPARSE | {"tp": 2, "sequence_parallel": True, "rollout": {"tp": 4, "kv_fraction": 0.7, **SYNC}},
+        SPARSE
+        | {"tp": 2, "sequence_parallel": True, "packing": "none", "rollout": {"tp": 4, "kv_fraction": 0.7, **SYNC}},
     ),
 }  # fmt: skip
 
@@ -227,7 +232,7 @@ def phase_line(name: str, row: PublishedPhases) -> str:
     report = answer(row)
     predicted_s = (
         report.phase_s("training"),
-        report.phase_s("old log-probs") + report.phase_s("reference log-probs"),
+        sum(report.phase_s(name) for name in LOG_PROBS),
         report.phase_s("rollout"),
         sum(report.phase_s(name) for name in MOVING),
     )

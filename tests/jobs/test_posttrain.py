@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import opcast
+from opcast.datasets.clusters import load_cluster
+from opcast.datasets.devices import load_device
 from opcast.jobs.cli import main
 from opcast.simulator.post_training.answer import PostTrainReport
 from opcast.simulator.post_training.sync import checkpoint_tensors
@@ -50,6 +53,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["cluster=dgx_h100", "critic=llama3_8b"], "critic=llama3_8b is not read with method=grpo"),
         (["cluster=dgx_h100", "method=sft", "kl=0.1"], "kl=0.1 is not read with method=sft: leave it out"),
         (["cluster=dgx_h100", "method=sft", "offload_training=true"], "offload_training=true is not read with"),
+        (["cluster=dgx_h100", "kl=0", "swap_reference=true"], "swap_reference=true is not read without a reference"),
+        (["cluster=dgx_h100", "workload.lora_rank=8", "swap_reference=true"], "is not read with adapters"),
         (["cluster=dgx_h100", "rollout.kv_fraction=2"], "rollout.kv_fraction=2 must be a share"),
         (["cluster=dgx_h100", "sync_tensor_us=-1"], "sync_tensor_us=-1 must be"),
         (["cluster=dgx_h100", "method=sft", "sync_tensor_us=9"], "sync_tensor_us=9 is not read with method=sft"),
@@ -114,6 +119,18 @@ def test_apart_optimizer_states_alone_are_copied_around_log_probs() -> None:
         for rate in (1.0, 4.0)
     )
     assert slow == pytest.approx(4.0 * fast)
+
+
+def test_a_reference_that_swaps_copies_weights_three_times_and_takes_no_memory_of_gpus() -> None:
+    dpo = {"method": "dpo", **FEW}
+    stays, swaps = (opcast.posttrain(TINY, swap_reference=each, **dpo) for each in (False, True))
+    assert phases(swaps) == ["swap of reference weights", *phases(stays)]
+    weights_gib = stays.memory[0].needed_gib - swaps.memory[0].needed_gib
+    assert weights_gib > 0.0
+    pcie_gbps = load_cluster("dgx_h100").host_share_gbps() or math.inf
+    rate = min(pcie_gbps, load_device("h100_sxm").pcie_gbps or math.inf)
+    assert swaps.phase_s("swap of reference weights") == pytest.approx(3.0 * weights_gib * 2**30 / 1e9 / rate)
+    assert swaps.iteration_s.p50 > stays.iteration_s.p50
 
 
 def test_a_trainer_that_hands_tensors_over_slowly_holds_the_sync_up(grpo: PostTrainReport) -> None:

@@ -157,6 +157,7 @@ POST_TRAINED: Drawn = {
     "packing": ("packing", ("bins", "none")),
     "log_prob_micro_batch": ("log_prob_micro_batch", (2,)),
     "offload_gbps": ("offload_gbps", (4.0,)),
+    "swap_reference": ("swap_reference", (True,)),
     "sync_tensor_us": ("sync_tensor_us", (2000.0,)),
     "energy": ("energy", ({"pue": 1.3, "node_w": 2000.0, "grid_g_per_kwh": 350.0},)),
 }

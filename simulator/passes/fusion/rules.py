@@ -32,6 +32,7 @@ from .kernels import (
     route,
     row_wise,
 )
+from .log_probs import log_probs_apart
 from .mamba import split_scan
 from .patterns import Match, Pattern, Rule
 from .router import apart, on_matrix_units
@@ -215,6 +216,7 @@ SHIPPED: tuple[Rule, ...] = (
     Rule("bias_apart", rewrite=biases_apart),
     Rule("router", rewrite=on_matrix_units),
     Rule("router_apart", rewrite=apart),
+    Rule("log_probs_apart", rewrite=log_probs_apart),
     Rule("mamba", rewrite=split_scan),
     _cross_entropy("cross_entropy", ("_to_copy",), False),
     _cross_entropy("cross_entropy_in_place", ("_to_copy",), True),

@@ -18,8 +18,9 @@ from opcast.simulator.passes.verify import tensor_flops
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack
 
 CLUSTER = Cluster("c", "c", "h100_sxm", nodes=1)
-APART = "bias_apart"  # the rule that takes a kernel apart: it moves more
-NAMES = [rule.name for rule in SHIPPED if rule.name != APART]
+APART = "bias_apart"
+LARGER = (APART, "log_probs_apart")  # rules that take a kernel apart: they move more
+NAMES = [rule.name for rule in SHIPPED if rule.name not in LARGER]
 MERGES = ("qkv", "gate_up")  # a merged product needs all of its operands at once
 MEGATRON = (
     *("rms_norm", "silu_mul", "gelu", "rope", "cross_entropy_in_place", "qkv", "gate_up", "bias", "moe"),

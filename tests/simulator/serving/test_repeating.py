@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from opcast.simulator.question.kv_tiers import KvTiers
 from opcast.simulator.question.serving import (
     POLICIES,
     ROUTERS,
@@ -20,11 +21,12 @@ from opcast.simulator.question.serving import (
     ServingRequest,
 )
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
-from opcast.simulator.serving import loop, setup
+from opcast.simulator.serving import blocks, loop, setup
+from opcast.simulator.serving.state import NONE
 
 LAW = IterationLaw(base_us=5000.0, decode_us=20.3, decode_context_us=0.021, prefill_token_us=60.7, sample_us=3.1)
-SUMS = ("ranks", "totals", "gaps", "spans", "sizes", "blocks", "found", "table", "seats")
-OWN = {"again", "given_us", "left", "refused"}  # of what only batches that repeat write
+SUMS = ("ranks", "totals", "gaps", "spans", "sizes", "seats")
+OWN = {"again", "given_us", "left", "refused", "runs", "spare"}  # of what only batches that repeat write
 Play = Callable[..., Any]
 
 
@@ -46,7 +48,7 @@ def requests(draw: st.DrawFn) -> ServingRequest:
     )
     arrival = draw(st.sampled_from(["poisson", "bursty", "closed"]))
     turns = 1 if arrival == "closed" else draw(st.sampled_from([1, 1, 3]))
-    prefixes = draw(st.sampled_from([0, 2])) if turns == 1 else 0
+    prefixes = draw(st.sampled_from([0, 2]))
     traffic = RequestTraffic(
         seed=draw(st.integers(0, 1000)),
         rate=1.0 if arrival == "closed" else draw(st.sampled_from([2.0, 20.0, 200.0])),
@@ -69,6 +71,7 @@ def requests(draw: st.DrawFn) -> ServingRequest:
         attention_dp=1 if pool else draw(st.sampled_from([1, 1, 3])),
         router=draw(st.sampled_from(ROUTERS)),
         decode_pool=DecodePool(replicas=pool),
+        tiers=KvTiers(host_gib=draw(st.sampled_from([0.0, 0.02, 1.0])) if scheduler.prefix_caching else 0.0),
     )
 
 
@@ -95,7 +98,21 @@ def both_ways(request: ServingRequest, played: Play) -> int:
         for field in [each for each in ours.dtype.names or () if each not in OWN]:
             assert (ours[field] == theirs[field]).all(), (name, field)
         assert ours.dtype.names or (ours == theirs).all(), name
+    assert free_contents(quick.state) == free_contents(plain.state)
     return repeated
+
+
+def free_contents(state: Any) -> list[list[int]]:
+    """What is in the free blocks of each rank, in the order in which they are taken; NONE for nothing."""
+    found = []
+    for rank in range(len(state.ranks) if len(state.runs) else 0):
+        contents = [NONE] * int(state.ranks[rank]["bare"])
+        run = end = blocks.ring_end(state, rank)
+        while (run := int(state.runs[run]["after"])) != end:
+            last, count = int(state.runs[run]["last"]), int(state.runs[run]["count"])
+            contents += range(last, last - count, -1)
+        found.append(contents)
+    return found
 
 
 @pytest.mark.parametrize("policy", [each for each in POLICIES if each != "faster_transformer"])

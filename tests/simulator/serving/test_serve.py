@@ -441,8 +441,8 @@ def test_prompts_that_share_nothing_are_served_as_without_a_cache_or_by_it(
     slow = played(request)
     assert quick.requests.tobytes() == slow.requests.tobytes()
     assert quick.iterations.tobytes() == slow.iterations.tobytes()
-    assert bool(len(quick.state.blocks)) == bool(quick.report.preemptions)
-    assert len(slow.state.blocks)
+    assert bool(len(quick.state.runs)) == bool(quick.report.preemptions)
+    assert len(slow.state.runs)
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,13 @@ def replica() -> ServedReplica:
 @given(
     decodes=st.lists(st.integers(1, 30_000), max_size=80),
     prompts=st.lists(st.tuples(st.integers(2, 4000), st.integers(0, 9000)), max_size=4),
+    issue_us=st.sampled_from([0.0, 80.0]),
 )
-def test_a_step_takes_as_long_as_in_the_event_loop(decodes: list[int], prompts: list[tuple[int, int]]) -> None:
+def test_a_step_takes_as_long_as_in_the_event_loop(
+    decodes: list[int], prompts: list[tuple[int, int]], issue_us: float
+) -> None:
     own = replica()
+    own = replace(own, tables=own.tables._replace(kernels=300.0, issue_us=issue_us))
     batch = SimpleNamespace(reqs=[Request(1, past) for past in decodes] + [Request(*prompt) for prompt in prompts])
     said = StepLatency(own).predict_infer_time(batch)
     if not decodes and not prompts:

@@ -257,6 +257,15 @@ def test_a_cache_in_host_memory_costs_time_and_spares_memory(run):
     assert longer.e2e_ms > 1.7 * away.e2e_ms
 
 
+def test_experts_are_loaded_as_trained_routers_load_them_in_inference_and_evenly_in_training(run):
+    loads = ({}, {"expert_load": "balanced"}, {"expert_load": "power_law:1.2"})
+    prompts = {"batch": 16, "input_len": 1024}
+    usual, even, uneven = (run("qwen3_moe", "prefill", "vllm", prompts | load, ep=4).times_s for load in loads)
+    assert usual == uneven > even  # the busiest rank has more than a quarter of the rows
+    train = [run("qwen3_moe", "train", "megatron_core", load).times_s for load in ({}, {"expert_load": "balanced"})]
+    assert train[0] == train[1]
+
+
 @pytest.mark.parametrize("stack", ["torch", "vllm"])
 def test_more_skew_is_never_faster(stack, run):
     loads = ("balanced", "zipf:0.5", "zipf:1", "zipf:2", "zipf:5", "zipf:20")
