@@ -23,6 +23,7 @@ SLOW_ONLY = {
     "simulator/execution/test_injected.py",
     "simulator/network/test_astra.py",
     "simulator/search/test_kill.py",
+    "simulator/serving/test_blocks.py",
     "simulator/test_own_campaign.py",
 }
 

@@ -11,7 +11,7 @@ from ...datasets.devices import Device
 from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ...models.analytical.network import SUSTAINED_LINK
-from ...models.choice import OWN_SUM
+from ...models.choice import LAW, OWN_SUM
 from .answers import Answers, Columns, Engine, in_turn
 
 OWN_SUM_BYTES = 8 << 20
@@ -23,7 +23,7 @@ ONE_SHOT_KIB = {2: np.inf, 4: 512, 6: 256, 8: 256}
 # A barrier of all ranks, of which a shot has one at each end: on NVLink a one-shot sum of 8 KiB takes 2.4 to 3.1 us
 # more than a launch (aiconfigurator's tables of H100); a link of Infinity Fabric taken to be a third slower
 BARRIER_US = 2.0
-OWN_SUM_SPREAD = 1.5  # of the interval each way: judged, no table has such a sum on a mesh
+OWN_SUM_SPREAD = 1.5  # of the interval each way: judged, no table has such a sum on a mesh, or of one rank with a norm
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,11 @@ class NormSumsEngine:
             analytical.latency_us(OpColumns(kind, op_columns, dtype, out_dtype, cache), self.device)
             for op_columns in (columns, alone)
         )
-        added = with_sum - less
-        times = {name: getattr(answers, name) + added for name in ("latency_us", "low_us", "high_us")}
+        one = columns["ranks"] == 1  # nothing is launched for its sum
+        added = with_sum - less + np.where(one, self.device.launch_us, 0.0)
+        answers.clause[one] = answers.source[one] = LAW
+        spreads = {"latency_us": 1.0, "low_us": 1.0 / OWN_SUM_SPREAD, "high_us": OWN_SUM_SPREAD}
+        times = {
+            name: (getattr(answers, name) + added) * np.where(one, spread, 1.0) for name, spread in spreads.items()
+        }
         return replace(answers, **times)

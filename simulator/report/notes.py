@@ -7,7 +7,7 @@ import math
 from ..question.calibration import relative_spread
 from ..question.work import Work
 from ..step.state import State
-from ..trace.workload import load_text
+from ..trace.workload import load_text, skew_of
 from .answer import InferenceReport, StepReport
 from .parts import family_shares
 from .view import time_text
@@ -26,7 +26,7 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
             f"{work.micro_batch} for each of {plan.dp} data ranks"
         )
     lines += _uncalibrated(state)
-    lines += _even_experts(state)
+    lines += _experts(state)
     host_s = report.breakdown.host_s
     step_s, _, _ = report.times_s
     if host_s > HOST_BOUND_SHARE * step_s and not state.device.synchronous:
@@ -39,16 +39,30 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
     return tuple(lines)
 
 
-def _even_experts(state: State) -> list[str]:
-    """A line where experts that are loaded evenly read clearly more weights than those that tokens chose by chance.
+def _experts(state: State) -> list[str]:
+    """A line where a load of experts is not read, or where an even one reads clearly more weights than chance would.
 
     Of so many experts a token chooses ``topk``; one that no token chose is not read.
     """
-    if any(load_text(load) not in ("", "balanced") for load in (state.work.routing, state.plan.settings.expert_load)):
-        return []
+    load = load_text(state.plan.settings.expert_load) or state.work.routing
     executed = (each for step in state.steps for stage in step.speaking for each in step.executions(stage))
-    ops = (node.op for each in executed for node in each.costs.nodes if node.op is not None)
-    for op in (op for op in ops if op.kind == "fused_moe"):
+    ops = [node.op for each in executed for node in each.costs.nodes if node.op is not None]
+    if state.work.kind == "train":
+        experts = any(op.kind in ("fused_moe", "grouped_gemm") for op in ops)
+        if experts and skew_of(load):
+            return [
+                f"expert_load={load} is read in inference alone: training loads experts evenly, or by zipf:EXPONENT"
+            ]
+        return []
+    kernels = [op for op in ops if op.kind == "fused_moe"]
+    if load != "balanced" and not skew_of(load):
+        if any(op.ep == 1 for op in kernels):
+            return [
+                f"expert_load={load} is read where ranks share experts out (parallel.ep): on one rank they are loaded "
+                "evenly, or by power_law:EXPONENT"
+            ]
+        return []
+    for op in kernels if load == "balanced" else ():
         even = min(op.experts, op.tokens * op.topk)
         by_chance = op.experts * (1 - (1 - op.topk / op.experts) ** op.tokens)
         if even > MORE_EXPERTS * by_chance:

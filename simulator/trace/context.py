@@ -16,8 +16,8 @@ def context_of(described: Mapping[str, Any]) -> int:
     sizes = text if isinstance(text, Mapping) else described
     rope = sizes.get("rope_scaling") or sizes.get("rope_parameters")
     stretched = number_of(rope, "factor") * number_of(rope, "original_max_position_embeddings")
-    positions = sizes.get("max_position_embeddings") or sizes.get("n_positions") or NO_LIMIT
-    return int(max(float(positions), stretched))
+    positions = number_of(sizes, "max_position_embeddings") or number_of(sizes, "n_positions") or NO_LIMIT
+    return int(max(positions, stretched))
 
 
 def number_of(described: object, name: str) -> float:

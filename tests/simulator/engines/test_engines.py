@@ -276,8 +276,11 @@ def test_a_collective_of_a_single_rank_moves_nothing_and_takes_no_time(kind: str
         assert (alone.latency_us, alone.low_us, alone.high_us, alone.roofline_us) == (0.0, 0.0, 0.0, 0.0)
         assert alone.bound == "latency"
         assert pair.latency_us > 10.0
-    with_norm = make_op("all_reduce", size_bytes=1 << 30, ranks=1, norm="yes")
-    assert predict_ops([with_norm], DEVICE, engine)[0].latency_us > 2 * (1 << 30) / DEVICE.memory_gbps / 1e3
+    large, small = (make_op("all_reduce", size_bytes=size, ranks=1, norm="yes") for size in (1 << 30, 1 << 10))
+    with_norm, floor = predict_ops([large, small], DEVICE, engine)
+    assert with_norm.latency_us > 2 * (1 << 30) / DEVICE.memory_gbps / 1e3
+    assert floor.latency_us > DEVICE.launch_us
+    assert floor.low_us < floor.latency_us < floor.high_us
 
 
 def test_answers_keep_the_order_of_a_mixed_list():

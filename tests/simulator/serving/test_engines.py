@@ -374,6 +374,7 @@ def test_limits_are_those_of_the_engine_on_a_device():
         ),
         ({"max_position_embeddings": 8192, "rope_scaling": "linear"}, 8192),
         ({"max_position_embeddings": 8192, "rope_scaling": {"factor": [2]}}, 8192),
+        ({"max_position_embeddings": [2048]}, 1 << 30),
         ({}, 1 << 30),
     ],
 )

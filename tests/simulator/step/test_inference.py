@@ -257,6 +257,18 @@ def test_a_cache_in_host_memory_costs_time_and_spares_memory(run):
     assert longer.e2e_ms > 1.7 * away.e2e_ms
 
 
+def test_a_load_of_experts_that_is_not_read_is_said(run):
+    def said(kind, load, stack="vllm", **degrees):
+        notes = run("qwen3_moe", kind, stack, {"expert_load": load}, **degrees).notes
+        return [note for note in notes if note.startswith("expert_load=")]
+
+    assert "on one rank" in said("decode", "zipf:0.5")[0]
+    assert not said("decode", "zipf:0.5", ep=4)
+    assert not said("decode", "power_law:1.2")
+    assert "in inference alone" in said("train", "power_law:1.2", "megatron_core")[0]
+    assert not said("train", "zipf:0.5", "megatron_core")
+
+
 def test_experts_are_loaded_as_trained_routers_load_them_in_inference_and_evenly_in_training(run):
     loads = ({}, {"expert_load": "balanced"}, {"expert_load": "power_law:1.2"})
     prompts = {"batch": 16, "input_len": 1024}
