@@ -121,9 +121,9 @@ class NormSumsEngine:
         )
         one = columns["ranks"] == 1  # nothing is launched for its sum
         added = with_sum - less + np.where(one, self.device.launch_us, 0.0)
-        answers.clause[one] = answers.source[one] = LAW
         spreads = {"latency_us": 1.0, "low_us": 1.0 / OWN_SUM_SPREAD, "high_us": OWN_SUM_SPREAD}
         times = {
             name: (getattr(answers, name) + added) * np.where(one, spread, 1.0) for name, spread in spreads.items()
         }
-        return replace(answers, **times)
+        texts = {name: np.where(one, LAW, getattr(answers, name)) for name in ("clause", "source")}
+        return replace(answers, **times, **texts)
