@@ -7,7 +7,7 @@ import math
 from ..question.calibration import relative_spread
 from ..question.work import Work
 from ..step.state import State
-from ..trace.workload import load_text, skew_of
+from ..trace.workload import load_text, parse_load, skew_of
 from .answer import InferenceReport, StepReport
 from .parts import family_shares
 from .view import time_text
@@ -55,14 +55,14 @@ def _experts(state: State) -> list[str]:
             ]
         return []
     kernels = [op for op in ops if op.kind == "fused_moe"]
-    if load != "balanced" and not skew_of(load):
+    if parse_load(load)[0] in ("zipf", "shares"):
         if any(op.ep == 1 for op in kernels):
             return [
                 f"expert_load={load} is read where ranks share experts out (parallel.ep): on one rank they are loaded "
                 "evenly, or by power_law:EXPONENT"
             ]
         return []
-    for op in kernels if load == "balanced" else ():
+    for op in () if skew_of(load) else kernels:
         even = min(op.experts, op.tokens * op.topk)
         by_chance = op.experts * (1 - (1 - op.topk / op.experts) ** op.tokens)
         if even > MORE_EXPERTS * by_chance:

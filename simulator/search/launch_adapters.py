@@ -25,7 +25,9 @@ def check_trained_weights(launch: Launch, framework: str) -> None:
     """LaunchError for weights that a framework cannot be told to leave as they are."""
     work = launch.request.work
     if work.frozen:
-        raise LaunchError(f"workload.frozen={work.frozen!r} has no setting of a framework: leave it out")
+        raise LaunchError(
+            f"workload.frozen={work.frozen!r} cannot be written: no framework has a setting for it; leave it out"
+        )
     if work.lora_rank and framework not in WITH_ADAPTERS:
         raise LaunchError(f"{framework} has no setting for adapters: take framework={', '.join(WITH_ADAPTERS)}")
 

@@ -105,7 +105,7 @@ def test_what_a_framework_cannot_be_told(
         ({"lora_rank": 8}, "torchtitan", "no setting for adapters: take framework=megatron-bridge"),
         ({"lora_rank": 8}, "megatron-lm", "no setting for adapters"),
         ({"lora_rank": 8, "lora_modules": "q_proj"}, "megatron-bridge", "name all of q_proj, k_proj, v_proj"),
-        ({"frozen": "embed"}, "accelerate", "workload.frozen='embed' has no setting"),
+        ({"frozen": "embed"}, "accelerate", "workload.frozen='embed' cannot be written"),
     ],
 )
 def test_weights_that_stay_as_they_are_are_never_left_out_in_silence(

@@ -302,6 +302,7 @@ def test_experts_that_are_loaded_evenly_are_said_where_chance_reads_fewer(run):
     assert "they would read 5" in note  # 8 * (1 - (6 / 8)^4) = 5.5
     assert not said(1)  # that chooses two of them
     assert not said(64)  # that read all of them
+    assert said(4, "power_law:0") == [note]  # which is even, too
     assert not said(4, "power_law:1.2")
 
 
