@@ -28,7 +28,8 @@ class Costs:
 
     ``repeats`` is how often each runs, ``block`` the block it stands in. ``kernel_us`` is the work, ``host_us`` what
     the host spends to issue it; ``low`` and ``high`` bound the work as factors, ``host_low`` and ``host_high`` the
-    host's time; ``witness`` says who knows the work.
+    host's time; ``witness`` says who knows the work. ``outside_graphs``: the host issues them, though CUDA graphs hold
+    others of the framework.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class Costs:
     engine: np.ndarray
     in_envelope: np.ndarray
     witness: np.ndarray
+    outside_graphs: bool = False
 
 
 def cost_graphs(
