@@ -81,10 +81,9 @@ def cost_graphs(
         lengths = [len(block.nodes) for block in graph.blocks]
         block = np.repeat(np.arange(len(graph.blocks)), lengths)
         repeats = np.repeat([block.repeat for block in graph.blocks], lengths)
+        low, high, answered, inside, witness = (each[at] for each in others)
         of_host = host[at], times.low, times.high
-        costs.append(
-            Costs(graph, own, block, repeats, kernel[at], *of_host, *(graph_nodes[at] for graph_nodes in others))
-        )
+        costs.append(Costs(graph, own, block, repeats, kernel[at], *of_host, low, high, answered, inside, witness))
         start = at.stop
     return costs
 
