@@ -17,7 +17,7 @@ from typing import Any
 from ...datasets.clusters import ClusterError, load_cluster
 from ...datasets.reading import UNREADABLE, problem, read_text, read_yaml
 from ..trace.models import known_models, resolve
-from .launch import RECIPES
+from .launch import RECIPES, TITAN_EAGER
 from .launch_adapters import BRIDGE_LINEARS, linears_pattern
 from .launch_errors import LaunchError
 from .relaunch import megatron_settings
@@ -144,9 +144,6 @@ def titan_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
         settings["workload.micro_batch"] = whole(path, *_or(keys, "training.local_batch_size", 8))
     settings["workload.recompute"] = str(keys.get("activation_checkpoint.mode", "selective"))
     return settings
-
-
-TITAN_EAGER = "torchtitan_eager"
 
 
 def _or(keys: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:

@@ -30,6 +30,30 @@ OF_AN_ENGINE = ("dynamo", "kubernetes", "dynamo-kubernetes")  # which run the en
 Rule = Callable[[ServedRole], Any]
 
 
+def engine_started(framework: str, policy: str = "") -> str:
+    """The engine that a framework starts: its own, vLLM by llm-d, else that of a policy; empty without one.
+
+    RequestError for a framework that is none of :data:`FRAMEWORKS`.
+    """
+    if framework not in FRAMEWORKS:
+        raise RequestError(
+            f"framework={framework} is none that serves; {nearest(framework, FRAMEWORKS, 'choose from')}"
+        )
+    if framework in OF_AN_ENGINE:
+        return policy_of(policy).framework if policy else ""
+    return "vllm" if framework == "llm-d" else framework
+
+
+def other_engine(framework: str | None, policy: str) -> str:
+    """What to say of a way that was searched with another engine's policy than its framework starts; empty for none."""
+    runs, searched = engine_started(framework, policy) if framework else "", policy_of(policy).framework
+    if runs in ("", searched):
+        return ""
+    return (
+        f"policy={policy} was searched, and framework={framework} starts {runs}: leave space.policy out to search that"
+    )
+
+
 def _above(value: int, least: int = 1) -> int | None:
     return value if value > least else None
 
@@ -98,9 +122,7 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     one that is none of :data:`FRAMEWORKS`.
     """
     chosen = framework or policy_of(row["policy"]).framework
-    if chosen not in FRAMEWORKS:
-        raise RequestError(f"framework={chosen} is none that serves; {nearest(chosen, FRAMEWORKS, 'choose from')}")
-    engine = policy_of(row["policy"]).framework if chosen in OF_AN_ENGINE else "vllm" if chosen == "llm-d" else chosen
+    engine = engine_started(chosen, row["policy"])
     model, servers = served_name(request.step.model), roles(request, row)
     if engine == "vllm" and any(server.ep not in (1, server.ranks) for server in servers):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
