@@ -286,7 +286,9 @@ def test_servers_are_read_back_as_they_were_written(
 def test_a_framework_says_which_engine_it_starts() -> None:
     assert [engine_started(each) for each in FRAMEWORKS] == ["vllm", "sglang", "trtllm", "", "vllm", "", ""]
     assert engine_started("dynamo", "sglang") == "sglang"
-    assert other_engine("sglang", "sglang") == other_engine(None, "trtllm") == other_engine("kubernetes", "trtllm") == ""
+    assert (
+        other_engine("sglang", "sglang") == other_engine(None, "trtllm") == other_engine("kubernetes", "trtllm") == ""
+    )
     assert "policy=vllm was searched, and framework=sglang starts sglang" in other_engine("sglang", "vllm")
     with pytest.raises(RequestError, match="framework=sgland is none that serves; did you mean sglang"):
         engine_started("sgland")
