@@ -371,11 +371,8 @@ class Workbench:
         return report
 
     def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
-        """The launch file of a point, for ``megatron-lm``, ``megatron-bridge``, ``torchtitan``, ``deepspeed`` or
-        ``accelerate``. A search without a ``stack`` was of Megatron-LM's.
-
-        Raises LaunchError for what the framework cannot be told.
-        """
+        """The launch file of a point, for one of the frameworks in :data:`.search.launch.STACKS`; without a ``stack``
+        Megatron-LM's was searched. Raises LaunchError for what the framework cannot be told."""
         from .search.launch import launch_file, stack_of
         from .search.request import request_of, set_up
 

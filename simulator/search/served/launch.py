@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ....datasets.counts import counted
 from ....datasets.loading import nearest
 from ...question.canonical import RequestError
 from ...serving.policies import policy_of
@@ -178,7 +179,7 @@ def _spelled(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _header(servers: list[ServedRole]) -> list[str]:
-    counts = [f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers]
+    counts = [f"{role.replicas} x {role.role or 'server'} of {counted(role.devices, 'GPU')}" for role in servers]
     places = " and ".join(dict.fromkeys(role.cluster for role in servers))
     lengths = servers[0].max_len, servers[0].max_len - servers[0].room, servers[0].room
     return [
