@@ -22,7 +22,7 @@ def one_line(error: Exception) -> str:
     """An error as one line of at most 200 characters; of a name that something has not, that it is not there."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = f"there is no {text}" if isinstance(error, KeyError) else text
-    return text if len(text) <= 200 else text[:199] + "…"
+    return _short(text, 200)
 
 
 def explained(error: Exception, config: Mapping[str, Any] | None) -> str:
@@ -30,8 +30,12 @@ def explained(error: Exception, config: Mapping[str, Any] | None) -> str:
     settings = dict(_settings(config or {}))
     by_line = (names for call in _calls(error) if (names := _settings_of_line(call, settings)))
     names = _settings_of_message(str(error), settings) or next(by_line, [])
-    values = [f"model.config.{name}={settings[name]!r}" for name in names[:MOST]]
+    values = [f"model.config.{name}={_short(repr(settings[name]), 80)}" for name in names[:MOST]]
     return f"{one_line(error)}; look at {', '.join(values)}" if values else one_line(error)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _settings(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
