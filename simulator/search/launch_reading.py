@@ -238,8 +238,8 @@ def _bridge_zero(path: Path, overrides: Mapping[str, Any]) -> int:
 
 def _bridge_adapters(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Which products have adapters (megatron/bridge/peft/lora.py: all four where nothing is said), their dropout."""
-    said = overrides.get("peft.target_modules", list(BRIDGE_LINEARS))
-    products = [str(each) for each in said] if isinstance(said, list) else re.findall(r"\w+", str(said))
+    targets = overrides.get("peft.target_modules", list(BRIDGE_LINEARS))
+    products = [str(target) for target in targets] if isinstance(targets, list) else re.findall(r"\w+", str(targets))
     if unknown := [product for product in products if product not in BRIDGE_LINEARS]:
         raise LaunchError(
             f"launch={path}: peft.target_modules={unknown[0]} is not simulated: {', '.join(BRIDGE_LINEARS)}"
