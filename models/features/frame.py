@@ -21,7 +21,7 @@ from .device import device_figures
 from .families import BY_LAW, FAMILIES
 from .pieces import Columns, log2
 
-FEATURES_VERSION = 2  # a predictor trained on other features is refused
+FEATURES_VERSION = 3  # a predictor trained on other features is refused
 DTYPES = {name: index for index, name in enumerate(BITS)}
 
 
