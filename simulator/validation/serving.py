@@ -7,7 +7,7 @@ and hosts are fitted without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,10 +71,11 @@ class Replicas:
         if key not in self.known:
             engine = self.engine(device, plan.cluster)
 
-            def simulate(work: Work) -> State:
-                from ..simulate import simulated
+            def simulate(works: Sequence[Work]) -> list[State]:
+                from ..simulate import all_simulated
 
-                return simulated(row.config, replace(work, cache="static"), plan, device, engine, cache)
+                steps = [replace(work, cache="static") for work in works]
+                return all_simulated(row.config, steps, plan, device, engine, cache)
 
             steps = ReplicaSteps(row.config, plan, device, simulate, engine_of(plan.stack, engine))
 
