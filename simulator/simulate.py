@@ -80,15 +80,15 @@ def all_simulated(
     model: Model, works: Sequence[Work], plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
 ) -> list[State]:
     """The states of several workloads, for whose kernels engines are asked at once, which is faster."""
-    laid = []
+    layouts = []
     for work in works:
         try:
-            laid.append(laid_out(model, work, plan, device, cache_dir))
+            layouts.append(laid_out(model, work, plan, device, cache_dir))
         except DegreeError as error:
             raise other_degree(error, work, plan, device, attempt(model, device, cache_dir)) from None
-    if len(laid) > 1:
-        ask_ahead(engine_of(laid[0].plan.stack, engine), [op for each in laid for op in each.ops])
-    return [timed_state(each, engine) for each in laid]
+    if len(layouts) > 1:
+        ask_ahead(engine_of(layouts[0].plan.stack, engine), [op for layout in layouts for op in layout.ops])
+    return [timed_state(layout, engine) for layout in layouts]
 
 
 def advised(

@@ -307,13 +307,13 @@ def as_objects(state: LoopState) -> LoopState:
     """The state with a list of objects in place of each array of records: what plain Python reads fastest."""
     lists: Any = {name: [SimpleNamespace(**_named(record)) for record in getattr(state, name)] for name in RECORDS}
     lists |= {name: getattr(state, name).tolist() for name in NUMBERS}
-    return state._replace(**lists, table=memoryview(state.table), found=memoryview(state.found))
+    return state._replace(**lists | {"table": state.table.data, "found": state.found.data})
 
 
 def as_lists(columns: Any) -> Any:
     """A named tuple with a list in place of each array, in those within it too; one of two dimensions as a view."""
     if isinstance(columns, np.ndarray):
-        return columns.tolist() if columns.ndim == 1 else memoryview(np.ascontiguousarray(columns))
+        return columns.tolist() if columns.ndim == 1 else np.ascontiguousarray(columns).data
     return type(columns)(*map(as_lists, columns)) if hasattr(columns, "_fields") else columns
 
 
