@@ -159,6 +159,7 @@ RECORDS = (
     *("slots", "ranks", "lanes", "batches", "runs", "totals", "spans", "sizes", "log", "left", "due", "shelves"),
     "fleet",
 )
+NUMBERS = ("tree", "gaps")  # of one dimension, that every iteration reads or writes
 SIZES = 24  # powers of two of tokens in a batch
 LIMITS = 9  # codes of :mod:`.limits`
 OWN_TIERS = 2  # of a rank, before the one that all share (:mod:`.tiers`)
@@ -305,7 +306,15 @@ def _longer(records: np.ndarray, more: int) -> np.ndarray:
 def as_objects(state: LoopState) -> LoopState:
     """The state with a list of objects in place of each array of records: what plain Python reads fastest."""
     lists: Any = {name: [SimpleNamespace(**_named(record)) for record in getattr(state, name)] for name in RECORDS}
-    return state._replace(**lists)
+    lists |= {name: getattr(state, name).tolist() for name in NUMBERS}
+    return state._replace(**lists | {"table": state.table.data, "found": state.found.data})
+
+
+def as_lists(columns: Any) -> Any:
+    """A named tuple with a list in place of each array, in those within it too; one of two dimensions as a view."""
+    if isinstance(columns, np.ndarray):
+        return columns.tolist() if columns.ndim == 1 else np.ascontiguousarray(columns).data
+    return type(columns)(*map(as_lists, columns)) if hasattr(columns, "_fields") else columns
 
 
 def _named(record: Any) -> dict[str, Any]:
@@ -318,3 +327,5 @@ def write_back(objects: LoopState, state: LoopState) -> None:
         array, records = getattr(state, name), getattr(objects, name)
         for field in array.dtype.names:
             array[field] = [getattr(record, field) for record in records]
+    for name in NUMBERS:
+        getattr(state, name)[:] = getattr(objects, name)

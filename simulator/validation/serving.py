@@ -7,7 +7,7 @@ and hosts are fitted without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,10 +73,11 @@ class Replicas:
 
             bare_plan = without_prompt_issue(plan)
 
-            def simulate(work: Work) -> State:
-                from ..simulate import simulated
+            def simulate(works: Sequence[Work]) -> list[State]:
+                from ..simulate import all_simulated
 
-                return simulated(row.config, replace(work, cache="static"), bare_plan, device, engine, cache)
+                steps = [replace(work, cache="static") for work in works]
+                return all_simulated(row.config, steps, bare_plan, device, engine, cache)
 
             steps = ReplicaSteps(row.config, plan, device, simulate, engine_of(plan.stack, engine))
 

@@ -132,3 +132,11 @@ def test_machine_code_says_what_python_says(monkeypatch: pytest.MonkeyPatch) -> 
         assert name not in FEATURES or slow.requests.tobytes() != usual, f"{name} change nothing here"
         assert fast.iterations.tobytes() == slow.iterations.tobytes(), name
         assert replace(fast.report, wall_time_s=0.0) == replace(slow.report, wall_time_s=0.0), name
+
+
+def test_plain_python_tells_the_contents_of_many_requests_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contents of the request after the 1,023rd are numbers of more than 31 bits."""
+    traffic = RequestTraffic(rate=1000.0, requests=1200, input=Lengths("fixed", 40), output=Lengths("fixed", 2))
+    traffic = replace(traffic, prefixes=1100, prefix_tokens=20)
+    report = served(replace(USUAL, traffic=traffic, scheduler=CACHED), False, monkeypatch).report
+    assert report.completed == 1200
