@@ -2,11 +2,11 @@
 
 Each engine tells a coordinator how many requests run and wait on it once a step has ended, without those that came in
 while it ran (``DPEngineCoreProc.run_busy_loop``, ``v1/engine/core.py``). The coordinator passes on what changed every
-100 ms at most, and waits 50 ms for the engines' other counts of that step (``v1/engine/coordinator.py``). Between that the
+100 ms at most, and waits 50 ms for other engines' counts of that step (``v1/engine/coordinator.py``). In between the
 API server adds each request that it sends to those that wait, until the next counts replace its own. A request goes to
 the rank where 4 times those that wait plus those that run are fewest, of equal ones to the first
-(``DPLBAsyncMPClient.get_core_engine_for_request``, ``v1/engine/core_client.py``; releases up to pull request 47420). So ranks that
-are full get more requests while others have room. One API server is taken.
+(``DPLBAsyncMPClient.get_core_engine_for_request``, ``v1/engine/core_client.py``, before pull requests 41626 and 47420).
+So a rank that is full gets more requests while others have room. There is one API server.
 
 Compiled with the loop (:mod:`.compiled`).
 """
@@ -22,8 +22,8 @@ OF_WAITING = 4  # requests that run weigh as much as one that waits
 
 
 def by_counts(state: LoopState, setup: ServingSetup, slot: int, first: int, last: int) -> int:
-    """vLLM's own balance of data-parallel ranks, by counts that are up to 0.1 s old: 4 for each that waits, 1 for each that
-    runs."""
+    """The least of 4 for each request that waits and 1 for each that runs, by counts that are 0.1 s old (vLLM's own
+    balance between data-parallel ranks)."""
     pass_on(state)
     best, least = first, 1 << 60
     for rank in range(first, last):

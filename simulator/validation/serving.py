@@ -175,8 +175,8 @@ def router_of(row: ServingRow) -> str:
 
 
 def seats_of(row: ServingRow) -> int | None:
-    """Requests that a rank of a row runs at a time: vLLM's recipes allow as many as there are clients, others (``shared_seats``)
-    as many as are a rank's part of them."""
+    """Requests that a rank of a row runs at a time: vLLM's recipes allow as many as there are clients, or
+    (``shared_seats``) a rank's part of them."""
     if "max_seqs" in row.serving:
         return int(row.serving["max_seqs"])
     if "shared_seats" in row.serving:
