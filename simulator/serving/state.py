@@ -69,7 +69,10 @@ RANK = _kind(
     # bare: free blocks without content. runs: so many were ever in use, spare: a stack of those that are free again.
     "bare runs spare "
     # steps: iterations so far, of a replica's first rank where experts are uneven (:mod:`.uneven`).
-    "steps",
+    "steps "
+    # fresh: of those that wait, that came in since its iteration began. told, known: requests as it last told how many
+    # wait and run, and as vLLM's balance of ranks knows it (:mod:`.counted`).
+    "fresh told_waiting told_running known_waiting known_running",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
@@ -116,9 +119,11 @@ TOTALS = _kind(
     # most_adapters: on a GPU. adapter_waits: requests that one of them kept waiting.
     "most_adapters adapter_waits adapter_loads adapter_reads rebalances "
     # places: of shelves that were ever in use, spare: a stack of those that are free again. buckets: of their table.
-    "places spare buckets",
+    "places spare buckets "
+    # told: ranks told of requests, which vLLM's balance of ranks knows from told_us on.
+    "told",
     "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us "
-    "adapter_load_us adapters_used uneven uneven_us rebalance_us",
+    "adapter_load_us adapters_used uneven uneven_us rebalance_us told_us",
 )
 
 

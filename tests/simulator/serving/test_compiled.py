@@ -50,7 +50,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "admission": {"admission": Admission(max_requests=6, max_queue=3, rate=15.0)},
     "tiers": {"traffic": SHARED, "scheduler": CACHED, "tiers": KvTiers(host_gib=0.2, ssd_gib=0.2, remote_gib=1.0)},
     "a decode pool": {"decode_pool": DecodePool(1, kv=USUAL.kv, link_gbps=10.0, link_us=5.0)},
-    "ranks": {"attention_dp": 2},
+    "ranks": {"attention_dp": 2, "router": "vllm_dp"},
     "adapters": {"lora": ServedAdapters(9, max_loras=2, adapter_us=50.0, token_us=1.0)},
     "two kinds and scorers": {
         "traffic": SHARED,
