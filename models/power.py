@@ -24,7 +24,7 @@ import numpy as np
 from ..datasets.devices import Device
 from ..datasets.dtypes import itemsize
 from ..datasets.loading import finite
-from ..datasets.ops import Op, iterate_groups
+from ..datasets.ops import Op, attended_pairs, iterate_groups
 from ..datasets.vocabulary import KINDS, OpColumns
 from . import analytical, clocks
 from .analytical.setting import fp32_pj, whole_rate
@@ -44,12 +44,14 @@ FOLDER = "power"
 COMPUTE_SHARE, MEMORY_SHARE = 0.8, 0.5  # of the limit that a saturated unit adds
 LOWEST_CLOCK = 0.15  # of the boost clock: what a driver still sets
 HALVINGS = 40  # of the range in which a clock is sought
-# Of the limit: what lanes, registers and caches of kernels other than plain products draw, beside idle and memory (H200
-# and B200 scaling tensors and decoding attention for 100 us and more: tests/evidence/power.py)
-ACTIVE_SHARE = 0.1
-# Of the limit: what memory adds at most. Decode attention at four tenths of the bandwidth draws nearly as much as at
-# all of it, and kernels that only stream 0.83 and 0.89 of the limit in all (B200, H200). A fit to the same tables
-MOST_MEMORY_SHARE = 0.5
+# Where nobody measured: what bytes, softmax and running kernels cost. Sought together on all sources of NVIDIA's tables
+# whose runs the counter could follow (tests/evidence/power.py, which leaves each source out as well)
+BYTE_PJ = 80.0  # of memory, beside ACTIVE_SHARE
+PAIR_PJ = 400.0  # of a query and a key: the score's way through registers, its exponential, its share of the sum
+# Of the limit: units that run a kernel, whatever it does (AccelWattch, MICRO 2021, counts active units apart from what
+# they compute)
+ACTIVE_SHARE = 0.2
+COLLECTIVE_BLOCKS = 32.0  # one a unit, that collectives take at most (NCCL_MAX_CTAS in NCCL's guide)
 # Of the data sheet's rate: where products reach the limit, on chips that nobody timed for long. Judged on two chips
 # (bf16 of H200 and B200)
 LIMITING_RATE = 0.6
@@ -101,6 +103,28 @@ def capped(device: Device, cap_w: float | None) -> Device:
 def at_stock_limit(device: Device) -> Device:
     """The device with its data sheet's limit, whatever cap its ``tdp_w`` is."""
     return dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+
+
+@dataclass(frozen=True)
+class EnergyCosts:
+    """What activity costs where nobody measured: pJ of a byte and of a pair of query and key, a share of the limit."""
+
+    byte_pj: float = BYTE_PJ
+    pair_pj: float = PAIR_PJ
+    active_share: float = ACTIVE_SHARE
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What n ops keep busy: memory in GB/s, matrix units in watts at their rate, softmax in pairs a microsecond.
+
+    ``units`` is the share of compute units that run.
+    """
+
+    gbps: np.ndarray
+    core: np.ndarray
+    pairs: np.ndarray | float
+    units: float
 
 
 @dataclass(frozen=True)
@@ -244,43 +268,65 @@ def is_held(kind: str, dtype: str, device: Device) -> bool:
 
 
 def estimated_w(ops: OpColumns, device: Device, latency_us: np.ndarray) -> np.ndarray:
-    """Watts of n ops that take ``latency_us``, where nobody measured them; no more than the limit.
+    """Watts of n ops that take ``latency_us``, where nobody measured them; no more than the limit."""
+    return drawn_w(activity(ops, device, latency_us), device)
 
-    Idle power, :data:`.clocks.MEMORY_PJ` for each byte, what matrix units draw at the rate that they reach, and of all
-    kernels but plain products a share for lanes and caches.
-    """
-    gbps, core = demands(ops, device, latency_us)
-    share = 0.0 if KINDS[ops.kind].family == "gemm" else ACTIVE_SHARE
-    watts = clocks.idle_w(device) + share * clocks.stock_limit_w(device) + traffic_w(device, gbps) + core
+
+def drawn_w(busy: Activity, device: Device, costs: EnergyCosts | None = None) -> np.ndarray:
+    """Watts of what n ops keep busy: idle power, units that run, bytes, products, softmax; no more than the limit."""
+    costs = costs or EnergyCosts()
+    running = costs.active_share * clocks.stock_limit_w(device) * busy.units
+    moving = costs.byte_pj * 1e-3 * np.minimum(busy.gbps, device.memory_gbps)
+    watts = clocks.idle_w(device) + running + moving + busy.core + costs.pair_pj * 1e-6 * busy.pairs
     return np.asarray(np.minimum(watts, device.tdp_w))
 
 
-def demands(ops: OpColumns, device: Device, latency_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """GB/s that n ops move, and watts of matrix units at the rate that they reach (:func:`.clocks.core_w`).
+def streaming_w(device: Device) -> float:
+    """Watts of a kernel that keeps memory busy and computes nothing."""
+    nothing = np.zeros(1)
+    return float(drawn_w(Activity(nothing + device.memory_gbps, nothing, nothing, 1.0), device)[0])
 
-    Tiles of experts are computed whole, with the rows that pad the last one of each (``analytical/moe.py``).
+
+def activity(ops: OpColumns, device: Device, latency_us: np.ndarray) -> Activity:
+    """What n ops that take so long keep busy.
+
+    Tiles of experts are computed whole, with the rows that pad the last one of each, and their tokens are gathered,
+    written and summed in memory between the products (``analytical/moe.py``).
     """
     cost, took_us = ops.cost, np.maximum(latency_us, 1e-3)
-    gbps = np.broadcast_to(np.asarray(cost.bytes, dtype=float), took_us.shape) / took_us * 1e-3
-    tflops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape) / took_us * 1e-6
-    if KINDS[ops.kind].family == "moe" and device.supports(ops.dtype):
-        chunks = analytical.terms(ops, device)
-        tflops = tflops * np.concatenate(
-            [np.ones(len(us)) * law.hints.get("padding", 1.0) for us, _, law, _, _ in chunks]
-        )
-    if KINDS[ops.kind].family not in WITH_MATRICES or not device.supports(ops.dtype):
-        return gbps, np.zeros(took_us.shape)
-    usual = at_stock_limit(device)
-    if clocks.anchor(usual, ops.dtype) is not None:
-        return gbps, clocks.core_w(usual, ops.dtype, tflops)
-    room = max(usual.tdp_w - clocks.floor_w(usual), 0.0)
-    return gbps, np.asarray(room * tflops / (LIMITING_RATE * whole_rate(device, ops.dtype)))
+    family = KINDS[ops.kind].family
+    moved = np.broadcast_to(np.asarray(cost.bytes, dtype=float), took_us.shape)
+    flops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape)
+    if family == "moe" and device.supports(ops.dtype):
+        chunks = [(us, law, setting) for us, _, law, _, setting in analytical.terms(ops, device)]
+        flops = flops * np.concatenate([np.ones(len(us)) * law.hints.get("padding", 1.0) for us, law, _ in chunks])
+        read = [np.ones(len(us)) * law.memory * setting.memory_rate for us, law, setting in chunks]
+        moved = np.maximum(moved, np.concatenate(read))
+    core = np.zeros(took_us.shape)
+    if family in WITH_MATRICES and device.supports(ops.dtype):
+        core = _core_w(at_stock_limit(device), ops.dtype, flops / took_us * 1e-6)
+    units = min(COLLECTIVE_BLOCKS / device.compute_units, 1.0) if family in WITHOUT_POWER else 1.0
+    return Activity(moved / took_us * 1e-3, core, _pairs(ops) / took_us, units)
 
 
-def traffic_w(device: Device, gbps: np.ndarray | float) -> np.ndarray:
-    """Watts of memory that moves so many GB/s: no more than it can, and no more than its share of the limit."""
-    most_w = MOST_MEMORY_SHARE * clocks.stock_limit_w(device)
-    return np.asarray(np.minimum(clocks.MEMORY_PJ * 1e-3 * np.minimum(gbps, device.memory_gbps), most_w))
+def _core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:
+    if clocks.anchor(device, dtype) is not None:
+        return clocks.core_w(device, dtype, tflops)
+    room = max(device.tdp_w - clocks.floor_w(device), 0.0)
+    return np.asarray(room * tflops / (LIMITING_RATE * whole_rate(device, dtype)))
+
+
+def _pairs(ops: OpColumns) -> np.ndarray | float:
+    """Queries times keys of all heads that n ops of attention score; 0 of other kinds."""
+    dims = ops.columns
+    if KINDS[ops.kind].family != "attention" or "v_head_dim" not in dims:
+        return 0.0
+    if "topk" in dims:
+        pairs = dims["seq_q"] * np.minimum(dims["topk"], dims["seq_kv"])
+    else:
+        pairs = attended_pairs(dims["seq_q"], dims["seq_kv"], dims["causal"], dims.get("window", 0))
+    heads = dims["heads_q"] if "heads_q" in dims else dims["heads"]
+    return np.asarray(dims["batch"] * heads * pairs, dtype=float)
 
 
 def _knows_its_cap(kind: str, dtype: str, device: Device) -> bool:
