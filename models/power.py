@@ -44,13 +44,15 @@ FOLDER = "power"
 COMPUTE_SHARE, MEMORY_SHARE = 0.8, 0.5  # of the limit that a saturated unit adds
 LOWEST_CLOCK = 0.15  # of the boost clock: what a driver still sets
 HALVINGS = 40  # of the range in which a clock is sought
-# Where nobody measured: what bytes, softmax and running kernels cost. Sought together on all sources of NVIDIA's tables
-# whose runs the counter could follow (tests/evidence/power.py, which leaves each source out as well)
-BYTE_PJ = 80.0  # of memory, beside ACTIVE_SHARE
-PAIR_PJ = 400.0  # of a query and a key: the score's way through registers, its exponential, its share of the sum
-# Of the limit: units that run a kernel, whatever it does (AccelWattch, MICRO 2021, counts active units apart from what
-# they compute)
+# Where nobody measured: sought together on all sources of NVIDIA's tables (tests/evidence/power.py, which leaves each
+# source out as well), beside 100 pJ a byte (:data:`.clocks.MEMORY_PJ`).
+# Of the limit: lanes, registers and caches of kernels other than plain products, whose loads and products few threads
+# start (TMA, wgmma in CUDA's PTX ISA)
 ACTIVE_SHARE = 0.2
+# Of a query and a key: the score's way through registers, its exponential, its share of the sum
+PAIR_PJ = 400.0
+# Of the limit: what memory adds at most. Kernels that only stream draw 0.8 to 0.95 of the limit in all (H200, B200)
+MOST_MEMORY_SHARE = 0.5
 COLLECTIVE_BLOCKS = 32.0  # one a unit, that collectives take at most (NCCL_MAX_CTAS in NCCL's guide)
 # Of the data sheet's rate: where products reach the limit, on chips that nobody timed for long. Judged on two chips
 # (bf16 of H200 and B200)
@@ -107,18 +109,19 @@ def at_stock_limit(device: Device) -> Device:
 
 @dataclass(frozen=True)
 class EnergyCosts:
-    """What activity costs where nobody measured: pJ of a byte and of a pair of query and key, a share of the limit."""
+    """What activity costs where nobody measured: pJ of a byte, and of a pair of query and key; shares of the limit."""
 
-    byte_pj: float = BYTE_PJ
+    byte_pj: float = clocks.MEMORY_PJ
     pair_pj: float = PAIR_PJ
     active_share: float = ACTIVE_SHARE
+    most_memory_share: float = MOST_MEMORY_SHARE
 
 
 @dataclass(frozen=True)
 class Activity:
     """What n ops keep busy: memory in GB/s, matrix units in watts at their rate, softmax in pairs a microsecond.
 
-    ``units`` is the share of compute units that run.
+    ``units`` is the share of compute units whose lanes run: none of plain products.
     """
 
     gbps: np.ndarray
@@ -224,8 +227,9 @@ def answers(kind: str, device: Device, limits: Limits) -> bool:
 def drawn(model: Predictor | None, ops: OpColumns, device: Device, limits: Limits, latency_us: np.ndarray) -> Drawn:
     """Watts and slowdown of n ops that take ``latency_us`` at full clock; by :func:`estimated_w` without a ``model``.
 
-    A device whose ``tdp_w`` lies below its data sheet's is under that cap. Without a model watts are outside any
-    envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
+    The estimate answers outside of a model's envelope, too: only large ops run for as long as the counter needs. A
+    device whose ``tdp_w`` lies below its data sheet's is under that cap. PowerError for a device without ``tdp_w``, or
+    a cap that it exceeds with nothing to do.
     """
     limits, usual = limits.of(device), at_stock_limit(device)
     if limits.cap_w is not None and limits.cap_w <= clocks.idle_w(usual):
@@ -234,22 +238,22 @@ def drawn(model: Predictor | None, ops: OpColumns, device: Device, limits: Limit
             f"{clocks.idle_w(usual):.0f} W"
         )
     busy = parts(ops, usual)
-    if model is None:
-        watts = estimated_w(ops, usual, latency_us)
-        inside = np.zeros(len(watts), dtype=bool)
-    else:
-        watts, inside = modelled_w(model, busy, frame(ops, usual), usual)
+    watts = estimated_w(ops, usual, latency_us)
+    inside = np.zeros(len(watts), dtype=bool)
+    if model is not None:
+        modelled, inside = modelled_w(model, busy, frame(ops, usual), usual)
+        watts = np.where(inside, modelled, watts)
     if limits.cap_w is not None and _knows_its_cap(ops.kind, ops.dtype, device):
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
     rated: list[Demand] = []
     if is_held(ops.kind, ops.dtype, usual):
         law = demand_by_rate(usual, clocks.rate_name(ops.kind, ops.dtype), busy, latency_us, _added_bytes(ops))
         rated = [law.where(law.core > LEAST_CORE * usual.tdp_w)]
-        if model is None:
-            watts = np.maximum(watts, np.minimum(rated[0].at(np.ones(len(watts)), busy, usual.alpha), usual.tdp_w))
+        at_rate = np.minimum(rated[0].at(np.ones(len(watts)), busy, usual.alpha), usual.tdp_w)
+        watts = np.where(inside, watts, np.maximum(watts, at_rate))
     demands = [demand_by_watts(usual, busy, watts), *(rated if limits.cap_w is not None else ())]
     slower, power = held(usual, busy, demands, limits)
-    power = power if model is not None else np.minimum(power, watts)
+    power = np.where(inside, power, np.minimum(power, watts))
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
 
 
@@ -274,9 +278,10 @@ def estimated_w(ops: OpColumns, device: Device, latency_us: np.ndarray) -> np.nd
 
 def drawn_w(busy: Activity, device: Device, costs: EnergyCosts | None = None) -> np.ndarray:
     """Watts of what n ops keep busy: idle power, units that run, bytes, products, softmax; no more than the limit."""
-    costs = costs or EnergyCosts()
-    running = costs.active_share * clocks.stock_limit_w(device) * busy.units
+    costs, limit = costs or EnergyCosts(), clocks.stock_limit_w(device)
     moving = costs.byte_pj * 1e-3 * np.minimum(busy.gbps, device.memory_gbps)
+    moving = np.minimum(moving, costs.most_memory_share * limit)
+    running = costs.active_share * limit * busy.units
     watts = clocks.idle_w(device) + running + moving + busy.core + costs.pair_pj * 1e-6 * busy.pairs
     return np.asarray(np.minimum(watts, device.tdp_w))
 
@@ -305,7 +310,8 @@ def activity(ops: OpColumns, device: Device, latency_us: np.ndarray) -> Activity
     core = np.zeros(took_us.shape)
     if family in WITH_MATRICES and device.supports(ops.dtype):
         core = _core_w(at_stock_limit(device), ops.dtype, flops / took_us * 1e-6)
-    units = min(COLLECTIVE_BLOCKS / device.compute_units, 1.0) if family in WITHOUT_POWER else 1.0
+    few = min(COLLECTIVE_BLOCKS / device.compute_units, 1.0)
+    units = 0.0 if family == "gemm" else few if family in WITHOUT_POWER else 1.0
     return Activity(moved / took_us * 1e-3, core, _pairs(ops) / took_us, units)
 
 
@@ -348,7 +354,7 @@ def find(roots: Sequence[Path], kind: str, device_id: str, backend: str | None =
 
 
 def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend: str | None = None) -> np.ndarray:
-    """Watts of ops by the power models of folders of predictors [n], no more than the cap; NaN where there is none."""
+    """Watts of ops by the power models of folders of predictors [n], no more than the cap; NaN outside of them all."""
     watts = np.full(len(ops), np.nan)
     if not device.tdp_w or not any((root / FOLDER).is_dir() for root in roots):
         return watts
@@ -357,8 +363,9 @@ def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend
         model = None if KINDS[kind].family in WITHOUT_POWER else find(roots, kind, device.id, backend)
         if model is not None:
             group = OpColumns(kind, columns, dtype, out_dtype)
-            drawn_w, _ = modelled_w(model, parts(group, usual), frame(group, usual), usual)
-            watts[at] = np.clip(drawn_w, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
+            modelled, inside = modelled_w(model, parts(group, usual), frame(group, usual), usual)
+            within = np.clip(modelled, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
+            watts[at] = np.where(inside, within, np.nan)
     return watts
 
 

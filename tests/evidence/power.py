@@ -27,9 +27,11 @@ KINDS_ASKED = ("gemm", "fused_moe", "attention_prefill", "attention_decode", "ml
 MOST_ROWS = 6000  # of a kind on a chip
 MOST_OF_MEMORY = 1.05  # of the bandwidth: what is read faster comes from the cache, because the table's calls share data
 FEWEST = 40
-BYTE_PJ = (40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0, 120.0)
-PAIR_PJ = (0.0, 100.0, 200.0, 300.0, 400.0, 500.0)
-SHARES = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35)  # of the limit
+FEW_ROWS = 64  # of a product: those of decoding, which wait for memory
+BYTE_PJ = (60.0, 80.0, 100.0, 120.0)
+PAIR_PJ = (0.0, 200.0, 300.0, 400.0, 500.0)
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3)  # of the limit, of kernels other than plain products
+MOST_MEMORY = (0.4, 0.5, 0.6, 1.0)  # of the limit
 
 
 @dataclass(frozen=True)
@@ -65,19 +67,20 @@ def rows_of(store: Store) -> Iterator[PowerRows]:
             usable = np.flatnonzero(np.nan_to_num(watts) > 0)
             chosen = np.random.default_rng(0).permutation(usable)[:MOST_ROWS]
             columns = {name: numbers(table[name]) for name in KINDS[kind].names}
-            for source, formats_of in sorted({(sources[at], formats[at]) for at in chosen}):
-                at = chosen[(sources[chosen] == source) & (formats[chosen] == formats_of)]
+            few = columns["m"] <= FEW_ROWS if kind == "gemm" else np.zeros(len(watts), dtype=bool)
+            for source, formats_of, small in sorted({(sources[at], formats[at], few[at]) for at in chosen}):
+                at = chosen[(sources[chosen] == source) & (formats[chosen] == formats_of) & (few[chosen] == small)]
                 if len(at) < FEWEST:
                     continue
                 dtype, out_dtype = formats_of.split()
                 asked = OpColumns(
                     kind, {name: each[at].astype(np.int64) for name, each in columns.items()}, dtype, out_dtype
                 )
-                yield from group(f"{device_id} {source}", asked, device, latency[at], watts[at])
+                yield from group(f"{device_id} {source}", asked, device, latency[at], watts[at], small)
 
 
 def group(
-    source: str, asked: OpColumns, device: Device, latency_us: np.ndarray, watts: np.ndarray
+    source: str, asked: OpColumns, device: Device, latency_us: np.ndarray, watts: np.ndarray, few: bool
 ) -> Iterator[PowerRows]:
     """Measured rows whose bytes are memory's, with what they keep busy; none where they are too few."""
     busy = power.activity(asked, device, latency_us)
@@ -85,12 +88,13 @@ def group(
     if of_memory.sum() >= FEWEST:
         pairs = np.broadcast_to(busy.pairs, watts.shape)[of_memory]
         chosen = power.Activity(busy.gbps[of_memory], busy.core[of_memory], pairs, busy.units)
-        yield PowerRows(source, asked.kind, asked.dtype, device, watts[of_memory], chosen)
+        kind = f"{asked.kind}, few rows" if few else asked.kind
+        yield PowerRows(source, kind, asked.dtype, device, watts[of_memory], chosen)
 
 
 def best_costs(groups: Sequence[PowerRows]) -> power.EnergyCosts:
     """The costs with the least mean error over groups."""
-    tried = (power.EnergyCosts(*three) for three in itertools.product(BYTE_PJ, PAIR_PJ, SHARES))
+    tried = (power.EnergyCosts(*four) for four in itertools.product(BYTE_PJ, PAIR_PJ, SHARES, MOST_MEMORY))
     return min(tried, key=lambda costs: float(np.mean([each.error(costs) for each in groups])))
 
 
@@ -107,7 +111,8 @@ def mean_off(groups: Sequence[PowerRows], costs: power.EnergyCosts | None = None
 
 def told(costs: power.EnergyCosts) -> str:
     """Costs in words."""
-    return f"{costs.byte_pj:g} pJ a byte, {costs.pair_pj:g} pJ a pair, share {costs.active_share:g}"
+    shares = f"share {costs.active_share:g}, memory {costs.most_memory_share:g}"
+    return f"{costs.byte_pj:g} pJ a byte, {costs.pair_pj:g} pJ a pair, {shares}"
 
 
 def lines(groups: Sequence[PowerRows]) -> Iterator[str]:
