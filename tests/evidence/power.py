@@ -1,9 +1,9 @@
 """Watts of ops that were measured, beside what opcast estimates of them: ``python tests/evidence/power.py STORE``.
 
-STORE holds NVIDIA's tables with watts (``opcast import source=aiconfigurator store=STORE``), of runs that lasted as long
-as the counter averages. No power model is asked: this is the estimate for chips and kinds that nobody measured. Whole
-sources (a chip under a framework) are left out: the costs are sought again on the others, by the mean error of their
-logarithms, and asked about the one.
+STORE holds NVIDIA's tables with watts (``opcast import source=aiconfigurator store=STORE``), of runs that lasted as
+long as the counter averages. No power model is asked: this is the estimate for chips and kinds that nobody measured.
+Whole sources (a chip under a framework) are left out: the costs are sought again on the others, by the mean error of
+their logarithms, and asked about the one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from opcast.models import power
 
 KINDS_ASKED = ("gemm", "fused_moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "quantize")
 MOST_ROWS = 6000  # of a kind on a chip
-MOST_OF_MEMORY = 1.05  # of the bandwidth: what is read faster comes from the cache, because the table's calls share data
+MOST_OF_MEMORY = (
+    1.05  # of the bandwidth: what is read faster comes from the cache, because the table's calls share data
+)
 FEWEST = 40
 FEW_ROWS = 64  # of a product: those of decoding, which wait for memory
 BYTE_PJ = (60.0, 80.0, 100.0, 120.0)
@@ -126,8 +128,8 @@ def lines(groups: Sequence[PowerRows]) -> Iterator[str]:
             shown = percent(each.estimate(), each.watts), percent(each.estimate(costs), each.watts)
             cells = source, each.kind, each.dtype, str(len(each.watts)), f"{each.watts.mean():.0f}", *shown
             yield f"| {' | '.join(cells)} |"
-        cells = f"{mean_off(of_source)} | {mean_off(of_source, costs)} ({told(costs)})"
-        yield f"| **{source}** | mean of kinds | | | | {cells} |"
+        means = f"{mean_off(of_source)} | {mean_off(of_source, costs)} ({told(costs)})"
+        yield f"| **{source}** | mean of kinds | | | | {means} |"
     yield f"All sources together: {told(best_costs(groups))}."
 
 

@@ -232,5 +232,7 @@ def test_people_lengthen_a_job_and_no_step_is_made_twice_for_it() -> None:
 
 
 def test_a_job_that_nothing_interrupts_has_no_setbacks() -> None:
-    report = opcast.plan(TINY, **NODE, steps=100, step_time_s=2.0, checkpoint={"size_gb": 1}, failures={"fleet": "none"})
+    report = opcast.plan(
+        TINY, **NODE, steps=100, step_time_s=2.0, checkpoint={"size_gb": 1}, failures={"fleet": "none"}
+    )
     assert report.days.p10 == report.days.p90

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -203,13 +204,16 @@ def test_rows_that_pad_a_tile_of_an_expert_draw_as_others_do() -> None:
 
 
 def test_softmax_costs_what_narrow_formats_do_not_save() -> None:
-    """At one rate of FLOPs, heads of 64 score twice the pairs that heads of 128 do; linear attention scores none."""
+    """At one rate of FLOPs, heads of 64 score twice the pairs that heads of 128 do."""
 
-    def pairs(head_dim: int, **more: int) -> float:
-        dims = {"batch": 1, "heads_q": 8, "heads_kv": 8, "head_dim": head_dim, "v_head_dim": head_dim, "causal": 0}
-        op = make_op("attention_prefill", seq_q=2048, seq_kv=2048, **dims, **more)
+    def pairs(head_dim: int) -> float:
+        heads = {"heads_q": 8, "heads_kv": 8, "head_dim": head_dim, "v_head_dim": head_dim}
+        dims: dict[str, Any] = {"seq_q": 2048, "seq_kv": 2048, "causal": 0, **heads}
+        op = make_op("attention_prefill", **dims)
         columns = {name: np.array([value]) for name, value in zip(KINDS[op.kind].names, op.dims, strict=True)}
-        busy = power.activity(OpColumns(op.kind, columns, "fp8", "bf16"), H200, op.cost.flops / 500.0 * np.full(1, 1e-6))
+        busy = power.activity(
+            OpColumns(op.kind, columns, "fp8", "bf16"), H200, op.cost.flops / 500.0 * np.full(1, 1e-6)
+        )
         return float(np.asarray(busy.pairs)[0])
 
     assert pairs(64) == pytest.approx(2.0 * pairs(128))
