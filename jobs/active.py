@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..datasets.backends import DEFAULT_BACKEND
+from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.loading import load
 from ..datasets.ops import Op
@@ -102,7 +103,7 @@ def run(
         results.append(RoundResult(len(cases), spent, chosen.before, chosen.after, error))
         error_text = "" if error is None else f", {error:.1%} found"
         expected = f"error {chosen.before:.1%} expected{error_text}, then {chosen.after:.1%}"
-        say(f"round {len(results)}: {len(cases)} points, {expected}")
+        say(f"round {len(results)}: {counted(len(cases), 'point')}, {expected}")
     return results, "the points are spent"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from . import resolve
 from .show import print_json, say, table, wants_json
 from .validate import progress_bar
@@ -84,7 +85,9 @@ def drawn(result: Calibrating) -> str:
     ratios: dict[str, list[float]] = {}
     for run in result.observed:
         ratios.setdefault(run.table, []).append(math.exp(-errors[run.id]))
-    return svg(ratios, f"Predicted over measured times of {len(errors)} runs, no run of their framework known")
+    return svg(
+        ratios, f"Predicted over measured times of {counted(len(errors), 'run')}, no run of their framework known"
+    )
 
 
 def show(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:

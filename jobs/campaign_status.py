@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.store import Store
 from ..harness.command import duration
 from .show import BadInputError, print_json, say, table, wants_json
@@ -70,10 +71,10 @@ def watch(store: Store, price: float | None) -> int:
 def headline(campaign: CampaignStatus, price: float | None) -> str:
     """One line: cases, failures, time left, cost."""
     figures = status_values(campaign, price)
-    words = [f"{campaign.campaign} ({campaign.where}): {campaign.done:,} of {campaign.cases:,} cases"]
+    words = [f"{campaign.campaign} ({campaign.where}): {campaign.done:,} of {counted(campaign.cases, 'case')}"]
     words += [f"{count} {name}" for name, count in sorted(campaign.failures.items())]
     if campaign.not_started:
-        words.append(f"{campaign.not_started} parts not started")
+        words.append(f"{counted(campaign.not_started, 'part')} not started")
     if not campaign.complete and campaign.left_s is not None:
         words.append(f"{duration(campaign.left_s)} left")
     words.append(f"{figures['gpu_hours']:.2f} device hours" + ("" if price is None else f", {figures['cost']:.2f}"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..datasets import quality
+from ..datasets.counts import counted
 from ..datasets.near import meant
 from ..datasets.repeatability import agreements
 from ..datasets.store import Store
@@ -66,7 +67,7 @@ def bundle(store: Store, config: dict[str, Any], as_json: bool) -> int:
     if as_json:
         print_json({"bundle": str(path), "rows": rows, **asdict(pack_report)})
     else:
-        say(f"{rows:,} rows of site {pack_report.site} in {path}, license {pack_report.license}")
+        say(f"{counted(rows, 'row')} of site {pack_report.site} in {path}, license {pack_report.license}")
     return 0
 
 

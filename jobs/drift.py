@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..datasets.counts import counted
 from ..datasets.drift import Shift, StepMove, drift, releases, step_moves, versions
 from ..datasets.store import Store
 from .planning import planned_steps, shares_of
@@ -133,7 +134,7 @@ def _write_plan(store: Store, moved: Sequence[Shift], path: Path) -> None:
     device = "cpu" if all(shift.device.startswith("cpu_") for shift in moved) else "cuda"
     plan = CampaignPlan("again", tuple(sorted(cases)), settings=Settings(device=device))
     write_text("plan_out", path, plan.to_json())
-    say(f"{len(cases)} cases written to {path}; run them with: python -m opcast.harness {path} {store.path}")
+    say(f"{counted(len(cases), 'case')} written to {path}; run them with: python -m opcast.harness {path} {store.path}")
 
 
 def show(shifts: Sequence[Shift], changed: Mapping[str, str], stale: Sequence[str]) -> None:

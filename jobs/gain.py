@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..datasets.counts import counted
 from ..datasets.store import Store
 from ..simulator.report.view import Toned, ViewColumn, ViewTable
 from .planning import answer_step, planned_steps
@@ -66,7 +67,7 @@ def run(store: Store, config: dict[str, Any], as_json: bool) -> int:
         from ..simulator.html import gain, write
 
         better = sum(row.verdict in ("better", "new") for row in kinds)
-        facts = f"{sum(row.rows for row in kinds):,} rows", f"{better} of {len(kinds)} tables are better"
+        facts = counted(sum(row.rows for row in kinds), "row"), f"{better} of {len(kinds)} tables are better"
         write(gain.page(str(store.path), facts, by_kind, by_step), page)
     if as_json:
         values = [{**asdict(kind), "verdict": kind.verdict} for kind in kinds]

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..datasets.counts import counted
 from ..datasets.loading import nearest
 from ..datasets.version import __version__
 from ..simulator.question.declaration import RequestSetting, defaults_of
@@ -257,7 +258,7 @@ def _lines(
 ) -> list[str]:
     """One line, or one for each setting within where these have help of their own."""
     if name in folded:
-        return [f"{name}: {folded[name]} settings".ljust(COMMENTS) + f"  # {help_text}: --help={name}"]
+        return [f"{name}: {counted(folded[name], 'setting')}".ljust(COMMENTS) + f"  # {help_text}: --help={name}"]
     if isinstance(value, dict) and any(setting.help for setting in inside):
         lines = [f"{name}:" + (f"  # {help_text}" if help_text else "")]
         for setting in inside:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.devices import Device, known_devices, load_device, overridden
 from ..datasets.loading import load
 from ..datasets.sources.options import ImportOptions
@@ -95,7 +96,7 @@ def show(report: ImportReport, store: Store) -> None:
         table("doubtful", ("where", "what", "do"), [(f.where, f.what, f.do) for f in report.flagged])
     refused = sum(one.rows for one in report.rejected)
     say(
-        f"{report.rows_read:,} rows of {report.files} files read in {report.wall_time_s:.1f} s: "
+        f"{counted(report.rows_read, 'row')} of {counted(report.files, 'file')} read in {report.wall_time_s:.1f} s: "
         f"{report.rows_written:,} written, {report.merged:,} repeats merged, {report.skipped:,} already there, "
         f"{refused:,} kept out"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, OpError, make_op
 from ..simulator.report.answer import OpPrediction
@@ -78,7 +79,7 @@ def show_one(prediction: OpPrediction, device_name: str) -> None:
     if prediction.op["kind"] == "transfers":
         interval = f"{time_text(prediction.low_us)} to {time_text(prediction.high_us)}"
         rows = [("all done after", time_text(prediction.latency_us)), ("interval", interval)]
-        table(f"{prediction.op['count']} transfers on {prediction.network['topology']}", ("", ""), rows)
+        table(f"{counted(prediction.op['count'], 'transfer')} on {prediction.network['topology']}", ("", ""), rows)
         return links.show(prediction.network, many=True)
     op = make_op(**{"kind_name": prediction.op["kind"], **{k: v for k, v in prediction.op.items() if k != "kind"}})
     cost = op.cost

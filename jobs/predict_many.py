@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.ops import KINDS, Op, make_op
 from ..datasets.vocabulary import OpColumns
@@ -45,7 +46,7 @@ def run(config: Mapping[str, Any], as_json: bool, predicted: ONE_BY_ONE) -> int:
         count = shapes.write_tables(output, answers)
         if as_json:
             print_json({"output": str(output), "rows": count})
-        say(f"{count} predictions written to {output}")
+        say(f"{counted(count, 'prediction')} written to {output}")
     elif as_json:
         print_json({"predictions": list(rows)})
     else:

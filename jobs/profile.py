@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.near import meant
 from ..datasets.ops import Op
@@ -55,7 +56,8 @@ def run(config: dict[str, Any]) -> int:
         write_text("plan_out", path, plan.to_json())
         if as_json:
             print_json({"plan": str(path), "cases": len(plan.cases)})
-        say(f"{len(plan.cases)} cases written to {path}; run them with: python -m opcast.harness {path} STORE")
+        written = counted(len(plan.cases), "case")
+        say(f"{written} written to {path}; run them with: python -m opcast.harness {path} STORE")
         return 0
     store = Store(Path(config["store"]).expanduser())
     if not isinstance(target, Here):
@@ -127,7 +129,7 @@ def elsewhere(target: Place, plan: CampaignPlan, store: Store, as_json: bool) ->
     report: dict[str, Any] = {"campaign": campaign, "parts": target.parts, "where": target.name, "store": str(path)}
     if isinstance(target, Kubernetes):
         report["manifest"] = str(write_manifests(target, plan, campaign))
-        say(f"{target.parts} parts of {campaign} in {target.manifest}: kubectl apply -f {target.manifest}")
+        say(f"{counted(target.parts, 'part')} of {campaign} in {target.manifest}: kubectl apply -f {target.manifest}")
     else:
         new = campaign not in announcements(path)
         record = announce(path, plan, target.parts, target.name)
@@ -161,7 +163,8 @@ def on_slurm(target: Slurm, store: Path, campaign: str) -> dict[str, Any]:
     from .launching.slurm import submit
 
     jobs = submit(target, store, campaign)
-    say(f"{len(jobs)} parts of {campaign} queued as Slurm's {jobs[0].job_id.split('_')[0]}: opcast profile status")
+    array = jobs[0].job_id.split("_")[0]
+    say(f"{counted(len(jobs), 'part')} of {campaign} queued as Slurm's {array}: opcast profile status")
     if target.wait:
         for job in jobs:
             job.wait()
@@ -175,7 +178,7 @@ def on_ray(target: Ray, store: Path, campaign: str) -> dict[str, Any]:
     done = {}
     for name, summary in run_parts(target, store, campaign):
         done[name] = summary
-        say(f"part {name}: {summary['done']} of {summary['total']} cases in the store")
+        say(f"part {name}: {summary['done']} of {counted(summary['total'], 'case')} in the store")
     return {"summaries": done}
 
 
@@ -344,8 +347,12 @@ def show(summary: Summary, store: Store) -> None:
     )
     rows = [
         ("campaign", summary.run_id),
-        ("outcome", summary.outcome + (f", {summary.remaining} cases left: run it again" if summary.remaining else "")),
-        ("in the store", f"{summary.done} of {summary.total} cases"),
+        (
+            "outcome",
+            summary.outcome
+            + (f", {counted(summary.remaining, 'case')} left: run it again" if summary.remaining else ""),
+        ),
+        ("in the store", f"{summary.done} of {counted(summary.total, 'case')}"),
         ("measured now", f"{counts} in {time_text(summary.elapsed_s * 1e6)}"),
         ("store", store.path),
     ]

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.kernels import package_of
 from ..datasets.launches import Caller
@@ -178,7 +179,7 @@ def show(covered_ops: list[Coverage], device: str, stack: str, least: float) -> 
     table(f"{stack} on {device}", heads, rows[:SHOWN])
     below = [op_coverage for op_coverage in covered_ops if op_coverage.share < least]
     if below:
-        say(f"and {len(below)} ops below {least:.1%} each, {sum(op.share for op in below):.1%} together")
+        say(f"and {counted(len(below), 'op')} below {least:.1%} each, {sum(op.share for op in below):.1%} together")
     totals, remaining_s = shares(covered_ops), sum(op_coverage.seconds for op_coverage in covered_ops)
     say(
         f"measured {totals[MEASURED]:.1%}, measurable {totals[MEASURABLE]:.1%}, not measurable {totals[NOT]:.1%} "

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.device_names import figures_of_file
 from ..datasets.devices import Device
 from ..datasets.installing import install_command
@@ -203,8 +204,8 @@ def cut_short(summary: Summary) -> str:
     from ..harness.plan_order import FIRST_OF_KIND
 
     return (
-        f"     the time for measuring ran out after {summary.done} of {summary.total} cases, some of every kind "
-        f"({FIRST_OF_KIND} or all of them): answers are rougher; the same command again measures the rest"
+        f"     the time for measuring ran out after {summary.done} of {counted(summary.total, 'case')}, some of every "
+        f"kind ({FIRST_OF_KIND} or all of them): answers are rougher; the same command again measures the rest"
     )
 
 

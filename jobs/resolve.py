@@ -142,7 +142,17 @@ def given(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in made.items() if name in questions.beside_law()}
     joined = cluster(config)
     chosen = {"model": model(config), "cluster": joined, "device": named_device(config)}
+    if verb == "search_serving" and config["framework"] and not made["space"].get("policy"):
+        made |= {"space": made["space"] | {"policy": policies(str(config["framework"]))}}
     return made | chosen | {"stack": stack(config, verb)}
+
+
+def policies(framework: str) -> list[str]:
+    """The policy of what a framework starts, as ``space.policy``; none where it starts any engine."""
+    from ..simulator.search.served.launch import engine_started
+
+    engine_name = engine_started(framework)
+    return [engine_name] if engine_name else []
 
 
 def set_values(verb: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,15 +202,22 @@ def calibrate_request(config: Mapping[str, Any]) -> CalibrateRequest:
 
 
 def stack(config: Mapping[str, Any], verb: str) -> Stack | None:
-    """The chosen framework with its overrides, which without a choice go to the usual one; None without either."""
+    """The chosen framework with its overrides, which without a choice go to the one that a search's launch file is for,
+    or to the usual one; None without any."""
     from ..simulator.question.requests import usual_stack
     from ..simulator.question.stack import stack_from_dict
     from ..simulator.serving.connect import usual_serving_stack
 
-    chosen = config.get("stack") or {}
-    if not chosen or "id" in chosen:
-        return stack_from_dict(chosen) if chosen else None
-    if verb == "serving":
+    chosen, launched = config.get("stack") or {}, config.get("framework") if verb == "search" else None
+    if "id" in chosen:
+        return stack_from_dict(chosen)
+    if launched:
+        from ..simulator.search.launch import stack_of
+
+        usual = stack_of(str(launched))
+    elif not chosen:
+        return None
+    elif verb == "serving":
         usual = usual_serving_stack(str((config["scheduler"] or {}).get("policy")))
     else:
         work = config.get("workload") or {"kind": questions.QUESTIONS[verb].kind}

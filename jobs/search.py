@@ -94,12 +94,23 @@ def view_of(serving: bool) -> RowsView:
 def launch_text(
     config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, best: Mapping[str, Any]
 ) -> str:
-    """The launch file of the best point, for the framework that is told, or that the stack or the policy is of."""
+    """The launch file of the best point, for the framework that is told, or that the stack or the policy is of.
+
+    Says so where that one runs something else than was searched.
+    """
     framework, bench = config["framework"], resolve.bench(config)
     if isinstance(request, ServedSearchRequest):
-        return bench.launch_serving(request, best, framework)
-    titan = str((config.get("stack") or {}).get("id", "")).startswith("torchtitan")
-    return bench.launch(request, best, str(framework or ("torchtitan" if titan else "megatron-lm")))
+        from ..simulator.search.served.launch import other_engine
+
+        text, differ = bench.launch_serving(request, best, framework), other_engine(framework, best["policy"])
+    else:
+        from ..simulator.search.launch import other_stack, usual_framework
+
+        framework = framework or usual_framework(request.base.stack)
+        text, differ = bench.launch(request, best, framework), other_stack(request.base, framework)
+    if differ:
+        say(differ)
+    return text
 
 
 def run_comparison(config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, as_json: bool) -> int:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.loading import choice, number, whole
 from ..simulator.report import served_view
 from ..simulator.report.served import ServingReport
@@ -227,7 +228,7 @@ def write_timeline(served: ServedTraffic, path: Path) -> Path:
 
     logged, of = len(served.iterations), int(served.state.spans["iterations"].sum())
     if logged < of:
-        say(f"the timeline shows the first {logged:,} of {of:,} iterations")
+        say(f"the timeline shows the first {logged:,} of {counted(of, 'iteration')}")
     return write_trace(path, tracks(served.iterations, served.requests, served.setup))
 
 

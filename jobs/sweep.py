@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..datasets.counts import counted
 from ..datasets.loading import choice
 from . import resolve
 from .composing import as_override, compose, quoted
@@ -67,8 +68,9 @@ def run(config: dict[str, Any]) -> int:
     else:
         show(report)
     kept = report.points - report.asked
-    say(f"table: {path} ({len(report.rows):,} rows of {report.points:,} points, {kept:,} of them from it)")
-    for why, count in itertools.islice(counted(row[ERROR] for row in report.errors).items(), 3):
+    size = f"{counted(len(report.rows), 'row')} of {counted(report.points, 'point')}"
+    say(f"table: {path} ({size}, {kept:,} of them from it)")
+    for why, count in itertools.islice(occurrences(row[ERROR] for row in report.errors).items(), 3):
         say(f"{count:,} without an answer: {why}")
     return 1 if len(report.errors) == len(report.rows) else 0
 
@@ -131,7 +133,7 @@ def rows_of_words(verb: str, settings: Sequence[str]) -> list[Row]:
     return rows_of(verb, question)
 
 
-def counted(texts: Iterator[str]) -> dict[str, int]:
+def occurrences(texts: Iterator[str]) -> dict[str, int]:
     """How often each text comes, the most frequent first."""
     counts: dict[str, int] = {}
     for text in texts:
@@ -144,7 +146,7 @@ def show(report: SweepReport) -> None:
     rows = report.rows
     names = [*report.axes, *(name for name in FIGURES[report.verb] if any(row.get(name) is not None for row in rows))]
     shown = [[figure_text(row.get(name)) for name in names] for row in rows[:SHOWN]]
-    left = f", the first {SHOWN} of {len(rows):,} rows" if len(rows) > SHOWN else ""
+    left = f", the first {SHOWN} of {counted(len(rows), 'row')}" if len(rows) > SHOWN else ""
     print_table(f"{report.verb}{left}", names, shown)
 
 

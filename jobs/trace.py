@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.loading import nearest, whole
 from ..simulator.report.view import time_text
 from .show import BadInputError, print_json, say, show, table, wants_json
@@ -95,7 +96,7 @@ def link(config: dict[str, Any]) -> int:
         return 0
     rows = [linked_row(rank, report) for rank, report in list(reports.items())[:SHOWN]]
     heads = ("rank", "nodes", "kernels with a launch", "host events in the host trace", "edges", "gaps")
-    table(f"{output}: {len(traces):,} ranks", heads, rows)
+    table(f"{output}: {counted(len(traces), 'rank')}", heads, rows)
     for rank, each in reports.items():
         if each.note:
             say(f"rank {rank}: {each.note}")
@@ -193,7 +194,9 @@ def show_accounts(path: Path, accounts: Sequence[RankAccount]) -> None:
     for each in accounts[:SHOWN]:
         parts = [time_text(us) for us in (each.compute_us, each.exposed_us, each.idle_us)]
         rows.append((each.rank, time_text(each.total_us), *(["not recorded"] * 3 if each.blind else parts)))
-    table(f"{path}: {len(accounts):,} ranks", ("rank", "time", "compute", "exposed communication", "idle"), rows)
+    table(
+        f"{path}: {counted(len(accounts), 'rank')}", ("rank", "time", "compute", "exposed communication", "idle"), rows
+    )
     if lacking := [(each.rank, each.note) for each in accounts if each.note]:
         table("what is missing", ("rank", "note"), lacking[:SHOWN])
     from ..simulator.execution import tables

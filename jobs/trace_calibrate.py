@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..datasets.counts import counted
 from ..simulator.report.view import time_text
 from .show import BadInputError, print_json, say, table, wants_json
 from .writing import check_place, write_text
@@ -45,7 +46,7 @@ def run(config: dict[str, Any]) -> int:
         return 0
     rows = [(f.family, time_text(f.predicted_us), time_text(f.measured_us), f"{f.factor:.3f}")
             for f in found.families]  # fmt: skip
-    title = f"{found.framework} on {found.chip}, fitted on {len(found.fitted)} steps"
+    title = f"{found.framework} on {found.chip}, fitted on {counted(len(found.fitted), 'step')}"
     table(title, ("family", "predicted", "measured", "factor"), rows)
     held = [(h.step, time_text(h.measured_us), time_text(h.before_us), time_text(h.after_us),
              f"{abs(h.after_us / h.measured_us - 1):.1%}") for h in found.held_out]  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.loading import flag
 from . import trace_make
 from .show import BadInputError, print_json, say, wants_json
@@ -38,7 +39,7 @@ def run(config: dict[str, Any]) -> int:
                     "implied": left_out})  # fmt: skip
     else:
         more = f", without {left_out:,} dependencies that others imply" if left_out else ""
-        say(f"{output}: {nodes:,} nodes{more}")
+        say(f"{output}: {counted(nodes, 'node')}{more}")
     return 0
 
 

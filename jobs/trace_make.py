@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..datasets.counts import counted
 from ..datasets.traces import protobuf
 from ..datasets.traces.groups import RankedTraces, groups_text, write_groups
 from .show import BadInputError, print_json, say, wants_json
@@ -67,5 +68,5 @@ def show_written(config: dict[str, Any], target: Path, nodes: int, ranks: int) -
     if wants_json(config):
         print_json({"output": str(target), "nodes": nodes, "ranks": ranks})
     else:
-        say(f"{target}: {nodes:,} nodes of {ranks:,} ranks")
+        say(f"{target}: {counted(nodes, 'node')} of {counted(ranks, 'rank')}")
     return 0

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from ..datasets.collective_ops import bus_factor
+from ..datasets.counts import counted
 from ..datasets.dtypes import BITS
 from ..datasets.loading import choice, nearest, whole
 from ..datasets.traces.calls import TraceCall, rank_calls
@@ -202,7 +203,9 @@ def collectives(reports: Mapping[int, Mapping[str, Any]]) -> list[ReplayedCollec
 
 def show(report: Mapping[str, Any], path: Path) -> None:
     """The report as tables."""
-    title = f"{path}: {report['replayed']:,} calls on {report['ranks']} ranks in {time_text(report['wall_us'])}"
+    title = (
+        f"{path}: {report['replayed']:,} calls on {counted(report['ranks'], 'rank')} in {time_text(report['wall_us'])}"
+    )
     rows = [(o["name"], f"{o['count']:,}", time_text(o["recorded_us"]) if o["recorded_us"] else "",
              time_text(o["replayed_us"])) for o in report["operators"][:SHOWN]]  # fmt: skip
     table(title, ("rank 0", "calls", "recorded", "replayed"), rows)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.loading import choice, whole
 from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.view import time_text
@@ -118,7 +119,7 @@ def show(simulated: SimulatedRun, accounts: list[RankAccount], path: list[PathSh
         )
         for account in accounts[:SHOWN]
     ]
-    table(f"{name}: {time_text(total)}, {len(accounts):,} ranks, {nodes:,} nodes",
+    table(f"{name}: {time_text(total)}, {counted(len(accounts), 'rank')}, {counted(nodes, 'node')}",
           ("rank", "ends", "compute", "exposed communication", "idle"), rows)  # fmt: skip
     if len(accounts) > SHOWN:
         say(f"{len(accounts) - SHOWN:,} more ranks: format=json has all")

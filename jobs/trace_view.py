@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ..datasets.counts import counted
 from ..simulator.report.view import time_text
 from .show import BadInputError, print_json, say, table, wants_json
 from .trace_replay import node_range
@@ -35,14 +36,14 @@ def view(config: dict[str, Any]) -> int:
         summary = f"{len(graph.rows):,} nodes and {len(graph.edges):,} edges of rank {rank}"
     elif output.name.endswith(TIMELINES):
         write_trace(output, views.tracks(run))
-        summary = f"{len(run.traces):,} ranks, for https://ui.perfetto.dev"
+        summary = f"{counted(len(run.traces), 'rank')}, for https://ui.perfetto.dev"
     elif output.suffix or output.is_file():
         raise BadInputError(f"output={output} must end in {', '.join((*GRAPHS, *TIMELINES))}, or be a folder")
     else:
         for rank, trace in run.traces.items():
             spans, total_us = views.kernels(trace)
             write_kineto(output / f"rank{rank}.json.gz", rank, len(run.traces), spans, total_us)
-        summary = f"{len(run.traces):,} ranks, for HolisticTraceAnalysis"
+        summary = f"{counted(len(run.traces), 'rank')}, for HolisticTraceAnalysis"
     if wants_json(config):
         print_json({"output": str(output), "shown": summary})
     else:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.drift import FEWEST
 from ..datasets.ops import KINDS, Op, OpError, make_op
@@ -63,7 +64,7 @@ def write_campaign(config: Mapping[str, Any], report: UpgradeReport, request: An
     plan = plan_of({**config, "settings": settings}, extra=cases)
     path = Path(str(config["plan_out"])).expanduser()
     write_text("plan_out", path, plan.to_json())
-    say(f"{len(plan.cases)} cases written to {path}; run them with: python -m opcast.harness {path} STORE")
+    say(f"{counted(len(plan.cases), 'case')} written to {path}; run them with: python -m opcast.harness {path} STORE")
 
 
 def case_of(op: Op, device: Device, caller: Caller) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ..datasets.counts import counted
 from ..simulator.validation import Validation
 from . import resolve
 from .show import print_json, say, table, wants_json
@@ -24,7 +25,9 @@ def run(config: dict[str, Any]) -> int:
     request = resolve.validate_request(config)
     validation = resolve.bench(config).validate(request, progress_bar)
     error = (
-        f"none of the {validation.rows} rows of {validation.table} was simulated" if not validation.simulated else ""
+        f"none of the {counted(validation.rows, 'row')} of {validation.table} was simulated"
+        if not validation.simulated
+        else ""
     )
     if error and validation.refused:
         error += f": {next(iter(validation.refused))}"
@@ -91,11 +94,11 @@ def show(validation: Validation) -> None:
     if validation.per_row is not None:
         show_rows(validation.per_row)
     for why, count in validation.refused.items():
-        say(f"not simulated, {count} rows: {why}")
+        say(f"not simulated, {counted(count, 'row')}: {why}")
     for error, count in Counter(row.error for row in validation.failed).most_common():
         first = next(row.id for row in validation.failed if row.error == error)
         named = f" (the first is {first})" if first else ""
-        say(f"failed, {count} rows{named}: {error}")
+        say(f"failed, {counted(count, 'row')}{named}: {error}")
 
 
 def lines(name: str, metrics: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[object, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..datasets.counts import counted
 from ..datasets.files import write_atomically
 from ..datasets.reading import read_text
 from ..simulator.formats.simai import FormatError, read_busbw, read_workload, write_workload
@@ -100,7 +101,7 @@ def show(report: FileReport) -> None:
     shares = [("compute", parts["compute_s"]), ("waiting for stages", parts["bubble_s"])]
     shares += [(f"exposed {group}", seconds) for group, seconds in parts["by_parallelism"].items()]
     rows: list[tuple[object, ...]] = [
-        ("layout", f"{report.devices:,} devices: {degrees or 'one'}"),
+        ("layout", f"{counted(report.devices, 'device')}: {degrees or 'one'}"),
         ("step time", time_text(report.step_time_s * 1e6)),
         ("interval", f"{time_text(report.low_s * 1e6)} to {time_text(report.high_s * 1e6)}"),
         *((name, f"{time_text(s * 1e6)}, {s / report.step_time_s:.1%}") for name, s in shares if s > 0),

@@ -53,7 +53,7 @@ class Envelope:
                 away[doubtful] += np.maximum(distance / self.radius - 1.0, 0.0)
             out[start : start + len(block)] = away
         for column, trained in zip(self.codes, self.seen, strict=True):
-            values = matrix[:, column]
+            values = np.ceil(matrix[:, column])
             out += UNSEEN_CODE * np.all([values != code for code in trained[~np.isnan(trained)]], axis=0)
         return out
 
@@ -104,7 +104,7 @@ def surround(matrix: np.ndarray, names: Sequence[str], seed: int = 0) -> Envelop
         centre.astype(np.float32),
         scale.astype(np.float32),
         landmarks,
-        _seen(matrix[:, codes]),
+        _seen(np.ceil(matrix[:, codes])),  # a warm cache is one, whatever share of the bytes it holds
         matrix[:, sizes].min(axis=0).astype(np.float32),
         matrix[:, sizes].max(axis=0).astype(np.float32),
         radius=max(SLACK * max(_spacing(points), reach), 0.25),

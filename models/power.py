@@ -305,8 +305,8 @@ def activity(ops: OpColumns, device: Device, latency_us: np.ndarray) -> Activity
     if family == "moe" and device.supports(ops.dtype):
         chunks = [(us, law, setting) for us, _, law, _, setting in analytical.terms(ops, device)]
         flops = flops * np.concatenate([np.ones(len(us)) * law.hints.get("padding", 1.0) for us, law, _ in chunks])
-        read = [np.ones(len(us)) * law.memory * setting.memory_rate for us, law, setting in chunks]
-        moved = np.maximum(moved, np.concatenate(read))
+        passes = [np.ones(len(us)) * law.memory * setting.memory_rate for us, law, setting in chunks]
+        moved = np.maximum(moved, np.concatenate(passes))
     core = np.zeros(took_us.shape)
     if family in WITH_MATRICES and device.supports(ops.dtype):
         core = _core_w(at_stock_limit(device), ops.dtype, flops / took_us * 1e-6)

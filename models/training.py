@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.own_warnings import own_warnings
 from ..datasets.vocabulary import kind
@@ -238,7 +239,7 @@ def outcomes(
         jobs += [(name if table.backend == main else f"{name}@{table.backend}", table) for table in backends]
     jobs.sort(key=lambda job: -len(job[1]))  # the longest first, so that no worker is left with it
     if progress:
-        progress(f"training {len(jobs)} tables, {sum(len(table) for _, table in jobs):,} rows")
+        progress(f"training {counted(len(jobs), 'table')}, {counted(sum(len(table) for _, table in jobs), 'row')}")
     for position, (label, outcome) in enumerate(_fitted(jobs, options), 1):
         if registry is not None and not isinstance(outcome, str):
             others = [table for _, table in jobs if table.kind == outcome.table.kind]
@@ -276,7 +277,7 @@ def _attempt(label: str, table: MeasurementTable, options: Options) -> tuple[str
 
 def _told(outcome: TrainingOutcome) -> str:
     result = outcome.result
-    text = f"{result['n']:,} rows, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
+    text = f"{counted(result['n'], 'row')}, {result['chosen']}: median error {result['test_median_ape']:.1f} % held out"
     return f"{text}; {result['why_not']}" if "why_not" in result else text
 
 

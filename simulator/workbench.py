@@ -371,14 +371,13 @@ class Workbench:
         return report
 
     def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
-        """The launch file of a point: arguments of ``megatron-lm`` or ``megatron-bridge``, or TOML of ``torchtitan``.
-
-        Raises LaunchError for what the framework cannot be told.
-        """
-        from .search.launch import launch_file
+        """The launch file of a point, for one of the frameworks in :data:`.search.launch.STACKS`; without a ``stack``
+        Megatron-LM's was searched. Raises LaunchError for what the framework cannot be told."""
+        from .search.launch import launch_file, stack_of
         from .search.request import request_of, set_up
 
-        return launch_file(request_of(set_up(request), point), framework)
+        base = replace(request.base, stack=request.base.stack or stack_of(framework))
+        return launch_file(request_of(set_up(replace(request, base=base)), point), framework)
 
     def launch_serving(self, request: ServedSearchRequest, point: Mapping[str, Any], framework: str | None) -> str:
         """How to start a way to serve: commands of ``vllm``, ``sglang`` or ``trtllm``, or a manifest (``kubernetes``).

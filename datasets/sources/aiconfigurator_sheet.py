@@ -135,8 +135,8 @@ class Sheet:
         steady = np.isfinite(columns.get("power_w", np.full(len(self), np.nan)))
         columns["clocks"] = text_array(CLOCKS).take(number_array(steady.astype(np.int64)))
         if steady.any():
-            told = self.milliseconds() * self.calls_of_a_replay() * MOST_REPLAYS >= AVERAGED_US
-            columns["power_w"] = np.where(told, columns["power_w"], np.nan)
+            followed = self.milliseconds() * self.calls_of_a_replay() * MOST_REPLAYS >= AVERAGED_US
+            columns["power_w"] = np.where(followed, columns["power_w"], np.nan)
         return columns
 
     def calls_of_a_replay(self) -> np.ndarray:

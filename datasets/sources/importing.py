@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..counts import counted
 from ..devices import Device, known_devices
 from ..files import locked
 from ..loading import nearest
@@ -239,11 +240,11 @@ def _by_reason(rejected: list[Rejected]) -> list[Rejected]:
 
 
 def _where(path: str | Path | None, files: list[Path]) -> str:
-    return f"{len(files)} files" + (f" of {path}" if path is not None else "")
+    return counted(len(files), "file") + (f" of {path}" if path is not None else "")
 
 
 def _why(report: ImportReport) -> str:
     if not report.rejected:
         return "they hold no rows"
     worst = report.rejected[0]
-    return f"{worst.reason} ({worst.example})" + (f", {worst.rows} rows" if worst.rows else "")
+    return f"{worst.reason} ({worst.example})" + (f", {counted(worst.rows, 'row')}" if worst.rows else "")

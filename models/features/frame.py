@@ -21,7 +21,7 @@ from .device import device_figures
 from .families import BY_LAW, FAMILIES
 from .pieces import Columns, log2
 
-FEATURES_VERSION = 2  # a predictor trained on other features is refused
+FEATURES_VERSION = 3  # a predictor trained on other features is refused
 DTYPES = {name: index for index, name in enumerate(BITS)}
 
 
@@ -99,6 +99,13 @@ def _code(setting: Setting, dtype: str) -> float:
     return float(DTYPES[family_format(dtype) if setting.cpu else alike(dtype)])
 
 
+def _held(size: np.ndarray, setting: Setting) -> np.ndarray | float:
+    """The share of an op's bytes that a warm cache may hold; of messages, whose bytes are the link's, 1 where it is
+    warm."""
+    of_cache = setting.warm and setting.cost.unit != "network"
+    return np.minimum(setting.l2_bytes / size, 1.0) if of_cache else float(setting.warm)
+
+
 def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting) -> Columns:
     flops, size = np.maximum(setting.cost.flops, 1.0), np.maximum(setting.cost.bytes, 1.0)
     log_flops, log_size = log2(flops), log2(size)
@@ -111,7 +118,7 @@ def _costs(latency: np.ndarray, floor: np.ndarray, law: Terms, setting: Setting)
         "roofline": log2(np.maximum(floor, 1e-6)),
         "analytical": log2(np.maximum(latency, 1e-6)),
         "overhead": law.overhead / np.maximum(latency, 1e-6),
-        "cache_warm": float(setting.warm),
+        "cache_warm": _held(size, setting),
         "cache_fill": log_size - np.log2(setting.l2_bytes),
         "dtype": _code(setting, setting.dtype),
         "out_dtype": _code(setting, setting.out_dtype),

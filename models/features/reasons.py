@@ -18,7 +18,7 @@ REASONS: dict[str, str] = {
     "roofline": "log2 of the roofline time: the scale on which efficiency changes",
     "analytical": "log2 of the analytical time: what is being corrected",
     "overhead": "share of launch and hops in the analytical time: how far latency rules",
-    "cache_warm": "whether inputs may lie in the last-level cache",
+    "cache_warm": "share of all bytes that may lie in the last-level cache, 0 where it is cold",
     "cache_fill": "log2 of all bytes over the last-level cache: what warm can mean",
     "reach_": "log2 of one operand over the last-level cache: which operand is re-read from memory",
     "dtype": "code of the input format: other units and instructions",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...datasets.counts import counted
 from ...datasets.loading import nearest
 from ...datasets.traces.groups import JoinedRun, RankedTraces
 from ...datasets.traces.schema import COMMUNICATION, TraceFileError
@@ -53,7 +54,9 @@ def policy_of(name: str) -> Policy:
     def checked_keys(run: RankedTraces, joint: JoinedRun) -> np.ndarray:
         numbers = called(lambda: np.asarray(function(run, joint), np.float64), f"policy {name!r}")
         if numbers.shape != (joint.edges.nodes,) or np.isnan(numbers).any():
-            raise TraceFileError(f"policy {name!r} must return a number for each of the {joint.edges.nodes:,} nodes")
+            raise TraceFileError(
+                f"policy {name!r} must return a number for each of the {counted(joint.edges.nodes, 'node')}"
+            )
         return np.unique(numbers, return_inverse=True)[1].astype(np.int32)
 
     return checked_keys

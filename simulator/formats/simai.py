@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ...datasets.counts import counted
 from ...datasets.ops import bus_factor
 from ..network.astra import FormatError
 from ..network.fabric import Fabric
@@ -71,7 +72,7 @@ def read_workload(text: str) -> SimaiWorkload:
     figures, lists = _header(*lines[0])
     count = _whole_number(lines[1][0], "the number of layers", lines[1][1].strip())
     if len(lines) - 2 != count:
-        raise FormatError(f"line {lines[1][0]} promises {count} layers, {len(lines) - 2} follow")
+        raise FormatError(f"line {lines[1][0]} promises {counted(count, 'layer')}, {len(lines) - 2} follow")
     if "all_gpus" not in figures:  # files of ASTRA-sim's first version have none
         gpus_per_replica = figures.get("model_parallel_NPU_group", 1) * figures.get("pp", 1)
         raise FormatError(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ...datasets.counts import counted
 from ...datasets.ops import KINDS
 from ..question.orders import FORWARD, INPUT, TASKS, WEIGHT
 from ..report.tracks import first_and_last
@@ -112,7 +113,7 @@ def drawn_layers(
         for layer, share in sorted(shares.items(), key=lambda item: layers.index(item[0]))
     ]
     return LayeredTimeline(
-        f"{times.orders.stages} stages, {units.duration(end_us)}, {len(layers)} kinds of work",
+        f"{times.orders.stages} stages, {units.duration(end_us)}, {counted(len(layers), 'kind')} of work",
         {
             "stages": times.orders.stages,
             "end": end_us / divisor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...datasets.counts import counted
 from ..report.link_tables import critical_table, fullest_table, slowdown_table
 from . import units
 from .charts import curve, figure, hover
@@ -48,7 +49,7 @@ def _fault_study(study: Mapping[str, Any], subject: str) -> list[Part]:
     marks = {"mode": "lines+markers", "marker": {"size": 4}, "hovertext": hints, "hoverinfo": "text"}
     steps = curve(slowdowns, [100.0 * share for share in shares], "red", {"shape": "hv"}, **marks)
     axes = {"xaxis": {"ticksuffix": "\u00a0x"}, "yaxis": {"ticksuffix": "\u00a0%", "range": [0, 102]}}
-    title = f"{subject.capitalize()} with faults, {study['trials']} samples"
+    title = f"{subject.capitalize()} with faults, {counted(study['trials'], 'sample')}"
     pictures = (
         [Figure(f"{title}: how many take at most so long", {"": figure([steps], height=260, **axes)})]
         if slowdowns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...datasets.counts import counted
 from ..network.picture import draw_svg
 from ..report.answer import OpPrediction
 from ..report.link_tables import transfer_table
@@ -35,9 +36,9 @@ def page(prediction: OpPrediction) -> Page:
 def title(prediction: OpPrediction) -> str:
     """What was asked, in a few words."""
     if prediction.op["kind"] == "transfers":
-        return f"{prediction.op['count']} transfers"
+        return counted(prediction.op["count"], "transfer")
     size = units.with_prefix(prediction.op["size_bytes"], "B")
-    return f"{prediction.op['kind']}: {size} over {prediction.op['ranks']} devices"
+    return f"{prediction.op['kind']}: {size} over {counted(prediction.op['ranks'], 'device')}"
 
 
 def cards(prediction: OpPrediction) -> list[Card]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...datasets.counts import counted
 from ..report import served_view
 from ..report.served import ServingReport
 from ..report.served_times import TIMES, TimeSpread
@@ -38,8 +39,8 @@ def page(report: ServingReport, title: str, facts: Sequence[str] = (), rates: Ra
     rejected = {"Classes": class_table(report), "Rejected requests": rejection_table(report)}
     return Page(
         title=title,
-        subtitle=f"{count_text(report.completed, 'request')} in {units.duration(report.duration_s * 1e6)} of traffic, "
-        f"{count_text(report.replicas, 'replica')} on {count_text(report.devices, 'GPU')}, simulated",
+        subtitle=f"{counted(report.completed, 'request')} in {units.duration(report.duration_s * 1e6)} of traffic, "
+        f"{counted(report.replicas, 'replica')} on {counted(report.devices, 'GPU')}, simulated",
         facts=tuple(facts),
         cards=tuple(cards(report)),
         sections=(
@@ -66,11 +67,6 @@ def section(
     """A section of pictures and tables (by caption); none where there are neither pictures nor rows."""
     drawn = [drawn_table(table, caption) for caption, table in (tables or {}).items() if table.rows]
     return [PageSection(name, title, text, (*pictures, *drawn))] if pictures or drawn else []
-
-
-def count_text(count: int, what: str) -> str:
-    """A count and its noun, in the plural where there are several."""
-    return f"{units.count(count)} {what}" + ("s" if count != 1 else "")
 
 
 def spread(report: ServingReport, name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
 
+from ...datasets.counts import counted
 from ...datasets.devices import Device, DeviceError, load_device
 from ..memory.breakdown import Memory
 from ..report.answer import InferenceReport, StepReport
@@ -85,7 +86,7 @@ def layout(report: StepReport | InferenceReport) -> list[str]:
     """How many devices, and how the model is spread over them."""
     if report.devices == 1:
         return []
-    return [f"{report.devices:,} devices", " ".join(report.degrees())]
+    return [counted(report.devices, "device"), " ".join(report.degrees())]
 
 
 def cards(report: StepReport | InferenceReport, device: Device | None) -> list[Card]:

@@ -63,10 +63,10 @@ def setback_factors(mean: float, lives: int, seed: int) -> np.ndarray:
     return np.asarray(np.exp(mean * np.random.default_rng([seed, 10]).standard_exponential(lives)))
 
 
-def mean_setbacks(asked: float | None, failures: JobFailures) -> float:
+def mean_setbacks(setbacks: float | None, failures: JobFailures) -> float:
     """The mean logarithm that holds for a job; 0 for one that nothing is to interrupt."""
-    if asked is not None:
-        return asked
+    if setbacks is not None:
+        return setbacks
     return 0.0 if failures.fleet == "none" and not failures.measured else SETBACKS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...datasets.counts import counted
 from ..html import colours
 from ..html.charts import bars, curve, figure, hover, round_number, titled
 from ..html.page import Card, Figure, Page, PageSection, drawn_table, notes_sections
@@ -18,7 +19,7 @@ def page(report: PlanReport) -> Page:
     return Page(
         title=f"{report.model}: the whole training job",
         subtitle=headline(report),
-        facts=(f"interruptions: {report.rates_from}", f"{report.lives:,} lives, seed {report.seed}"),
+        facts=(f"interruptions: {report.rates_from}", f"{counted(report.lives, 'life', 'lives')}, seed {report.seed}"),
         cards=tuple(cards(report)),
         sections=(
             PageSection(
@@ -68,7 +69,7 @@ def progress(report: PlanReport) -> dict[str, Any]:
     for number, trace in enumerate(report.traces):
         xs, ys = [moment / DAY_S for moment in trace.moments_s], [tokens / 1e9 for tokens in trace.tokens]
         line = curve(xs, ys, "blue", {"width": 1}, hoverinfo="text")
-        count = f"{len(trace.interruptions):,} interruptions"
+        count = counted(len(trace.interruptions), "interruption")
         line["hovertext"] = hover(f"life {number + 1}", count, f"{line['x'][-1]:.4g} days")
         places = {axis: [line[axis][at] for at in trace.interruptions] for axis in "xy"}
         lines.append(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...datasets.counts import counted
 from ..html.svg import axis, drawing, label
 from .answer import PlanReport
 from .failures import DAY_S
@@ -55,7 +56,7 @@ def _days(report: PlanReport) -> Iterator[str]:
     width = lefts[1] - lefts[0]
     low, high = lefts[0], lefts[-1] + width
     most = max(count for _, count in report.histogram)
-    yield label(start, 42, f"days of {report.lives:,} lives: P10, P50 and P90")
+    yield label(start, 42, f"days of {counted(report.lives, 'life', 'lives')}: P10, P50 and P90")
     yield from axis(start, end, BOTTOM, low, high)
     scale = (end - start) / ((high - low) or 1.0)
     for days, count in report.histogram:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...datasets.clusters import Cluster, one_device
+from ...datasets.counts import counted
 from ...datasets.devices import Device
 from ...models import clocks
 from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
 from ..report.answer import StepReport
 from ..report.distribution import factors
-from ..report.view import counted
 from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
 from .bills import bills, energy_notes, price_of

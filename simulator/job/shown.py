@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..report.view import ViewColumn, ViewTable, counted, time_text
+from ...datasets.counts import counted
+from ..report.view import ViewColumn, ViewTable, time_text
 from .answer import LifeSpread, PlanReport
 
 ROWS = {  # of the first table: what a figure is called -> the figure, whether an empty row is left out
@@ -35,7 +36,9 @@ def tables(report: PlanReport) -> list[ViewTable]:
 
 def spreads(report: PlanReport) -> ViewTable:
     """Each figure with what one, five and nine of ten lives stay below."""
-    return spread_table(f"{report.lives:,} lives of the job", report, ROWS, ("P10", "P50", "P90", "mean"))
+    return spread_table(
+        f"{counted(report.lives, 'life', 'lives')} of the job", report, ROWS, ("P10", "P50", "P90", "mean")
+    )
 
 
 def spread_table(caption: str, report: Any, figures: Mapping[str, str], columns: Sequence[str]) -> ViewTable:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...datasets.counts import counted
 from .link_load import fullest
 from .picture_layout import ARC, RIGHT, WIDTH, NodeLayout, place_nodes
 from .topology import Topology
@@ -57,11 +58,11 @@ def hot_links(topology: Topology, load: np.ndarray, count: int = 10) -> list[tup
 def _legend(topology: Topology, load: np.ndarray, layout: NodeLayout, title: str, scale: float) -> Iterator[str]:
     """What is drawn, the fullest links, the scale of colours, and the name of each row."""
     drawn_ranks = int((~np.isnan(layout.x[: topology.ranks])).sum())
-    note = f"{topology.name}: {topology.ranks} ranks, {topology.links} links"
+    note = f"{topology.name}: {counted(topology.ranks, 'rank')}, {counted(topology.links, 'link')}"
     yield _text(8, 18, note, weight="600")
     if drawn_ranks < topology.ranks:
         rest = f"{topology.ranks - drawn_ranks} ranks are not drawn"
-        note_below = f"drawn: {drawn_ranks} ranks, those with the fullest links first; {rest}"
+        note_below = f"drawn: {counted(drawn_ranks, 'rank')}, those with the fullest links first; {rest}"
         yield _text(8, layout.height - 6, note_below, opacity=0.75)
     full = ", ".join(f"{name} {_percent(share)}" for name, share in hot_links(topology, load, 3))
     prefix = f"{title}; " if title else ""
@@ -80,7 +81,7 @@ def _row_label(topology: Topology, row: np.ndarray) -> str:
     stems = {re.sub(r"[\d.]+[ab]?$", "", topology.nodes[node].partition(".")[0]) for node in row.tolist()}
     default = ("rank", "ranks") if row[0] < topology.ranks else NODE_NAMES["switch"]
     singular, plural = NODE_NAMES.get(stems.pop(), default) if len(stems) == 1 else default
-    return f"{len(row)} {singular if len(row) == 1 else plural}"
+    return counted(len(row), singular, plural)
 
 
 def _frames(layout: NodeLayout) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...datasets.counts import counted
 from ..html.page import Card, Page, PageSection, Picture, drawn_table, notes_sections
 from ..job.page import card
 from .answer import PostTrainReport
@@ -22,7 +23,10 @@ def page(report: PostTrainReport) -> Page:
     return Page(
         title=f"{report.model}: {report.method}, phase by phase",
         subtitle=headline(report),
-        facts=(f"{report.iterations:,} iterations", f"{report.lives:,} lives, seed {report.seed}"),
+        facts=(
+            counted(report.iterations, "iteration"),
+            f"{counted(report.lives, 'life', 'lives')}, seed {report.seed}",
+        ),
         cards=tuple(cards(report)),
         sections=(time_section, figures_section, *notes_sections(report.notes)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 
+from ...datasets.counts import counted
 from ..html.svg import GREY, axis, drawing, label
 from .answer import PostTrainReport
 from .groups import ALL, ROLLOUT, TRAINING
@@ -44,7 +45,7 @@ def draw_phases(report: PostTrainReport) -> str:
     title = headline(report)
     elements = [
         label(12, 20, title, weight="600"),
-        label(12, 40, f"seconds of {1 + max((s.batch for s in report.timeline), default=0)} iterations"),
+        label(12, 40, f"seconds of {counted(1 + max((s.batch for s in report.timeline), default=0), 'iteration')}"),
         *_lanes(report, lanes, end_s),
         *axis(LEFT, RIGHT, bottom, 0.0, end_s, ticks=TICKS),
         *_legend(names, bottom + 40),

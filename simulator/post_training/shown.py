@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...datasets.counts import counted
 from ..job.shown import spread_table
 from ..report.view import ViewColumn, ViewTable, time_text
 from .answer import PostTrainReport
@@ -23,7 +24,7 @@ ROWS = {  # of the first table: what a figure is called -> the figure
 def headline(report: PostTrainReport) -> str:
     """One line of what is asked."""
     layout = f" ({', '.join(report.layout)})" if report.layout else ""
-    batch = {"sft": f"{report.prompts:,} sequences", "dpo": f"{report.prompts:,} pairs"}.get(
+    batch = {"sft": counted(report.prompts, "sequence"), "dpo": counted(report.prompts, "pair")}.get(
         report.method, f"{report.prompts:,} prompts x {report.responses}"
     )
     split = ""
@@ -46,7 +47,7 @@ def tables(report: PostTrainReport) -> list[ViewTable]:
 
 def spreads(report: PostTrainReport) -> ViewTable:
     """Each figure with what one, five and nine of ten stay below."""
-    caption = f"{report.iterations:,} iterations, {report.lives:,} lives"
+    caption = f"{counted(report.iterations, 'iteration')}, {counted(report.lives, 'life', 'lives')}"
     return spread_table(caption, report, ROWS, ("P10", "P50", "P90"))
 
 
@@ -80,13 +81,13 @@ def rollout(report: PostTrainReport) -> ViewTable:
     if figures.preemptions:
         rows.append(("preemptions", f"{figures.preemptions:,.0f}"))
     if figures.carried:
-        rows.append(("go on in the next batch", f"{figures.carried:,.0f} responses"))
+        rows.append(("go on in the next batch", counted(figures.carried, "response")))
     if sync is not None:
-        parts = f"gathered over {sync.gather_ranks} ranks in {time_text(1e6 * sync.gather_s)}"
+        parts = f"gathered over {counted(sync.gather_ranks, 'rank')} in {time_text(1e6 * sync.gather_s)}"
         if sync.broadcast_ranks:
-            parts += f", broadcast to {sync.broadcast_ranks} GPUs in {time_text(1e6 * sync.broadcast_s)}"
+            parts += f", broadcast to {counted(sync.broadcast_ranks, 'GPU')} in {time_text(1e6 * sync.broadcast_s)}"
         if sync.tensors:
-            parts += f"; {sync.tensors:,} tensors handed over in {time_text(1e6 * sync.hand_over_s)}"
+            parts += f"; {counted(sync.tensors, 'tensor')} handed over in {time_text(1e6 * sync.hand_over_s)}"
         rows.append(("weight sync", f"{sync.size_bytes / 1e9:,.4g} GB: {parts}"))
     return ViewTable("rollout and weight sync", [ViewColumn(""), ViewColumn("", "words")], rows)
 

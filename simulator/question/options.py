@@ -24,7 +24,7 @@ ALLOCATORS = ("native", "expandable")
 # What changes a kernel's time (:mod:`..timing.modifiers`), as `options.without` names it.
 TIME_MODIFIERS = (
     *("cold_caches", "host_issue", "older_products", "power_limit", "older_attention", "ring_steps", "older_rings"),
-    *("draw", "calibration", "shard_copies", "collective_checks"),
+    *("draw", "calibration", "shard_copies", "collective_checks", "prompt_issue"),
 )
 WHOLE, LIGER = "whole", "liger"  # ways to compute a loss
 LONGEST_QUOTE = 200  # characters of a value in a message

@@ -226,6 +226,16 @@ class Plan:
         """What multiplies times by kind or family of ops: the stack's own constants, then the calibration's factors."""
         return self.stack.scale.get(device_id, {}), self.calibrated.get(regime, StepCalibration()).factors
 
+    @property
+    def prompt_issue_us(self) -> float:
+        """What the host takes for each kernel of a pass over prompts; 0 where CUDA graphs are asked for, or left out.
+
+        So a pass is no shorter than the sum of its kernels' (:func:`..timing.hosts.issue_prompts`), nor is an iteration
+        with a prompt (:mod:`..serving.iteration`).
+        """
+        hidden = bool(self.settings.cuda_graph) or "prompt_issue" in self.settings.without
+        return 0.0 if hidden else self.stack.prompt_issue_us
+
     def regime(self, kind: str) -> str:
         """What effects of calibrations call a kind of step under this layout (:func:`.calibration.regime_of`)."""
         return regime_of(kind, self.parallel.tp, self.cluster.devices_per_node)

@@ -124,6 +124,10 @@ class Stack:
         "what the framework's own Python takes before a kernel, by kind of op, family or *; once more for each expert "
         "of a grouped product that is issued expert by expert (expert_fp8: of that format)",
     )
+    prompt_issue_us: float = setting(
+        0.0,
+        "what the host takes for each kernel of a pass over prompts, where CUDA graphs hold those of decoding alone",
+    )
     waits_for_routing: bool = setting(
         False, "the host reads how many tokens each expert got before it issues their products"
     )

@@ -51,8 +51,9 @@ class Work:
     )
     expert_load: str = setting(
         "",
-        "tokens of experts: balanced | zipf:EXPONENT | power_law:EXPONENT | shares, one an expert; empty: balanced in "
-        "training, power_law:1.2 in inference, as routers are once they are trained",
+        "tokens of experts: balanced | zipf:EXPONENT | power_law:EXPONENT (how rare busy experts are: loads are most "
+        "uneven near 2) | shares, one an expert; empty: balanced in training, power_law:1.2 in inference, as routers "
+        "are once they are trained",
     )
     data_loading_ms: float = setting(0.0, "what a step on a cluster waits for its batch", of=TRAINED)
     frozen: str = setting("", "a pattern of names of weights that are not trained", of=TRAINED)

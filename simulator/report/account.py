@@ -98,10 +98,11 @@ def widen_for_host(bounds: tuple[float, float], state: State, executions: Sequen
     """
     total_us = state.total_us
     speaking_us = sum(execution.time.total_us * execution.times for execution in executions)
-    if replays_graph(state.plan) or not total_us or not speaking_us:
+    issued = [execution for execution in executions if not replays_graph(execution.costs, state.plan)]
+    if not issued or not total_us or not speaking_us:
         return bounds
     above = below = 0.0
-    for execution in executions:
+    for execution in issued:
         costs, nodes = execution.costs, select_nodes(execution.costs, execution.phase)
         issue_us = float(costs.host_us[nodes] @ costs.repeats[nodes])
         above += execution.times * max(issue_us * costs.host_high - max(issue_us, execution.time.total_us), 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...datasets.counts import counted
 from .display import display_html
 from .step import Answer
 from .view import CURRENCY, ViewColumn, ViewTable, shares_text, time_text
@@ -40,7 +41,7 @@ def layout(report: Answer) -> list[tuple[str, str]]:
     """How the model is spread, where that is over more than one device."""
     if report.devices == 1:
         return []
-    return [("layout", f"{report.devices:,} devices: {', '.join(report.degrees()) or 'alike copies'}")]
+    return [("layout", f"{counted(report.devices, 'device')}: {', '.join(report.degrees()) or 'alike copies'}")]
 
 
 def price(report: Answer) -> list[tuple[str, str]]:

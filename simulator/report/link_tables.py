@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...datasets.counts import counted
 from .view import ViewColumn, ViewTable
 
 
@@ -38,7 +39,7 @@ def slowdown_table(study: Mapping[str, Any], what: str) -> ViewTable:
     rows: list[tuple[str, Any]] = [(name, times(value)) for name, value in study["slowdown"].items()]
     rows += [("cut off", f"{study['partitioned']} of {study['trials']}")] if study["partitioned"] else []
     columns = ViewColumn("", "words"), ViewColumn("slowdown", hint=f"times {what} without these faults")
-    return ViewTable(f"{what} with faults, {study['trials']} samples", columns, rows)
+    return ViewTable(f"{what} with faults, {counted(study['trials'], 'sample')}", columns, rows)
 
 
 def critical_table(study: Mapping[str, Any]) -> ViewTable:

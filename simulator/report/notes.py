@@ -32,11 +32,22 @@ def notes(report: StepReport | InferenceReport, request: Work, state: State) -> 
     if host_s > HOST_BOUND_SHARE * step_s and not state.device.synchronous:
         what = "step" if isinstance(report, StepReport) else "whole"
         lines.append(
-            f"for {host_s / step_s:.0%} of the time the device waits for the host that launches operators one by one: "
+            f"for {host_s / step_s:.0%} of the time the device waits for the host that {_launches(state)}: "
             f"with CUDA graphs the {what} would take about {time_text(1e6 * (step_s - host_s))} "
             f"instead of {time_text(1e6 * step_s)}"
         )
     return tuple(lines)
+
+
+def _launches(state: State) -> str:
+    """How the host launches what the device waits for."""
+    if not any(execution.costs.outside_graphs for execution in state.executions()):
+        return "launches operators one by one"
+    each_us = state.plan.prompt_issue_us
+    return (
+        f"launches the kernels of a prompt one by one, {each_us:g} µs each (stack.prompt_issue_us), as "
+        f"{state.plan.stack.name} does unless it is asked for graphs of prompts, too (options.cuda_graph=true)"
+    )
 
 
 def _experts(state: State) -> list[str]:

@@ -74,16 +74,23 @@ def _apart(execution: Executed, chosen: np.ndarray, plan: Plan) -> float:
         return 0.0
     costs = execution.costs
     nothing = replace(costs, host_us=np.zeros(len(costs.nodes)))
-    run = Run(plan, plan.figures, lambda now: [0.0] * len(now), [({}, {})])
+    run = Run(plan, plan.figures, lambda now: [0.0] * len(now), [({}, {})], [False])
     alone_us = modify([nothing], run, NO_FACTOR)[0].host_us
     total_us = float(costs.host_us[chosen] @ costs.repeats[chosen])
     return float(alone_us[chosen] @ costs.repeats[chosen]) / total_us if total_us else 0.0
 
 
 def family_shares(state: State) -> dict[str, float]:
-    """The same shares by family alone, and by what follows none."""
+    """The same shares by family alone, and by what follows none.
+
+    What hosts take for prompts (``Stack.prompt_issue_us``) is in none: no known run says how far that is off, and it
+    has an interval of its own (:func:`.account.widen_for_host`).
+    """
     shares: dict[str, float] = {}
     for (cell, _), share in parts_of(state).items():
         family = cell.partition(" ")[0]
         shares[family] = shares.get(family, 0.0) + share
+    issued_us = sum(one.time.host_us * one.times for one in state.executions() if one.costs.outside_graphs)
+    if issued_us:
+        shares[FIXED] = max(shares.get(FIXED, 0.0) - issued_us / state.total_us, 0.0)
     return shares

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...datasets.counts import counted
 from .display import display_html
 from .served_times import TIMES, TimeSpread, times_table
 from .step import plain
-from .view import ViewTable, counted
+from .view import ViewTable
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class ServingReport:
 
     def _repr_html_(self) -> str:
         facts = [
-            ("served", f"{self.completed:,} of {self.requests:,} requests"),
+            ("served", f"{self.completed:,} of {counted(self.requests, 'request')}"),
             ("requests/s", f"{self.requests_per_s:,.4g}"),
             ("goodput", f"{self.goodput:,.4g} requests/s"),
             ("output tokens/s a GPU", f"{self.output_tokens_per_s_per_gpu:,.0f}"),

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...datasets.counts import counted
 from .served import ServingReport
 from .served_times import NAME
-from .view import CURRENCY, PAGE, Toned, ViewColumn, ViewTable, counted, number_text, shares_text
+from .view import CURRENCY, PAGE, Toned, ViewColumn, ViewTable, number_text, shares_text
 
 NO_SLO = "no slo is set"
 USER_TIMES = ("ttft_ms", "tpot_ms")

@@ -60,11 +60,6 @@ WRITTEN: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def counted(number: float, noun: str) -> str:
-    """A number of things: "1 GPU", "2,000 GPUs"."""
-    return f"{number:,.0f} {noun}" if number == 1 else f"{number:,.0f} {noun}s"
-
-
 def shares_text(shares: Mapping[str, float]) -> str:
     """Shares that matter, in percent."""
     return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)

@@ -115,12 +115,13 @@ def _quantities(
     stack = plan.stack
     without = plan.settings.without
     costs = cost_graphs(list(least), device, engine_of(stack, engine), stack.issue_us, stack.eager, without)
-    run = Run(plan, device, lambda now: [10 * SETTLED_US] * len(now), [plan.scales(device.id, "train")] * len(costs))
+    scales, prompts = [plan.scales(device.id, "train")] * len(costs), [False] * len(costs)
+    run = Run(plan, device, lambda now: [10 * SETTLED_US] * len(now), scales, prompts)
     before, settled = (modify(costs, run, names) for names in (["calibration"], ["power_limit", "calibration"]))
     quantities = []
     for walk, cold, warm in zip(walks, before, settled, strict=True):
         times = [*_compute_us(cold), *_compute_us(warm)]
-        alone = device.synchronous or replays_graph(plan)
+        alone = device.synchronous or replays_graph(cold, plan)
         times += [0.0, 0.0] if alone else _issue_us(cold)
         times += [us for chunk in (cold, warm) for us in _phases_us(chunk, plan, device)]
         quantities.append(np.array([*(walk.static[i] for i in (WEIGHTS, GRADIENTS, OPTIMIZER)), *_kept(walk), *times]))

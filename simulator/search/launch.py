@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...datasets.loading import nearest
 from ..question.canonical import RequestError
 from ..question.requests import SimulateRequest
+from ..question.stack import Stack, load_stack
 from ..trace.models import known_models, resolve, shipped_source
 from .accelerate import training_script
 from .architecture import megatron_model
@@ -20,7 +22,14 @@ from .launch_adapters import bridge_linears, check_trained_weights
 from .launch_errors import LaunchError
 from .launch_point import Launch
 
-FRAMEWORKS = ("megatron-lm", "megatron-bridge", "torchtitan", "deepspeed", "accelerate")
+STACKS = {  # what each runs, as its files are read back
+    "megatron-lm": "megatron",
+    "megatron-bridge": "megatron",
+    "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "accelerate": "torch",
+}
+TITAN_EAGER = "torchtitan_eager"  # what a file of torchtitan without compile.enable is read back as
 FP8 = {"fp8": "hybrid", "mxfp8": "e4m3", "fp8_block": "e4m3"}
 FP8_RECIPES = {"fp8": "tensorwise", "mxfp8": "mxfp8", "fp8_block": "blockwise"}
 
@@ -121,8 +130,12 @@ TORCHTITAN: dict[str, Rule] = {
     "parallelism.context_parallel_degree": lambda x: x.parallel.cp,
     "parallelism.expert_parallel_degree": lambda x: x.parallel.ep,
     "activation_checkpoint.mode": lambda x: _recompute(x),
-    "compile.enable": lambda x: "pointwise" in x.stack.fusion,
+    "compile.enable": lambda x: _compiles(x.stack),
 }
+
+
+def _compiles(stack: Stack) -> bool:
+    return "pointwise" in stack.fusion
 
 
 def _sharding(launch: Launch) -> str | None:
@@ -184,15 +197,41 @@ def _torchtitan_can(launch: Launch) -> None:
         raise LaunchError("torchtitan's tensor parallelism is sequence parallel: take space.sequence_parallel=true")
 
 
+def stack_of(framework: str) -> Stack:
+    """What a framework that is told of a step runs. RequestError for one that is none of :data:`STACKS`."""
+    if framework not in STACKS:
+        raise RequestError(f"framework={framework} is none that trains; {nearest(framework, STACKS, 'choose from')}")
+    return load_stack(STACKS[framework])
+
+
+def usual_framework(stack: Stack | None) -> str:
+    """Whom a launch file is for where nobody says: torchtitan's stacks have their own, all others Megatron-LM's."""
+    return "torchtitan" if stack is not None and stack.id.startswith("torchtitan") else "megatron-lm"
+
+
+def other_stack(request: SimulateRequest, framework: str) -> str:
+    """What to say of a step that was simulated with another stack than its framework's; empty for none."""
+    stack = request.stack
+    if stack is None:
+        return ""
+    eager = framework == "torchtitan" and not _compiles(stack)
+    runs = TITAN_EAGER if eager else stack_of(framework).id
+    if stack.id == runs:
+        return ""
+    return (
+        f"stack={stack.id} was searched, and `opcast simulate launch=` takes files of {framework} as stack={runs}: "
+        f"leave stack= out to search that, or say stack={stack.id} there, too"
+    )
+
+
 def launch_file(request: SimulateRequest, framework: str) -> str:
     """The text that tells a framework to run the step of a request: arguments of a command line, or TOML.
 
-    LaunchError for what it cannot be told; RequestError for a framework that is none of :data:`FRAMEWORKS`.
+    Without a stack it is what the framework runs. LaunchError for what it cannot be told; RequestError for a framework
+    that is none of :data:`STACKS`.
     """
-    if framework not in FRAMEWORKS:
-        raise RequestError(
-            f"framework={framework} is none that trains; {nearest(framework, FRAMEWORKS, 'choose from')}"
-        )
+    usual = stack_of(framework)
+    request = replace(request, stack=request.stack or usual)
     launch = Launch(request, dict(resolve(request.model).language))
     check_trained_weights(launch, framework)
     if launch.parallel.schedule in ("zb-h1", "dualpipe", "gpipe") and framework != "torchtitan":

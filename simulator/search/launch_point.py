@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..question.plan import Parallel, Stack
-from ..question.requests import SimulateRequest, usual_stack
+from ..question.requests import SimulateRequest
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Launch:
     @property
     def stack(self) -> Stack:
         """What the framework does."""
-        return self.request.stack or usual_stack("train", alone=False)
+        assert self.request.stack is not None
+        return self.request.stack
 
     @property
     def devices(self) -> int:

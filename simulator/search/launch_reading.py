@@ -17,7 +17,7 @@ from typing import Any
 from ...datasets.clusters import ClusterError, load_cluster
 from ...datasets.reading import UNREADABLE, problem, read_text, read_yaml
 from ..trace.models import known_models, resolve
-from .launch import RECIPES
+from .launch import RECIPES, TITAN_EAGER
 from .launch_adapters import BRIDGE_LINEARS, linears_pattern
 from .launch_errors import LaunchError
 from .relaunch import megatron_settings
@@ -146,9 +146,6 @@ def titan_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
     return settings
 
 
-TITAN_EAGER = "torchtitan_eager"
-
-
 def _or(keys: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
     return name, keys.get(name, default)
 
@@ -241,8 +238,8 @@ def _bridge_zero(path: Path, overrides: Mapping[str, Any]) -> int:
 
 def _bridge_adapters(path: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Which products have adapters (megatron/bridge/peft/lora.py: all four where nothing is said), their dropout."""
-    said = overrides.get("peft.target_modules", list(BRIDGE_LINEARS))
-    products = [str(each) for each in said] if isinstance(said, list) else re.findall(r"\w+", str(said))
+    targets = overrides.get("peft.target_modules", list(BRIDGE_LINEARS))
+    products = [str(target) for target in targets] if isinstance(targets, list) else re.findall(r"\w+", str(targets))
     if unknown := [product for product in products if product not in BRIDGE_LINEARS]:
         raise LaunchError(
             f"launch={path}: peft.target_modules={unknown[0]} is not simulated: {', '.join(BRIDGE_LINEARS)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...datasets.counts import counted
 from ..html import units
 from ..html.page import Card
 from ..report.view import PAGE, TERMINAL, ViewColumn
@@ -40,8 +41,8 @@ LAYOUTS = RowsView(
     looked="simulated",
     grid="combination",
     name=settings,
-    place=lambda row: f"{settings(row)} dp={row['dp']} on {row['devices']} GPUs",
-    title=lambda row: f"{settings(row)}, dp={row['dp']} on {units.count(row['devices'])} GPUs",
+    place=lambda row: f"{settings(row)} dp={row['dp']} on {counted(row['devices'], 'GPU')}",
+    title=lambda row: f"{settings(row)}, dp={row['dp']} on {counted(row['devices'], 'GPU')}",
     columns={
         "step_time_s": ViewColumn("step", "seconds", bar=True),
         "tokens_per_s_per_gpu": ViewColumn("tokens/s/GPU", "count", only=TERMINAL),

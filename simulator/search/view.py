@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...datasets.counts import counted
 from ..html import colours, units
 from ..html.charts import figure, hover, round_number
 from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table
 from ..report.served_view import NO_SLO
-from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, counted, dims_text
+from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, dims_text
 from .objectives import KNOWN
 from .outcome import OK
 from .rank import Row
@@ -69,7 +70,7 @@ def tables(report: SearchReport, view: RowsView) -> list[ViewTable]:
     result = [best_table(report, view), chip_table(report, view)]
     if len(report.objectives) > 1:
         front = [view.line(at, row) for at, row in enumerate(report.pareto[: view.shown_front], 1)]
-        caption = f"Pareto front of {', '.join(report.objectives)}: {len(report.pareto)} points"
+        caption = f"Pareto front of {', '.join(report.objectives)}: {counted(len(report.pareto), 'point')}"
         result.append(ViewTable(caption, view.heads(), front, TERMINAL))
     return [*result, played_table(report), change_table(report, view), left_table(report, view, SHOWN_REASONS)]
 

@@ -94,18 +94,15 @@ class HostRule:
     """From which version on an engine schedules a step ahead; what a first token waits for is fitted (:mod:`.host`).
 
     ``serial`` is what its host adds where it does not, oldest versions first. ``stream_us`` is what its server to
-    clients takes for each token that it streams, in a process of its own. ``issue_us`` is what the host takes for each
-    kernel of a pass over prompts, where no CUDA graph holds them.
+    clients takes for each token that it streams, in a process of its own.
     """
 
     overlapped_from: str = ""
     stream_us: float = 0.0
-    issue_us: float = 0.0
     serial: Sequence[SerialHost] = ()
 
     def __post_init__(self) -> None:
         number(ServingEngineError, "host.stream_us", self.stream_us)
-        number(ServingEngineError, "host.issue_us", self.issue_us)
 
 
 @dataclass(frozen=True)

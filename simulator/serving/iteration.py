@@ -27,8 +27,8 @@ class IterationTables(NamedTuple):
     ``sample_us`` [samples] is the last layer and the sampler. ``expert_us`` [tokens] is what experts take of all
     that, where each rank of attention data parallelism has so many tokens; 0 where ranks share no experts.
 
-    ``kernels`` are those of a pass over prompts. Where no CUDA graph holds them, the host takes ``issue_us`` for each,
-    while the GPU runs those before: such an iteration takes no less than all of them.
+    ``kernels`` [tokens] are those of a pass over prompts. Where no CUDA graph holds them, the host takes ``issue_us``
+    for each, while the GPU runs those before: such an iteration takes no less than all of them.
     """
 
     decode_axis: np.ndarray
@@ -47,7 +47,8 @@ class IterationTables(NamedTuple):
     prompt_us: np.ndarray
     expert_axis: np.ndarray
     expert_us: np.ndarray
-    kernels: float = 0.0
+    kernel_axis: np.ndarray
+    kernels: np.ndarray
     issue_us: float = 0.0
 
 
@@ -79,7 +80,9 @@ def iteration_us(
         context = decode_context / decodes
         time_us += at_points(tables.attend_rows, tables.attend_context, tables.attend_us, decodes, context)
     time_us += at_point(tables.sample_axis, tables.sample_us, samples + decodes * drafts)
-    return time_us if prefill_tokens == 0 else max(time_us, tables.kernels * tables.issue_us)
+    if prefill_tokens == 0 or tables.issue_us == 0:
+        return time_us
+    return max(time_us, tables.issue_us * at_point(tables.kernel_axis, tables.kernels, tokens + prefill_tokens))
 
 
 def experts_us(tables: IterationTables, tokens: float) -> float:
@@ -146,4 +149,5 @@ def linear_tables(
     attend, prompt = per_row(decode_us, decode_context_us), per_row(prefill_token_us, prefill_pair_us)
     samples, cached = unit * sample_us, unit * prefill_context_us
     attention = (unit, unit, attend, unit, unit, prompt)
-    return IterationTables(unit, flat, unit, flat, unit, samples, unit, cached, *attention, unit, 0.0 * unit)
+    nothing = unit, 0.0 * unit
+    return IterationTables(unit, flat, unit, flat, unit, samples, unit, cached, *attention, *nothing, *nothing)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...datasets.counts import counted
 from ..question.calibration import load_calibration
 from ..question.learned_steps import FACTORS, HOST, LEARNED, LearnedSteps
 from ..question.requests import SimulateRequest
@@ -56,7 +57,7 @@ def with_learned(replica: ServedReplica, learned: LearnedSteps) -> ServedReplica
         expert_us=token_wise(tables.expert_axis, tables.expert_us, token_wise_factors),
     )
     host = replace(replica.host, step_us=learned.host["step_us"], seq_us=learned.host["seq_us"])
-    note = f"step times learned from {learned.rows:,} steps of {learned.engine}'s own log"
+    note = f"step times learned from {counted(learned.rows, 'step')} of {learned.engine}'s own log"
     figures = replica.figures
     if figures is not None:
         graphs = np.array(sorted(replica.graphs))

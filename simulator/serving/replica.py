@@ -73,7 +73,7 @@ def replica(
     parallel = steps.plan.parallel
     layers, experts = layers_and_experts(steps.config)
     return ServedReplica(
-        surrogate.tables._replace(issue_us=float(engine.host.issue_us)),
+        surrogate.tables._replace(issue_us=float(steps.plan.prompt_issue_us)),
         kv,
         host,
         layers,

@@ -45,7 +45,7 @@ class StepLatency:
         self.attend = _plane(tables.attend_rows, tables.attend_context, tables.attend_us)
         self.prompt = _plane(tables.prompt_rows, tables.prompt_keys, tables.prompt_us)
         self.step_us, self.seq_us = replica.host.step_us, replica.host.seq_us
-        self.issued_us = tables.kernels * tables.issue_us
+        self.kernels, self.issue_us = _line(tables.kernel_axis, tables.kernels), tables.issue_us
 
     def predict_infer_time(self, batch: AskedBatch) -> float:
         """Seconds of a batch of a simulator; 0 of an empty one. A request with one new token decodes."""
@@ -80,7 +80,9 @@ class StepLatency:
         if decodes:
             us += _at(self.attend, decodes, context / decodes)
         us += _on(self.sample, samples)
-        return (max(us, self.issued_us) if new else us) + self.step_us + self.seq_us * sequences
+        if new and self.issue_us:
+            us = max(us, self.issue_us * _on(self.kernels, decodes + new))
+        return us + self.step_us + self.seq_us * sequences
 
 
 def _line(axis: Any, values: Any) -> Line:

@@ -50,14 +50,22 @@ class ReplicaSteps:
         return kv_budget(self.simulate, total, rule, self.plan.parallel, max_tokens, learned, sequences, long)
 
 
+def without_prompt_issue(plan: Plan) -> Plan:
+    """The plan whose steps are those of tables: the host's time for prompts is added to whole iterations."""
+    without = [*plan.settings.without, "prompt_issue"]
+    return replace(plan, options={**plan.options, "without": without})
+
+
 def steps_of(request: SimulateRequest, bench: Bench) -> ReplicaSteps:
     """The steps of a request's model, layout, framework and device. The errors of what it names."""
     device = capped(bench.device(request.device, request.cluster), request.power_cap_w)
     plan = plan_of(request, device)
     engine = bench.engine_with_links(device, request.cluster, request.network, plan)
 
+    bare_plan = without_prompt_issue(plan)
+
     def simulate(work: Work) -> State:
         step_work = replace(work, expert_load=request.work.expert_load, cache="static")
-        return simulated(request.model, step_work, plan, device, engine, bench.graphs)
+        return simulated(request.model, step_work, bare_plan, device, engine, bench.graphs)
 
     return ReplicaSteps(resolve(request.model).language, plan, device, simulate, engine_of(plan.stack, engine))

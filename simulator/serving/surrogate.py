@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ..engines.bench import Bench
     from ..question.requests import SimulateRequest
 
-FORMAT = 10
+FORMAT = 11
 CHECKED = 16  # random batches that tables are checked on
-ARRAYS = IterationTables._fields[:-2]
+ARRAYS = IterationTables._fields[:-1]
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def read(path: Path) -> Surrogate | None:
     """The surrogate of a file; None where there is none, or it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            tables = IterationTables(*(file[name] for name in ARRAYS))._replace(kernels=float(file["kernels"]))
+            tables = IterationTables(*(file[name] for name in ARRAYS))
             count, *errors = file["held_out"].tolist()
             has_idle_watts = "step_idle_w" in file
             figures = StepFigures(*(file[f"step_{name}"] for name in StepFigures._fields)) if has_idle_watts else None

@@ -115,7 +115,7 @@ def tabulate(simulate: Simulate, engine: Engine, extent: Extent, points: TablePo
         _floats(contexts),
         make_monotone(prompt),
         *_axis(between(prompts, tokens, FEW if usual else (), engine, _of_experts)),
-        kernels=float(sum(times for _, times, _ in executed_nodes(longest))),
+        *_kernel_counts(prompts),
     )
 
 
@@ -155,6 +155,13 @@ def _token_wise(
     left_out = {id(node) for node, _, _ in attention}
     others = [kernel for kernel in executed_nodes(state) if id(kernel[0]) not in left_out]
     return took_us - head_us.get(size, other_us), others
+
+
+def _kernel_counts(prompts: Simulated) -> tuple[np.ndarray, np.ndarray]:
+    """Kernels of passes over prompts of the sizes that were simulated, and these [sizes]."""
+    sizes = sorted(prompts.known)
+    counts = [sum(times for _, times, _ in executed_nodes(prompts.at(size))) for size in sizes]
+    return _floats(sizes), np.array(counts, dtype=np.float64)
 
 
 def _of_experts(size: int, state: State) -> tuple[float, list[Executed]]:

@@ -139,7 +139,9 @@ def build(laid: LaidOut, engine: Engine) -> State:
     engine = engine_of(plan.stack, engine)
     slow = stage_slowdowns(plan)[orders.routes[:, :, 0]].max(axis=0).tolist()
     kinds = [phase.kind for phase in laid.parts]
-    times = time_chunks(laid.pipelines, kinds, in_a_row(laid.parts), [slow] * len(kinds), plan, device, engine)
+    prompts = [kind == "prefill" or (kind == "batch" and bool(work.prompts)) for kind in kinds]
+    runs, slowdowns = in_a_row(laid.parts), [slow] * len(kinds)
+    times = time_chunks(laid.pipelines, kinds, prompts, runs, slowdowns, plan, device, engine)
     overhead_us = plan.stack.step_overhead_us + work.data_loading_ms * 1e3
     steps = []
     for phase, graph, chunks, saved, phase_plan in zip(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ...datasets.clusters import Cluster
+from ...datasets.counts import counted
 from ...datasets.ops import Op, bus_factor, make_op
 from ..engines import Engine, FusedEngine, ask
 from ..engines.flow import FlowEngine
@@ -71,7 +72,7 @@ def plan_of(workload: SimaiWorkload, cluster: Cluster) -> Plan:
     if degrees["gpus"] != devices:
         nodes, remainder = divmod(degrees["gpus"], cluster.devices_per_node)
         hint = f"; take cluster.nodes={nodes}" if not remainder else ""
-        raise FormatError(f"the workload is for {degrees['gpus']} GPUs, {cluster.id} has {devices}{hint}")
+        raise FormatError(f"the workload is for {counted(degrees['gpus'], 'GPU')}, {cluster.id} has {devices}{hint}")
     for phase in PHASES:
         for scope in ("", "EP", "DP_EP") if degrees["ep"] > 1 else ("",):
             group_ranks(workload, phase, LayerPhase(0, scope=scope))

@@ -28,7 +28,8 @@ class Costs:
 
     ``repeats`` is how often each runs, ``block`` the block it stands in. ``kernel_us`` is the work, ``host_us`` what
     the host spends to issue it; ``low`` and ``high`` bound the work as factors, ``host_low`` and ``host_high`` the
-    host's time; ``witness`` says who knows the work.
+    host's time; ``witness`` says who knows the work. ``outside_graphs``: the host issues them, though CUDA graphs hold
+    others of the framework.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class Costs:
     engine: np.ndarray
     in_envelope: np.ndarray
     witness: np.ndarray
+    outside_graphs: bool = False
 
 
 def cost_graphs(
@@ -79,10 +81,9 @@ def cost_graphs(
         lengths = [len(block.nodes) for block in graph.blocks]
         block = np.repeat(np.arange(len(graph.blocks)), lengths)
         repeats = np.repeat([block.repeat for block in graph.blocks], lengths)
+        low, high, answered, inside, witness = (each[at] for each in others)
         of_host = host[at], times.low, times.high
-        costs.append(
-            Costs(graph, own, block, repeats, kernel[at], *of_host, *(graph_nodes[at] for graph_nodes in others))
-        )
+        costs.append(Costs(graph, own, block, repeats, kernel[at], *of_host, low, high, answered, inside, witness))
         start = at.stop
     return costs
 

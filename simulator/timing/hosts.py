@@ -1,4 +1,5 @@
-"""What hosts take for collectives beside issuing them: checks of every rank, and shares that Python cuts one by one."""
+"""What hosts take for collectives beside issuing them: checks of every rank, and shares that Python cuts one by one;
+and for prompts, where engines have CUDA graphs of decoding alone."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...datasets.devices import Device
 from ...datasets.ops import KINDS
 from ..graph import REST_SUFFIX, Node
 from ..question.plan import Stack
 from .costs import DATA_PARALLEL, Costs
+from .latencies import HOSTS_APART
 
 MERGED = {"fused.qkv": 3, "fused.gate_up": 2}  # forward products of merged weights, and of how many
 
@@ -42,6 +45,19 @@ def add_shard_copies(costs: Costs, share_us: float) -> Costs:
         if node.op is not None and node.group in DATA_PARALLEL and node.op.kind in ("all_gather", "reduce_scatter"):
             extra[position] = share_us * node.op.ranks * len(node.reads) * apart
     return replace(costs, host_us=costs.host_us + extra)
+
+
+def issue_prompts(costs: Costs, issue_us: float, device: Device) -> Costs:
+    """The costs of a pass over prompts where the host takes ``issue_us`` for each kernel (``Stack.prompt_issue_us``).
+
+    Read off one host: on another it may be :data:`.latencies.HOSTS_APART` times as long or short. A host that computes
+    itself issues nothing.
+    """
+    if not issue_us or device.synchronous:
+        return costs
+    host_us = np.full(len(costs.nodes), issue_us)
+    low, high = 1.0 / HOSTS_APART, HOSTS_APART
+    return replace(costs, host_us=host_us, host_low=low, host_high=high, outside_graphs=True)
 
 
 def _weights_apart(costs: Costs) -> float:

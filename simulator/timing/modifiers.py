@@ -6,7 +6,7 @@ Each modifier adds one thing that a step does to that. ``options.without`` leave
 
 The order matters where one reads what another made: the power limit acts on what kernels take with the library that
 runs them, before frameworks and calibration add to them; the calibration's factors multiply all that kernels take, and
-the host's checks come after its factor, which was not fitted on them.
+the host's checks, and what it takes for prompts, come after its factor, which was not fitted on them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...datasets.devices import Device
 from ..question.plan import Plan
 from .clocks import limit_power
 from .costs import Costs, scale_times
-from .hosts import add_collective_checks, add_shard_copies
+from .hosts import add_collective_checks, add_shard_copies, issue_prompts
 from .older_kernels import slow_attention, slow_products
 from .rings import add_ring_steps, slow_rings
 from .sampling import add_draw
@@ -32,13 +32,14 @@ class Run:
 
     ``busy_us`` says of each graph's costs for how many microseconds of kernels the busiest device has worked without a
     pause when steps of that kind end; ``scales`` are the factors of each graph's costs
-    (:meth:`..question.plan.Plan.scales`).
+    (:meth:`..question.plan.Plan.scales`), ``prompts`` says which graphs are passes over prompts.
     """
 
     plan: Plan
     device: Device
     busy_us: Callable[[Sequence[Costs]], Sequence[float]]
     scales: Scales
+    prompts: Sequence[bool]
 
 
 Change = Callable[[Sequence[Costs], Run], Sequence[Costs]]
@@ -127,6 +128,15 @@ MODIFIERS: tuple[Modifier, ...] = (
         "every rank checks a collective before it is issued",
         "`stack.check_us`, `stack.check_inside_us`",
         each(lambda costs, run: add_collective_checks(costs, run.plan.stack)),
+    ),
+    Modifier(
+        "prompt_issue",
+        "the host issues a pass over prompts kernel by kernel, where CUDA graphs are for decoding alone",
+        "`stack.prompt_issue_us`",
+        lambda costs, run: [
+            issue_prompts(one, run.plan.prompt_issue_us if prompt else 0.0, run.device)
+            for one, prompt in zip(costs, run.prompts, strict=True)
+        ],
     ),
 )
 

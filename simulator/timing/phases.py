@@ -91,7 +91,7 @@ def select_nodes(costs: Costs, phase: str) -> np.ndarray:
 def place_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> Placed:
     """The nodes of a phase in time, from its start."""
     chosen = select_nodes(costs, phase)
-    host = None if replays_graph(plan) else costs.host_us[chosen]
+    host = None if replays_graph(costs, plan) else costs.host_us[chosen]
     latency = costs.kernel_us[chosen]
     if device.synchronous and host is not None:
         latency, host = latency + host, None
@@ -157,7 +157,7 @@ def time_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> PhaseTim
         return PhaseTime()
     placed = place_phase(costs, phase, plan, device)
     repeats = costs.repeats[chosen]
-    own_us = float(costs.host_us[chosen] @ repeats) if device.synchronous and not replays_graph(plan) else 0.0
+    own_us = float(costs.host_us[chosen] @ repeats) if device.synchronous and not replays_graph(costs, plan) else 0.0
     return PhaseTime(
         placed.total_us,
         max(placed.compute_us - own_us, 0.0),
@@ -167,8 +167,10 @@ def time_phase(costs: Costs, phase: str, plan: Plan, device: Device) -> PhaseTim
     )
 
 
-def replays_graph(plan: Plan) -> bool:
-    """Whether a CUDA graph holds the kernels of a phase, so that none waits for the host: by option, else by stack."""
+def replays_graph(costs: Costs, plan: Plan) -> bool:
+    """Whether a CUDA graph holds the kernels, so that none waits for the host: by option, else by stack."""
+    if costs.outside_graphs:
+        return False
     choice = plan.settings.cuda_graph
     return plan.stack.cuda_graph if choice is None else choice
 

@@ -44,6 +44,7 @@ class Sends(NamedTuple):
 def time_chunks(
     pipelines: Sequence[tuple[Chunk, ...]],
     regimes: Sequence[str],
+    prompts: Sequence[bool],
     runs: Sequence[float],
     slowdowns: Sequence[Sequence[float]],
     plan: Plan,
@@ -53,10 +54,10 @@ def time_chunks(
     """Times of every chunk of every pipeline; ops of all of them are asked together, and equal chunks share theirs.
 
     ``regimes`` are the kinds of step that they belong to, in the order in which they run: a prompt before what decodes
-    behind it. ``runs`` says how many of those follow each other; ``slowdowns`` say how many times longer each chunk's
-    compute takes. Steps with an optimizer have variants for the first, the
-    middle and the last micro-batch (:mod:`..passes.micro_batches`), others need none. What changes the time of an op
-    that is asked alone is in :mod:`.modifiers`.
+    behind it; ``prompts`` says which read prompts. ``runs`` says how many of those follow each other; ``slowdowns`` say
+    how many times longer each chunk's compute takes. Steps with an optimizer have variants for the first, the middle
+    and the last micro-batch (:mod:`..passes.micro_batches`), others need none. What changes the time of an op that is
+    asked alone is in :mod:`.modifiers`.
     """
     graphs = {id(chunk.graph): chunk.graph for chunks in pipelines for chunk in chunks}
     variants = {which: _variants(graph, plan) for which, graph in graphs.items()}
@@ -66,6 +67,14 @@ def time_chunks(
         for chunks, regime in zip(pipelines, regimes, strict=True)
         for chunk in chunks
         for graph in variants[id(chunk.graph)].values()
+    }
+
+    prompt_graphs = {
+        id(graph)
+        for chunks, prompt in zip(pipelines, prompts, strict=True)
+        for chunk in chunks
+        for graph in variants[id(chunk.graph)].values()
+        if prompt
     }
 
     def busy_us(now: Sequence[Costs]) -> list[float]:
@@ -80,7 +89,7 @@ def time_chunks(
 
     stack, without = plan.stack, plan.settings.without
     graph_costs = cost_graphs(list(distinct.values()), device, engine, stack.issue_us, stack.eager, without)
-    run = Run(plan, device, busy_us, [scales[key] for key in distinct])
+    run = Run(plan, device, busy_us, [scales[key] for key in distinct], [key in prompt_graphs for key in distinct])
     costs = dict(zip(distinct, modify(graph_costs, run), strict=True))
     times_of: dict[tuple[int, float], ChunkTimes] = {}
     for chunks, factors in zip(pipelines, slowdowns, strict=True):

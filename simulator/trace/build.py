@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .adapters import choose_trained
+from .amiss import explained, one_line
 from .classes import choose_loader, known_config, wraps
 from .kbit import prepare_kbit
 from .models import Source
@@ -43,7 +44,7 @@ def load_config(source: Source) -> Any:
         try:
             return AutoConfig.for_model(model_type, **config)
         except Exception as error:
-            raise TraceError(f"model {source.name}: {one_line(error)}") from None
+            raise TraceError(f"model {source.name}: {explained(error, source.config)}") from None
 
 
 def build(source: Source, workload: Workload, precision: str, config: Any = None) -> BuiltModel:
@@ -63,7 +64,7 @@ def build(source: Source, workload: Workload, precision: str, config: Any = None
         except TraceError:
             raise
         except Exception as error:
-            raise TraceError(f"model {source.name}: {one_line(error)}") from None
+            raise TraceError(f"model {source.name}: {explained(error, source.config)}") from None
     if wraps(config) and not workload.images:
         module = drop_vision(module)
     module.tie_weights()  # part of the initialisation that a trace leaves out
@@ -159,8 +160,3 @@ def silence_libraries() -> Iterator[None]:
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -66,7 +66,7 @@ def _trace_folded(source: Source, workload: Workload, precision: str, config: An
 @contextmanager
 def foreign_code(source: Source, workload: Workload) -> Iterator[None]:
     """Within, whatever a model's own code raises is a TraceError in one line."""
-    from .build import one_line
+    from .amiss import explained
 
     try:
         yield
@@ -75,7 +75,7 @@ def foreign_code(source: Source, workload: Workload) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in cache.PACKAGES:
             raise  # the command names what brings it
-        hint = describe_overlong(source, workload) or one_line(error)
+        hint = describe_overlong(source, workload) or explained(error, source.config)
         raise TraceError(f"model {source.name} does not run workload={workload.kind}: {hint}") from error
 
 

@@ -27,7 +27,7 @@ from ..serving.policies import policy_of
 from ..serving.replica import ServedReplica, replica
 from ..serving.report import ServingReport
 from ..serving.serve import serve
-from ..serving.steps import ReplicaSteps
+from ..serving.steps import ReplicaSteps, without_prompt_issue
 from ..serving.surrogate import Surrogate, load_or_make, table_key
 from ..serving.tabulate import Extent, tabulate
 from ..step.build import engine_of
@@ -71,10 +71,12 @@ class Replicas:
         if key not in self.known:
             engine = self.engine(device, plan.cluster)
 
+            bare_plan = without_prompt_issue(plan)
+
             def simulate(work: Work) -> State:
                 from ..simulate import simulated
 
-                return simulated(row.config, replace(work, cache="static"), plan, device, engine, cache)
+                return simulated(row.config, replace(work, cache="static"), bare_plan, device, engine, cache)
 
             steps = ReplicaSteps(row.config, plan, device, simulate, engine_of(plan.stack, engine))
 

@@ -24,9 +24,9 @@ ONE = "space.cp=1 space.micro_batch=2 workers=1 format=json"
         ("megatron-lm", "space.tp=2 space.pp=2 space.vpp=1 space.recompute=full space.zero_stage=1"),
         ("megatron-bridge", "space.tp=2 space.pp=2 space.vpp=5 space.recompute=none space.zero_stage=1"),
         ("megatron-bridge", "space.tp=2 space.pp=1 space.vpp=1 space.recompute=none space.zero_stage=3"),
-        ("torchtitan", "stack=torchtitan space.tp=2 space.pp=2 space.vpp=5 space.recompute=full space.zero_stage=3"),
-        ("torchtitan", "stack=torchtitan space.tp=1 space.pp=1 space.vpp=1 space.recompute=none space.zero_stage=2"),
-        ("deepspeed", "stack=deepspeed space.tp=1 space.pp=1 space.recompute=none space.zero_stage=3"),
+        ("torchtitan", "space.tp=2 space.pp=2 space.vpp=5 space.recompute=full space.zero_stage=3"),
+        ("torchtitan", "space.tp=1 space.pp=1 space.vpp=1 space.recompute=none space.zero_stage=2"),
+        ("deepspeed", "space.tp=1 space.pp=1 space.recompute=none space.zero_stage=3"),
         (
             "megatron-bridge",
             "workload.lora_rank=16 workload.lora_dropout=0.1 'workload.lora_modules=attn|down_proj' space.tp=2 "
@@ -34,12 +34,12 @@ ONE = "space.cp=1 space.micro_batch=2 workers=1 format=json"
         ),
         (
             "accelerate",
-            "stack=torch workload.lora_rank=8 'workload.lora_modules=q_proj|v_proj' space.tp=1 space.pp=1 "
+            "workload.lora_rank=8 'workload.lora_modules=q_proj|v_proj' space.tp=1 space.pp=1 "
             "space.recompute=none space.zero_stage=3",
         ),
         (
             "accelerate",
-            "stack=torch space.tp=2 space.pp=1 space.recompute=full space.zero_stage=3 space.sequence_parallel=false",
+            "space.tp=2 space.pp=1 space.recompute=full space.zero_stage=3 space.sequence_parallel=false",
         ),
     ],
 )
@@ -53,6 +53,15 @@ def test_a_file_that_a_search_wrote_starts_the_step_that_it_found(
     back = json.loads(capsys.readouterr().out)
     assert back["step_time_s"] == pytest.approx(best["step_time_s"], rel=1e-9)
     assert back["memory"]["peak_gib"] == pytest.approx(best["peak_gib"], rel=1e-9)
+
+
+def test_a_stack_of_one_s_own_that_the_framework_does_not_run_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = "stack=megatron space.tp=1 space.pp=1 space.recompute=none space.zero_stage=3 framework=accelerate"
+    assert main(["search", *STEP.split(), *ONE.split(), *point.split(), f"launch={tmp_path}/start"]) == 0
+    said = capsys.readouterr().err
+    assert "stack=megatron was searched, and `opcast simulate launch=` takes files of accelerate as stack=torch" in said
 
 
 TITAN = """

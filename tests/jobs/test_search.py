@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from opcast.jobs import resolve
 from opcast.jobs.cli import main
+from opcast.jobs.composing import compose
 
 STEP = "model=llama3_8b cluster=dgx_h100 workload.global_batch=64"
 
@@ -24,6 +26,7 @@ STEP = "model=llama3_8b cluster=dgx_h100 workload.global_batch=64"
         (f"{STEP} space.tp=3", "the space is empty: "),
         (f"{STEP} parallel.tp=2", "parallel.tp=2 is an axis of the search"),
         (f"{STEP} objectives=[fast]", "objectives='fast' is not one of"),
+        (f"{STEP} framework=megatron", "framework=megatron is none that trains"),
         (f"{STEP} workers=-1", "workers=-1 must be a whole number"),
         (f"{STEP} report=/no/such/place.html", "there is no folder"),
         ("compare 1", "needs two points"),
@@ -81,11 +84,26 @@ SERVED = "serving model=llama3_8b cluster=dgx_h100"
         ("serving compare 1 2 model=llama3_8b cluster=dgx_h100", "name its file with points=FILE"),
         ("serving compare tp=1 tp=x model=llama3_8b cluster=dgx_h100", "tp=x must be a whole number"),
         (f"{STEP} crew.engine=dask", "crew.engine"),
+        ("serving model=llama3_8b cluster=dgx_h100 framework=tgi", "framework=tgi is none that serves"),
     ],
 )
 def test_what_cannot_be_asked_of_serving(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *words.split()]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "policies"),
+    [
+        ("framework=sglang", ("sglang",)),
+        ("framework=llm-d", ("vllm",)),
+        ("framework=kubernetes", ()),
+        ("framework=sglang space.policy=vllm", ("vllm",)),
+    ],
+)
+def test_a_framework_says_whose_policy_is_searched(words: str, policies: tuple[str, ...]) -> None:
+    config = compose("search_serving", f"model=llama3_8b cluster=dgx_h100 {words}".split())
+    assert resolve.request_of("search_serving", config).space.policy == policies
 
 
 @pytest.mark.slow

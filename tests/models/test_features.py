@@ -102,10 +102,13 @@ def test_each_candidate_tile_has_its_own_last_wave(gpu: Device) -> None:
 
 
 def test_device_and_cache_are_seen(gpu: Device, cpu: Device) -> None:
-    columns = some_columns("rms_norm")
+    columns = some_columns("rms_norm") | {"rows": np.geomspace(1, 1e6, 64).astype(np.int64), "cols": np.full(64, 1024)}
     warm, cold = (features(OpColumns("rms_norm", columns, "bf16", None, cache), gpu) for cache in ("warm", "cold"))
     names = feature_names("rms_norm")
-    assert set(warm[:, names.index("cache_warm")]) == {1.0}
+    held, fill = warm[:, names.index("cache_warm")], warm[:, names.index("cache_fill")]
+    np.testing.assert_allclose(held, np.minimum(2.0**-fill, 1.0), rtol=1e-5)
+    assert 1.0 in held
+    assert held.min() < 0.5, "of an op larger than the cache a warm one holds a part"
     assert set(cold[:, names.index("cache_warm")]) == {0.0}
     other = features(OpColumns("rms_norm", columns, "bf16", None), cpu)
     assert (other[:, names.index("device_memory")] != warm[:, names.index("device_memory")]).all()

@@ -137,3 +137,25 @@ def test_few_rows_are_as_sure_as_those_of_all_kernels_were_right() -> None:
         asked_us = rows("a", 100, 900 + seed, 0.3).latency_us
         inside.append((answered.low_us <= asked_us) & (asked_us <= answered.high_us))
     assert 0.8 < np.mean(inside) < 0.99
+
+
+def test_a_kernel_timed_cold_is_warm_as_far_as_others_are() -> None:
+    """Of three kernels the one that is unlike the others was timed warm, and is twice as fast where its inputs lie in
+    the cache."""
+
+    def saved(columns: dict[str, np.ndarray]) -> np.ndarray:
+        size = OpColumns("gemm", columns, "bf16", None).cost.bytes
+        return np.asarray(-0.7 * np.minimum(GPU.l2_mib * 2**20 / size, 1.0))
+
+    def ratio(learned: Learned, table: MeasurementTable, cache: str) -> np.ndarray:
+        own = dataclasses.replace(table, cache=np.full(len(table), cache))
+        return learned.correction.predict(own.frame().matrix)
+
+    table, alike, asked = rows("a", 40, 1, 0.3), rows("c", 60, 3), rows("a", 200, 50, 0.3)
+    other = rows("b", 160, 2, -0.5, peculiar)
+    warm = np.arange(len(other)) % 2 == 0
+    factor = np.where(warm, np.exp(saved(other.columns)), 1.0)
+    other = dataclasses.replace(other, cache=np.where(warm, "warm", "cold"), latency_us=other.latency_us * factor)
+    _, together = taught(table, [other, alike])
+    missed_by = ratio(together, asked, "warm") - ratio(together, asked, "cold") - saved(asked.columns)
+    assert np.abs(missed_by[saved(asked.columns) > -0.35]).mean() < 0.2, "of ops twice as large as the cache"

@@ -204,13 +204,11 @@ def _grouped_us(world: World, op: Op, cache: str) -> float:
 
 
 def _experts_us(world: World, op: Op, cache: str) -> float:
-    """Routing, both products of all experts with what is between them, and the sum: five kernels."""
+    """Routing, both products of the busiest rank's experts with what is between them, and the sum: five kernels."""
     chip = world.chip
-    rows, touched = (
-        float(each) for each in rows_and_touched(*expert_loads(op.tokens, op.topk, op.experts, op.ep, op.skew))
-    )
-    rows = max(op.tokens * op.topk / op.ep, 1.0)
-    width, each = max(op.inter // op.tp, 1), max(rows / max(touched, 1.0), 1.0)
+    loads = expert_loads(op.tokens, op.topk, op.experts, op.ep, op.skew)
+    rows, touched = (max(float(each), 1.0) for each in rows_and_touched(*loads))
+    width, each = max(op.inter // op.tp, 1), max(rows / touched, 1.0)
     spread = [each * (0.5 + i / max(touched - 1.0, 1.0)) for i in range(max(int(touched), 1))]
     work = _tiled_us(world, spread, (1 + op.gated) * width, op.hidden, op.dtype)
     work += _tiled_us(world, spread, op.hidden, width, op.dtype)

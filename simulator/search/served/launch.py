@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ....datasets.counts import counted
 from ....datasets.loading import nearest
 from ...question.canonical import RequestError
 from ...serving.policies import policy_of
@@ -28,6 +29,30 @@ FRAMEWORKS = ("vllm", "sglang", "trtllm", "dynamo", "llm-d", "kubernetes", "dyna
 OF_KUBERNETES = ("llm-d", "kubernetes", "dynamo-kubernetes")
 OF_AN_ENGINE = ("dynamo", "kubernetes", "dynamo-kubernetes")  # which run the engine of the point's policy
 Rule = Callable[[ServedRole], Any]
+
+
+def engine_started(framework: str, policy: str = "") -> str:
+    """The engine that a framework starts: its own, vLLM by llm-d, else that of a policy; empty without one.
+
+    RequestError for a framework that is none of :data:`FRAMEWORKS`.
+    """
+    if framework not in FRAMEWORKS:
+        raise RequestError(
+            f"framework={framework} is none that serves; {nearest(framework, FRAMEWORKS, 'choose from')}"
+        )
+    if framework in OF_AN_ENGINE:
+        return policy_of(policy).framework if policy else ""
+    return "vllm" if framework == "llm-d" else framework
+
+
+def other_engine(framework: str | None, policy: str) -> str:
+    """What to say of a way that was searched with another engine's policy than its framework starts; empty for none."""
+    runs, searched = engine_started(framework, policy) if framework else "", policy_of(policy).framework
+    if runs in ("", searched):
+        return ""
+    return (
+        f"policy={policy} was searched, and framework={framework} starts {runs}: leave space.policy out to search that"
+    )
 
 
 def _above(value: int, least: int = 1) -> int | None:
@@ -98,9 +123,7 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     one that is none of :data:`FRAMEWORKS`.
     """
     chosen = framework or policy_of(row["policy"]).framework
-    if chosen not in FRAMEWORKS:
-        raise RequestError(f"framework={chosen} is none that serves; {nearest(chosen, FRAMEWORKS, 'choose from')}")
-    engine = policy_of(row["policy"]).framework if chosen in OF_AN_ENGINE else "vllm" if chosen == "llm-d" else chosen
+    engine = engine_started(chosen, row["policy"])
     model, servers = served_name(request.step.model), roles(request, row)
     if engine == "vllm" and any(server.ep not in (1, server.ranks) for server in servers):
         raise LaunchError("vLLM shares experts out over all tensor and data ranks: take space.ep=[] or 1")
@@ -156,7 +179,7 @@ def _spelled(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _header(servers: list[ServedRole]) -> list[str]:
-    counts = [f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers]
+    counts = [f"{role.replicas} x {role.role or 'server'} of {counted(role.devices, 'GPU')}" for role in servers]
     places = " and ".join(dict.fromkeys(role.cluster for role in servers))
     lengths = servers[0].max_len, servers[0].max_len - servers[0].room, servers[0].room
     return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from ...serving.engines import ServingEngine, load_serving_engine
 from ...serving.host import host_name, host_time
 from ...serving.learned import with_known_steps
 from ...serving.replica import ServedReplica, by_hand, replica
+from ...serving.rules import SchedulerRules
 from ...serving.setup import rules
 from ...serving.steps import steps_of
 from ...serving.surrogate import Surrogate, key_of, load_or_make
@@ -48,10 +50,10 @@ class LayoutReplica:
 Replicas = dict[tuple[ReplicaLayout, str], LayoutReplica]  # by layout and engine
 
 
-def usual_max_tokens(policy: str) -> int:
-    """The tokens of an iteration that a policy's engine has by itself."""
-    law = by_hand(IterationLaw(base_us=1.0), 1, 16, 0.0)
-    return rules(Scheduler(policy=policy), law).max_tokens
+@cache
+def usual_rules(policy: str) -> SchedulerRules:
+    """The rules that a policy's engine has by itself."""
+    return rules(Scheduler(policy=policy), by_hand(IterationLaw(base_us=1.0), 1, 16, 0.0))
 
 
 def replica_of(

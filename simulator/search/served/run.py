@@ -34,7 +34,7 @@ from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
 from .explain import around, changes, reason, settings
 from .kept import PlayedWays
 from .played import confirmed, find
-from .replicas import LayoutReplica, Replicas, replica_of, usual_max_tokens
+from .replicas import LayoutReplica, Replicas, replica_of, usual_rules
 from .request import LAYOUT, OF_POINT, OF_PREFILL, ReplicaLayout, ServedSearchRequest
 from .shortlist import OF_PLAYED, Shortlist, kind_of, plays
 
@@ -88,7 +88,7 @@ def set_up(request: ServedSearchRequest) -> ServedSearchSetup:
         "dp": [n for n in powers if n <= most] if facts.experts else [1],
         "ep": [n for n in powers if n <= most and facts.experts % n == 0] if facts.experts else [1],
         "batch": BATCHES,
-        "max_tokens": sorted({*CHUNKS, *(usual_max_tokens(cluster) for cluster in policies)}),
+        "max_tokens": sorted({*CHUNKS, *(usual_rules(policy).max_tokens for policy in policies)}),
         "prefill_cluster": [""],
     }
     axes = {name: getattr(space, name) or tuple(values) for name, values in natural.items()}
@@ -355,11 +355,14 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
     for at in np.flatnonzero(passing).tolist():
         row, decode, _ = grid[at]
         tokens = held_tokens(request, row["policy"], prefilled=False) * row["batch"]
-        if tokens <= decode.served.kv.tokens:
-            fits.append(grid[at])
-        else:
+        if usual_rules(row["policy"]).uncut and row["max_tokens"] < request.input_len:
+            why = f"prompts of {request.input_len:,} tokens are longer, and {row['policy']} does not cut them"
+            outcome.leave("prompt", row, why)
+        elif tokens > decode.served.kv.tokens:
             why = f"{tokens:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank"
             outcome.leave("memory", row, why)
+        else:
+            fits.append(grid[at])
     for _, group in groupby(fits, lambda way: (id(way[1]), id(way[2]), way[0]["policy"], way[0]["max_tokens"])):
         same = list(group)
         for (row, _, _), figures in zip(same, figures_of_alike(setup, same, curves), strict=True):

@@ -20,7 +20,7 @@ from .estimate import with_load
 from .kept import PlayedWays
 from .played import PRECISION, can_play, figures_at, highest_rate, part_of
 from .replicas import Replicas
-from .request import CHANCE, OF_POINT, ServedSearchRequest
+from .request import CHANCE, OF_POINT, OF_PREFILL, ServedSearchRequest
 
 OF_LOAD = ("tokens_per_s_per_gpu", "tokens_per_s", "goodput", "token_cost", "hourly_cost", "gpus")
 WAYS = 16  # that are played at most, unless more are asked for
@@ -32,6 +32,7 @@ TIED, SURE, NEARBY = 1.04, 4, 1.03  # rows so near the best, at most so many, wh
 OF_PLAYED = ("confirmed", "closed_form_rate")  # what rows that were played have besides
 BETTER = 1 / PRECISION  # how near a row that is tried must come for its rate to be looked for
 Again = Callable[[Row, Mapping[str, Any], float | None], Row]
+Likeness = Callable[[Row], tuple[Any, ...]]  # rows of one value are alike
 
 
 def plays(request: ServedSearchRequest) -> bool:
@@ -71,9 +72,8 @@ class Shortlist:
                 by_key |= {key_of(near): near for near in self._near(self._best(tried)) if key_of(near) not in by_key}
         tried |= self._surer(tried)
         best = self._best(tried)
-        others = {
-            key: self._behind(row, best) for key, row in self._corrected(by_key, tried).items() if key not in tried
-        }
+        others = self._corrected(by_key, tried, (chunk_of, kind_of, prompts_of, all_alike), median)
+        others = {key: self._behind(row, best) for key, row in others.items() if key not in tried}
         return [dict(row) for row in (tried | others).values()]
 
     def _behind(self, row: Row, best: Row | None) -> Row:
@@ -112,13 +112,17 @@ class Shortlist:
         return {"p_p99_ttft_met": chance, "confirmed": figures_at(parts[0], rate)}
 
     def _next(self, by_key: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row]) -> Row | None:
-        """The row to play next: the best that may be better than all that were played, None where no one may. A way of
-        which no batch was played with this chunk may be by more than its closed form says."""
+        """The row to play next: of those that may be better than all that were played the best by what is known of it,
+        None where no one may. A way of which no batch was played with this chunk may be by more than its closed form
+        says."""
         kinds = {chunk_of(row) for row in tried.values()}
-        waiting = [row for key, row in self._corrected(by_key, tried, others=False).items() if key not in tried]
+        possible = self._corrected(by_key, tried, (chunk_of,))
         best = self._best(tried)
+        likely = self._corrected(by_key, tried, (chunk_of, prompts_of))
+        waiting = [row for key, row in likely.items() if key not in tried]
         for row in ranked(self.request.good(waiting), self.request.objectives):
-            if best is None or self._may_beat(row, best, 1.0 if chunk_of(row) in kinds else OPTIMISM):
+            optimism = 1.0 if chunk_of(row) in kinds else OPTIMISM
+            if best is None or self._may_beat(possible[key_of(row)], best, optimism):
                 return by_key[key_of(row)]
         return None
 
@@ -176,24 +180,28 @@ class Shortlist:
             return [*pool.map(lambda part: highest_rate(part, own, own / 2, NEARBY), parts)]
 
     def _corrected(
-        self, by_key: Mapping[tuple[Any, ...], Row], tried: Mapping[tuple[Any, ...], Row], others: bool = True
+        self,
+        by_key: Mapping[tuple[Any, ...], Row],
+        tried: Mapping[tuple[Any, ...], Row],
+        likenesses: Sequence[Likeness],
+        share_of: Callable[[list[float]], float] = max,
     ) -> dict[Any, Row]:
-        """Rows that were not played, as much slower than their closed forms as those most like them were found to be:
-        of their way with another batch, else (``others``) with another chunk, else of all."""
-        kinds: dict[tuple[Any, ...], list[float]] = {}
+        """Rows that were not played, as much slower than their closed forms as those most like them were: those that
+        are alike by the first of some likenesses by which any are."""
+        shares: list[dict[Any, list[float]]] = [{} for _ in likenesses]
         for row in tried.values():
             if row["meets_slo"]:
                 share = row["requests_per_s"] / row["closed_form_rate"]
-                for kind in (chunk_of(row), kind_of(row), ()):
-                    kinds.setdefault(kind, []).append(share)
-        usual = median(kinds.get((), [1.0]))
+                for known, likeness in zip(shares, likenesses, strict=True):
+                    known.setdefault(likeness(row), []).append(share)
         changed = {}
         for key, row in by_key.items():
             changed[key] = row
             if not row["meets_slo"]:
                 continue
-            alike = kinds.get(kind_of(row), [usual]) if others else [1.0]
-            share = min(max(kinds.get(chunk_of(row), alike)), 1.0)
+            pairs = zip(shares, likenesses, strict=True)
+            alike = next((known[likeness(row)] for known, likeness in pairs if likeness(row) in known), [1.0])
+            share = min(share_of(alike), 1.0)
             if share < 1:
                 times = {"rate": share * row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
                 changed[key] = with_load(self.request, row, times)
@@ -237,6 +245,17 @@ def kind_of(row: Row) -> tuple[Any, ...]:
 def chunk_of(row: Row) -> tuple[Any, ...]:
     """What tells a way with its chunk from others, whatever its batch."""
     return (*kind_of(row), row["max_tokens"])
+
+
+def prompts_of(row: Row) -> tuple[Any, ...]:
+    """How prompts are taken: by which replicas, in which chunks, and beside decoding or apart from it."""
+    where = (row["prefill_cluster"], *(row[name] for name in OF_PREFILL)) if row["pools"] == "apart" else kind_of(row)
+    return (row["pools"], row["policy"], row["cluster"], row["max_tokens"], *where)
+
+
+def all_alike(row: Row) -> tuple[Any, ...]:
+    """No difference between rows."""
+    return ()
 
 
 def asked(row: Row) -> list[Any]:

@@ -109,6 +109,8 @@ def test_a_rule_fills_replaces_and_refuses() -> None:
         ("training", "", "megatron"),
         ("inference", "TensorRT-LLM docs performance.md v0.5.0", "trtllm_2023"),
         ("inference", "TensorRT-LLM docs perf-overview v1.0", "trtllm"),
+        ("inference", "TensorRT-LLM docs perf-overview v0.17 online serving table", "trtllm_cpp"),
+        ("inference", "NVIDIA NIM LLM benchmarking performance page", "trtllm_cpp"),
         ("inference", "Koyeb", "vllm"),
         ("inference", "", "trtllm"),
     ],

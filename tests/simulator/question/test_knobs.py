@@ -132,6 +132,7 @@ KNOBS: dict[str, dict[str, Row]] = {
         "gap_us": (TRAIN, 3.0),
         "eager": (replace(TRAIN, stack="megatron"), True),
         "issue_us": (TRAIN, {"*": 50.0}),
+        "prompt_issue_us": (PROMPT, 80.0),
         "check_us": (Case(nodes=2, work={"global_batch": 16}), 100.0),
         "check_inside_us": (Case(parallel={"tp": 4}, framework={"check_us": 1.0}), 100.0),
         "share_us": (Case(parallel={"zero_stage": 1}, framework={"overlap": ("dp",)}), 100.0),

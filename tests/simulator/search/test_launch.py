@@ -15,7 +15,7 @@ import yaml
 
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.search.architecture import megatron_model
-from opcast.simulator.search.launch import MEGATRON_BRIDGE, launch_file
+from opcast.simulator.search.launch import MEGATRON_BRIDGE, STACKS, launch_file, other_stack, stack_of
 from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.launch_reading import settings_of_launch
 from opcast.simulator.search.request import SearchRequest, request_of, set_up
@@ -225,6 +225,25 @@ def test_a_command_is_read_back_as_the_step_it_starts(
     assert read["workload.recompute"] == request.recompute
     assert read["precision"] == (request.quantization or "bf16")
     assert ("dp" in read["stack.overlap"]) is ("dp" in request.stack.overlap)
+
+
+@pytest.mark.parametrize("framework", STACKS)
+def test_what_a_framework_runs_is_what_its_file_is_read_back_as(
+    framework: str, step: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "launch"
+    for stack in ("torch", "torchtitan", "torchtitan_eager", "deepspeed", "megatron", "megatron_core"):
+        zero = 1 if "megatron" in framework else 2
+        request = replace(step(zero_stage=zero), model="llama3_8b", stack=load_stack(stack))
+        file.write_text(launch_file(request, framework))
+        read = settings_of_launch(file).get("stack", "megatron")  # Megatron's files say overlap alone
+        said = other_stack(request, framework)
+        assert bool(said) is (read != stack), (stack, read)
+        assert f"files of {framework} as stack={read}:" in said or not said
+    assert read in (STACKS[framework], "torchtitan")
+    usual = replace(request, stack=None)
+    assert other_stack(usual, framework) == ""
+    assert launch_file(usual, framework) == launch_file(replace(usual, stack=stack_of(framework)), framework)
 
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_30b_a3b", "gpt3_175b"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.rank import Row
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served import shortlist
+from opcast.simulator.search.served.estimate import with_load
 from opcast.simulator.search.served.kept import PlayedWays
 from opcast.simulator.search.served.load import Expected, curve, highest, together_load
 from opcast.simulator.search.served.played import highest_rate
@@ -212,6 +213,24 @@ def test_the_chance_of_a_rate_falls_with_it(serving: Asking, bench: Workbench) -
         serving({}, slo=SLO, objectives=("chance",))
 
 
+def play_best(
+    request: ServedSearchRequest,
+    rows: Sequence[Row],
+    highest_rate: Callable[..., float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Row:
+    """The best of some rows where an event loop of one line says the highest rate of each."""
+    monkeypatch.setattr(shortlist, "part_of", lambda request, row, replicas, *_: row)
+    monkeypatch.setattr(shortlist, "highest_rate", highest_rate)
+    monkeypatch.setattr(shortlist, "figures_at", lambda row, rate: {"rate": rate, "ttft_ms": 1.0, "tpot_ms": 1.0})
+
+    def again(row: Row, changes: Mapping[str, Any], rate: float | None) -> Row:
+        return {**row, **changes}
+
+    ways = shortlist.Shortlist(request, {}, again, lambda row: (1.0, 1.0), PlayedWays())
+    return max(ways.played(rows), key=lambda row: row["requests_per_s"])
+
+
 def test_room_that_a_crowd_needs_is_tried(serving: Asking, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The closed form says that no more run at a time; the event loop serves less until the batch is twice as large."""
     request = serving({"pools": "together", "tp": 1, "max_tokens": 512, "batch": 8}, slo=SLO)
@@ -223,18 +242,31 @@ def test_room_that_a_crowd_needs_is_tried(serving: Asking, bench: Workbench, mon
         asked.append(row["batch"])
         return start if row["batch"] >= enough else start / 2
 
-    monkeypatch.setattr(shortlist, "part_of", lambda request, row, replicas, *_: row)
-    monkeypatch.setattr(shortlist, "highest_rate", highest_rate)
-    monkeypatch.setattr(shortlist, "figures_at", lambda row, rate: {"rate": rate, "ttft_ms": 1.0, "tpot_ms": 1.0})
-
-    def again(row: Row, changes: Mapping[str, Any], rate: float | None) -> Row:
-        return {**row, **changes}
-
-    ways = shortlist.Shortlist(request, {}, again, lambda row: (1.0, 1.0), PlayedWays())
-    best = max(ways.played([first]), key=lambda row: row["requests_per_s"])
+    best = play_best(request, [first], highest_rate, monkeypatch)
     assert asked[:2] == [first["batch"], enough]
     assert best["batch"] == enough
     assert best["requests_per_s"] == pytest.approx(first["requests_per_s"])
+
+
+def test_another_way_to_take_prompts_is_played_where_the_first_is_slow(
+    serving: Asking, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More ways than are played take prompts as the first does, and all serve half of what their closed forms say."""
+    request = serving({"pools": "apart", "tp": 1, "max_tokens": 512, "batch": 8}, slo=SLO)
+    first = bench.search_serving(replace(request, confirm=0)).best[0]
+
+    def way(share: float, **changes: int) -> Row:
+        times = {"rate": share * first["requests_per_s"], "ttft_ms": first["ttft_ms"], "tpot_ms": first["tpot_ms"]}
+        return with_load(request, {**first, **changes}, times)
+
+    slow = [way(1 - 0.001 * dp, dp=dp) for dp in range(2 * shortlist.WAYS)]
+
+    def highest_rate(row: dict[str, Any], start: float, *_: float) -> float:
+        return start if row["prefill_tp"] == 2 else start / 2
+
+    best = play_best(request, [*slow, way(0.8, prefill_tp=2)], highest_rate, monkeypatch)
+    assert best["prefill_tp"] == 2
+    assert best["confirmed"]
 
 
 @pytest.mark.parametrize("kept", [9.75, 10.4, 10.6])

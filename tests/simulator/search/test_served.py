@@ -124,6 +124,16 @@ def test_what_has_no_kv_memory_is_left_out(serving: Asking, bench: Workbench) ->
     assert all(row["tp"] * row["batch"] <= 16 for row in ruled.rows)
 
 
+@pytest.mark.parametrize(("policy", "left"), [("trtllm", {2}), ("vllm", set())])
+def test_prompts_that_an_engine_does_not_cut_fit_an_iteration(
+    policy: str, left: set[int], serving: Asking, bench: Workbench
+) -> None:
+    axes = {"tp": 1, "max_tokens": (128, 512), "pools": "together", "policy": policy}
+    found = bench.search_serving(serving(axes))
+    assert {group.count for name, group in found.pruned_by.items() if name == "prompt"} == left
+    assert {row["max_tokens"] for row in found.rows} == ({512} if left else {128, 512})
+
+
 @pytest.mark.parametrize(
     ("axes", "own", "says"),
     [

@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from opcast.datasets.clusters import load_cluster
+from opcast.simulator.question.canonical import RequestError
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.launch_errors import LaunchError
-from opcast.simulator.search.served.launch import launch_serving
+from opcast.simulator.search.served.launch import FRAMEWORKS, engine_started, launch_serving, other_engine
 from opcast.simulator.search.served.request import ServedSearchRequest
 from opcast.simulator.search.served.servers import settings_of_servers
 from opcast.simulator.serving.engine_args import read_arguments
@@ -280,6 +281,17 @@ def test_servers_are_read_back_as_they_were_written(
     assert settings["decode_pool.replicas"] == 3
     assert settings["decode_pool.parallel"]["tp"] == 2
     assert settings["decode_pool.max_seqs"] == 64
+
+
+def test_a_framework_says_which_engine_it_starts() -> None:
+    assert [engine_started(each) for each in FRAMEWORKS] == ["vllm", "sglang", "trtllm", "", "vllm", "", ""]
+    assert engine_started("dynamo", "sglang") == "sglang"
+    assert (
+        other_engine("sglang", "sglang") == other_engine(None, "trtllm") == other_engine("kubernetes", "trtllm") == ""
+    )
+    assert "policy=vllm was searched, and framework=sglang starts sglang" in other_engine("sglang", "vllm")
+    with pytest.raises(RequestError, match="framework=sgland is none that serves; did you mean sglang"):
+        engine_started("sgland")
 
 
 MINE = """#!/bin/bash

@@ -39,7 +39,7 @@ def test_tables_are_linear_between_their_points_and_beyond_their_ends(place: flo
 
 def test_a_pass_over_prompts_takes_no_less_than_its_kernels_take_the_host() -> None:
     law = linear_tables(100.0, decode_us=10.0, prefill_token_us=1.0)
-    issued = law._replace(kernels=300.0, issue_us=80.0)
+    issued = law._replace(kernels=np.array([300.0, 300.0]), issue_us=80.0)
     for prompt, us in ((0, 100 + 40), (1000, 24_000), (30_000, 100 + 40 + 30_000)):
         batch = (4, 0, prompt, 0.0, 0, 0)
         assert iteration_us(issued, *batch) == pytest.approx(us)

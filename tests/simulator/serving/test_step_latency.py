@@ -44,7 +44,7 @@ def test_a_step_takes_as_long_as_in_the_event_loop(
     decodes: list[int], prompts: list[tuple[int, int]], issue_us: float
 ) -> None:
     own = replica()
-    own = replace(own, tables=own.tables._replace(kernels=300.0, issue_us=issue_us))
+    own = replace(own, tables=own.tables._replace(kernels=np.array([200.0, 300.0]), issue_us=issue_us))
     batch = SimpleNamespace(reqs=[Request(1, past) for past in decodes] + [Request(*prompt) for prompt in prompts])
     said = StepLatency(own).predict_infer_time(batch)
     if not decodes and not prompts:

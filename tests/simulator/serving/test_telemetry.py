@@ -126,7 +126,9 @@ def law(weights: float = 1.0, products: float = 1.0, attention: float = 1.0) -> 
     flat = np.zeros(2)
     token = (axis, token_us)
     attending = (rows, contexts, attend, np.array([1.0, 16384]), contexts, prompt)
-    return IterationTables(*token, *token, rows, np.array([50.0, 200.0]), rows, flat, *attending, rows, flat)
+    return IterationTables(
+        *token, *token, rows, np.array([50.0, 200.0]), rows, flat, *attending, rows, flat, rows, flat
+    )
 
 
 def replica_of(tables: IterationTables) -> ServedReplica:

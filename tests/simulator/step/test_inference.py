@@ -180,6 +180,19 @@ def test_a_graph_replay_leaves_no_gaps(run):
     assert gaps.e2e_ms - replayed.e2e_ms == pytest.approx(kernels * 4e-3)
 
 
+def test_prompts_outside_cuda_graphs_wait_for_their_host(run):
+    """The host takes so long for each kernel of a prompt, and CUDA graphs hold those of decoding alone."""
+    slow, fast = (run(kind="generate", stack=stack) for stack in ("trtllm", "trtllm_cpp"))
+    issue_us = load_stack("trtllm").prompt_issue_us
+    kernels = sum(row.count for row in run(kind="prefill", stack="trtllm").breakdown.by_op)
+    assert slow.tpot_ms == fast.tpot_ms
+    assert issue_us * kernels <= 1e3 * slow.ttft_ms < issue_us * kernels + 1e3 * fast.ttft_ms
+    assert slow.low_ms < fast.ttft_ms + slow.e2e_ms / 2 < slow.high_ms  # a host is known within a factor of two
+    assert any("82 µs each (stack.prompt_issue_us), as TensorRT-LLM does" in note for note in slow.notes)
+    for options in ({"cuda_graph": True}, {"without": ["prompt_issue"]}):
+        assert run(kind="generate", stack="trtllm", options={"options": options}).ttft_ms == fast.ttft_ms
+
+
 def test_fewer_bits_weigh_less(run):
     whole = run()
     small = run(options={"quantization": "fp8"}, stack="trtllm")

@@ -45,6 +45,7 @@ OWN_TIME = {  # what turns each modifier on, and the nodes whose time it changes
     "calibration": ({"scale": {"h100_sxm": {"*": 2.0}}}, {}, set(OPS)),
     "shard_copies": ({"share_us": 10.0}, {}, {"gathered"}),
     "collective_checks": ({"check_us": 10.0}, {}, {"reduced"}),
+    "prompt_issue": ({"prompt_issue_us": 80.0}, {}, set(OPS)),
 }
 
 
@@ -59,7 +60,7 @@ def costs() -> Costs:
 def changed(costs: Costs, framework: dict[str, Any], options: dict[str, Any], only: tuple[str, ...] = ()) -> set[str]:
     """The nodes whose kernels or host take another time."""
     plan = Plan(Parallel(), load_cluster("dgx_h100"), Stack(**framework), options=options)
-    run = Run(plan, H100, lambda now: [1e9] * len(now), [plan.scales(H100.id, "train")])
+    run = Run(plan, H100, lambda now: [1e9] * len(now), [plan.scales(H100.id, "train")], [True])
     (found,) = modify([costs], run, only)
     differ = (found.kernel_us != costs.kernel_us) | (found.host_us != costs.host_us)
     return {node.path for node, differs in zip(costs.nodes, differ.tolist(), strict=True) if differs}
@@ -87,7 +88,7 @@ def test_the_power_limit_acts_on_the_library_that_runs(costs: Costs) -> None:
         asked.append(float(now[0].kernel_us[0]))
         return [0.0]
 
-    modify([costs], Run(plan, H100, busy_us, [plan.scales(H100.id, "train")]))
+    modify([costs], Run(plan, H100, busy_us, [plan.scales(H100.id, "train")], [True]))
     assert asked == [pytest.approx(1.13 * costs.kernel_us[0])]
 
 
