@@ -24,7 +24,7 @@ import numpy as np
 from ..datasets.devices import Device
 from ..datasets.dtypes import itemsize
 from ..datasets.loading import finite
-from ..datasets.ops import Op, iterate_groups
+from ..datasets.ops import Op, attended_pairs, iterate_groups
 from ..datasets.vocabulary import KINDS, OpColumns
 from . import analytical, clocks
 from .analytical.setting import fp32_pj, whole_rate
@@ -44,12 +44,16 @@ FOLDER = "power"
 COMPUTE_SHARE, MEMORY_SHARE = 0.8, 0.5  # of the limit that a saturated unit adds
 LOWEST_CLOCK = 0.15  # of the boost clock: what a driver still sets
 HALVINGS = 40  # of the range in which a clock is sought
-# Of the limit: what lanes, registers and caches of kernels other than plain products draw, beside idle and memory (H200
-# and B200 scaling tensors and decoding attention for 100 us and more: tests/evidence/power.py)
-ACTIVE_SHARE = 0.1
-# Of the limit: what memory adds at most. Decode attention at four tenths of the bandwidth draws nearly as much as at
-# all of it, and kernels that only stream 0.83 and 0.89 of the limit in all (B200, H200). A fit to the same tables
+# Where nobody measured: sought together on all sources of NVIDIA's tables (tests/evidence/power.py, which leaves each
+# source out as well), beside 100 pJ a byte (:data:`.clocks.MEMORY_PJ`).
+# Of the limit: lanes, registers and caches of kernels other than plain products, whose loads and products few threads
+# start (TMA, wgmma in CUDA's PTX ISA)
+ACTIVE_SHARE = 0.2
+# Of a query and a key: the score's way through registers, its exponential, its share of the sum
+PAIR_PJ = 400.0
+# Of the limit: what memory adds at most. Kernels that only stream draw 0.8 to 0.95 of the limit in all (H200, B200)
 MOST_MEMORY_SHARE = 0.5
+COLLECTIVE_BLOCKS = 32.0  # one a unit, that collectives take at most (NCCL_MAX_CTAS in NCCL's guide)
 # Of the data sheet's rate: where products reach the limit, on chips that nobody timed for long. Judged on two chips
 # (bf16 of H200 and B200)
 LIMITING_RATE = 0.6
@@ -101,6 +105,29 @@ def capped(device: Device, cap_w: float | None) -> Device:
 def at_stock_limit(device: Device) -> Device:
     """The device with its data sheet's limit, whatever cap its ``tdp_w`` is."""
     return dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+
+
+@dataclass(frozen=True)
+class EnergyCosts:
+    """What activity costs where nobody measured: pJ of a byte, and of a pair of query and key; shares of the limit."""
+
+    byte_pj: float = clocks.MEMORY_PJ
+    pair_pj: float = PAIR_PJ
+    active_share: float = ACTIVE_SHARE
+    most_memory_share: float = MOST_MEMORY_SHARE
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What n ops keep busy: memory in GB/s, matrix units in watts at their rate, softmax in pairs a microsecond.
+
+    ``units`` is the share of compute units whose lanes run: none of plain products.
+    """
+
+    gbps: np.ndarray
+    core: np.ndarray
+    pairs: np.ndarray | float
+    units: float
 
 
 @dataclass(frozen=True)
@@ -200,8 +227,9 @@ def answers(kind: str, device: Device, limits: Limits) -> bool:
 def drawn(model: Predictor | None, ops: OpColumns, device: Device, limits: Limits, latency_us: np.ndarray) -> Drawn:
     """Watts and slowdown of n ops that take ``latency_us`` at full clock; by :func:`estimated_w` without a ``model``.
 
-    A device whose ``tdp_w`` lies below its data sheet's is under that cap. Without a model watts are outside any
-    envelope. PowerError for a device without ``tdp_w``, or a cap that it exceeds with nothing to do.
+    The estimate answers outside of a model's envelope, too: only large ops run for as long as the counter needs. A
+    device whose ``tdp_w`` lies below its data sheet's is under that cap. PowerError for a device without ``tdp_w``, or
+    a cap that it exceeds with nothing to do.
     """
     limits, usual = limits.of(device), at_stock_limit(device)
     if limits.cap_w is not None and limits.cap_w <= clocks.idle_w(usual):
@@ -210,22 +238,22 @@ def drawn(model: Predictor | None, ops: OpColumns, device: Device, limits: Limit
             f"{clocks.idle_w(usual):.0f} W"
         )
     busy = parts(ops, usual)
-    if model is None:
-        watts = estimated_w(ops, usual, latency_us)
-        inside = np.zeros(len(watts), dtype=bool)
-    else:
-        watts, inside = modelled_w(model, busy, frame(ops, usual), usual)
+    watts = estimated_w(ops, usual, latency_us)
+    inside = np.zeros(len(watts), dtype=bool)
+    if model is not None:
+        modelled, inside = modelled_w(model, busy, frame(ops, usual), usual)
+        watts = np.where(inside, modelled, watts)
     if limits.cap_w is not None and _knows_its_cap(ops.kind, ops.dtype, device):
         return Drawn(np.minimum(watts, limits.cap_w), np.ones(len(watts)), np.zeros(len(watts), dtype=bool))
     rated: list[Demand] = []
     if is_held(ops.kind, ops.dtype, usual):
         law = demand_by_rate(usual, clocks.rate_name(ops.kind, ops.dtype), busy, latency_us, _added_bytes(ops))
         rated = [law.where(law.core > LEAST_CORE * usual.tdp_w)]
-        if model is None:
-            watts = np.maximum(watts, np.minimum(rated[0].at(np.ones(len(watts)), busy, usual.alpha), usual.tdp_w))
+        at_rate = np.minimum(rated[0].at(np.ones(len(watts)), busy, usual.alpha), usual.tdp_w)
+        watts = np.where(inside, watts, np.maximum(watts, at_rate))
     demands = [demand_by_watts(usual, busy, watts), *(rated if limits.cap_w is not None else ())]
     slower, power = held(usual, busy, demands, limits)
-    power = power if model is not None else np.minimum(power, watts)
+    power = np.where(inside, power, np.minimum(power, watts))
     return Drawn(power, slower, inside & (slower == 1.0) & (power == watts))
 
 
@@ -244,43 +272,67 @@ def is_held(kind: str, dtype: str, device: Device) -> bool:
 
 
 def estimated_w(ops: OpColumns, device: Device, latency_us: np.ndarray) -> np.ndarray:
-    """Watts of n ops that take ``latency_us``, where nobody measured them; no more than the limit.
+    """Watts of n ops that take ``latency_us``, where nobody measured them; no more than the limit."""
+    return drawn_w(activity(ops, device, latency_us), device)
 
-    Idle power, :data:`.clocks.MEMORY_PJ` for each byte, what matrix units draw at the rate that they reach, and of all
-    kernels but plain products a share for lanes and caches.
-    """
-    gbps, core = demands(ops, device, latency_us)
-    share = 0.0 if KINDS[ops.kind].family == "gemm" else ACTIVE_SHARE
-    watts = clocks.idle_w(device) + share * clocks.stock_limit_w(device) + traffic_w(device, gbps) + core
+
+def drawn_w(busy: Activity, device: Device, costs: EnergyCosts | None = None) -> np.ndarray:
+    """Watts of what n ops keep busy: idle power, units that run, bytes, products, softmax; no more than the limit."""
+    costs, limit = costs or EnergyCosts(), clocks.stock_limit_w(device)
+    moving = costs.byte_pj * 1e-3 * np.minimum(busy.gbps, device.memory_gbps)
+    moving = np.minimum(moving, costs.most_memory_share * limit)
+    running = costs.active_share * limit * busy.units
+    watts = clocks.idle_w(device) + running + moving + busy.core + costs.pair_pj * 1e-6 * busy.pairs
     return np.asarray(np.minimum(watts, device.tdp_w))
 
 
-def demands(ops: OpColumns, device: Device, latency_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """GB/s that n ops move, and watts of matrix units at the rate that they reach (:func:`.clocks.core_w`).
+def streaming_w(device: Device) -> float:
+    """Watts of a kernel that keeps memory busy and computes nothing."""
+    nothing = np.zeros(1)
+    return float(drawn_w(Activity(nothing + device.memory_gbps, nothing, nothing, 1.0), device)[0])
 
-    Tiles of experts are computed whole, with the rows that pad the last one of each (``analytical/moe.py``).
+
+def activity(ops: OpColumns, device: Device, latency_us: np.ndarray) -> Activity:
+    """What n ops that take so long keep busy.
+
+    Tiles of experts are computed whole, with the rows that pad the last one of each, and their tokens are gathered,
+    written and summed in memory between the products (``analytical/moe.py``).
     """
     cost, took_us = ops.cost, np.maximum(latency_us, 1e-3)
-    gbps = np.broadcast_to(np.asarray(cost.bytes, dtype=float), took_us.shape) / took_us * 1e-3
-    tflops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape) / took_us * 1e-6
-    if KINDS[ops.kind].family == "moe" and device.supports(ops.dtype):
-        chunks = analytical.terms(ops, device)
-        tflops = tflops * np.concatenate(
-            [np.ones(len(us)) * law.hints.get("padding", 1.0) for us, _, law, _, _ in chunks]
-        )
-    if KINDS[ops.kind].family not in WITH_MATRICES or not device.supports(ops.dtype):
-        return gbps, np.zeros(took_us.shape)
-    usual = at_stock_limit(device)
-    if clocks.anchor(usual, ops.dtype) is not None:
-        return gbps, clocks.core_w(usual, ops.dtype, tflops)
-    room = max(usual.tdp_w - clocks.floor_w(usual), 0.0)
-    return gbps, np.asarray(room * tflops / (LIMITING_RATE * whole_rate(device, ops.dtype)))
+    family = KINDS[ops.kind].family
+    moved = np.broadcast_to(np.asarray(cost.bytes, dtype=float), took_us.shape)
+    flops = np.broadcast_to(np.asarray(cost.flops, dtype=float), took_us.shape)
+    if family == "moe" and device.supports(ops.dtype):
+        chunks = [(us, law, setting) for us, _, law, _, setting in analytical.terms(ops, device)]
+        flops = flops * np.concatenate([np.ones(len(us)) * law.hints.get("padding", 1.0) for us, law, _ in chunks])
+        passes = [np.ones(len(us)) * law.memory * setting.memory_rate for us, law, setting in chunks]
+        moved = np.maximum(moved, np.concatenate(passes))
+    core = np.zeros(took_us.shape)
+    if family in WITH_MATRICES and device.supports(ops.dtype):
+        core = _core_w(at_stock_limit(device), ops.dtype, flops / took_us * 1e-6)
+    few = min(COLLECTIVE_BLOCKS / device.compute_units, 1.0)
+    units = 0.0 if family == "gemm" else few if family in WITHOUT_POWER else 1.0
+    return Activity(moved / took_us * 1e-3, core, _pairs(ops) / took_us, units)
 
 
-def traffic_w(device: Device, gbps: np.ndarray | float) -> np.ndarray:
-    """Watts of memory that moves so many GB/s: no more than it can, and no more than its share of the limit."""
-    most_w = MOST_MEMORY_SHARE * clocks.stock_limit_w(device)
-    return np.asarray(np.minimum(clocks.MEMORY_PJ * 1e-3 * np.minimum(gbps, device.memory_gbps), most_w))
+def _core_w(device: Device, dtype: str, tflops: np.ndarray) -> np.ndarray:
+    if clocks.anchor(device, dtype) is not None:
+        return clocks.core_w(device, dtype, tflops)
+    room = max(device.tdp_w - clocks.floor_w(device), 0.0)
+    return np.asarray(room * tflops / (LIMITING_RATE * whole_rate(device, dtype)))
+
+
+def _pairs(ops: OpColumns) -> np.ndarray | float:
+    """Queries times keys of all heads that n ops of attention score; 0 of other kinds."""
+    dims = ops.columns
+    if KINDS[ops.kind].family != "attention" or "v_head_dim" not in dims:
+        return 0.0
+    if "topk" in dims:
+        pairs = dims["seq_q"] * np.minimum(dims["topk"], dims["seq_kv"])
+    else:
+        pairs = attended_pairs(dims["seq_q"], dims["seq_kv"], dims["causal"], dims.get("window", 0))
+    heads = dims["heads_q"] if "heads_q" in dims else dims["heads"]
+    return np.asarray(dims["batch"] * heads * pairs, dtype=float)
 
 
 def _knows_its_cap(kind: str, dtype: str, device: Device) -> bool:
@@ -302,7 +354,7 @@ def find(roots: Sequence[Path], kind: str, device_id: str, backend: str | None =
 
 
 def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend: str | None = None) -> np.ndarray:
-    """Watts of ops by the power models of folders of predictors [n], no more than the cap; NaN where there is none."""
+    """Watts of ops by the power models of folders of predictors [n], no more than the cap; NaN outside of them all."""
     watts = np.full(len(ops), np.nan)
     if not device.tdp_w or not any((root / FOLDER).is_dir() for root in roots):
         return watts
@@ -311,8 +363,9 @@ def measured_w(ops: Sequence[Op], device: Device, roots: Sequence[Path], backend
         model = None if KINDS[kind].family in WITHOUT_POWER else find(roots, kind, device.id, backend)
         if model is not None:
             group = OpColumns(kind, columns, dtype, out_dtype)
-            drawn_w, _ = modelled_w(model, parts(group, usual), frame(group, usual), usual)
-            watts[at] = np.clip(drawn_w, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
+            modelled, inside = modelled_w(model, parts(group, usual), frame(group, usual), usual)
+            within = np.clip(modelled, min(clocks.idle_w(device), device.tdp_w), device.tdp_w)
+            watts[at] = np.where(inside, within, np.nan)
     return watts
 
 

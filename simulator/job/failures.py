@@ -13,6 +13,10 @@ from .fleets import BY_CAUSE, PUBLISHED, Fleet, fleets, published_rate
 from .request import JobFailures, JobRestart, SlowSpells
 
 DAY_S = 86_400.0
+# What people lose or hold up, in the mean of five published jobs, as ln(published / what machines explain): 0 (Llama 3
+# 405B), 0.02 (Olmo Hybrid 7B), 0.08 (Olmo 3 7B), 0.11 (BLOOM), 0.33 (OPT-175B). tests/evidence/jobs.py, which leaves
+# each one out
+SETBACKS = 0.108
 YEAR_S = 365.25 * DAY_S
 OWN = {"per_gpu_year": "gpu", "per_node_year": "node", "per_link_year": "link", "per_job_year": "job"}
 
@@ -49,6 +53,21 @@ class JobRates:
     def per_s(self) -> float:
         """How often anything happens."""
         return sum(cause.per_s for cause in self.causes)
+
+
+def setback_factors(mean: float, lives: int, seed: int) -> np.ndarray:
+    """How many times longer each life takes by what people do [lives]: exponentials of the logarithm, at least 1.
+
+    Of a positive figure of which only the mean is known the exponential says least beside it.
+    """
+    return np.asarray(np.exp(mean * np.random.default_rng([seed, 10]).standard_exponential(lives)))
+
+
+def mean_setbacks(setbacks: float | None, failures: JobFailures) -> float:
+    """The mean logarithm that holds for a job; 0 for one that nothing is to interrupt."""
+    if setbacks is not None:
+        return setbacks
+    return 0.0 if failures.fleet == "none" and not failures.measured else SETBACKS
 
 
 def units_of(cluster: Cluster) -> dict[str, int]:

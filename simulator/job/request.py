@@ -165,7 +165,8 @@ class PlanRequest(StepQuestion):
     """A training job of so many ``tokens`` (or ``steps``) of the ``step``, on its cluster.
 
     ``phases`` are parts with their own length of sequences or batch, in order. ``layout=search`` takes the best of
-    ``space``. ``step_time_s`` stands for a step that was measured: then no step is simulated.
+    ``space``. ``step_time_s`` stands for a step that was measured: then no step is simulated. ``setbacks`` are what no
+    rate of machines explains.
     """
 
     step: SimulateRequest = field(default_factory=lambda: SimulateRequest(model="llama3_8b"), metadata={"hidden": True})
@@ -185,6 +186,12 @@ class PlanRequest(StepQuestion):
     failures: JobFailures = field(default_factory=JobFailures)
     restart: JobRestart = field(default_factory=JobRestart)
     spares: int | None = setting(None, "nodes that stand by and are paid for; null: there is always another node")
+    setbacks: float | None = setting(
+        None,
+        "time that people lose or hold up (losses that diverge, full disks, a cluster that is deleted): the mean "
+        "logarithm of what it lengthens a job by; null: as published jobs; 0: a job that is run well",
+        most=MOST_SPREAD,
+    )
     slow: SlowSpells = field(default_factory=SlowSpells)
     energy: JobEnergy = field(default_factory=JobEnergy)
     lives: int = setting(10_000, "times that the job is lived through", least=1)

@@ -22,7 +22,7 @@ from ..search.request import SearchRequest, request_of, set_up
 from .answer import PlannedCheckpoints, PlanReport, spread_of
 from .bills import bills, energy_notes, price_of
 from .checkpoints import CheckpointCost, best_interval_s, cost_of, daly_s, state_gb
-from .failures import DAY_S, JobRates, drawn_events, rates_of
+from .failures import DAY_S, JobRates, drawn_events, mean_setbacks, rates_of, setback_factors
 from .lives import JobLives, live
 from .request import JobPhase, PlanRequest
 from .schedule import JobTimeline, PhaseSteps, phase_steps, timeline
@@ -73,7 +73,7 @@ def plan_job(request: PlanRequest, bench: Bench) -> PlanReport:
     interval, in_seconds, daly, best = interval_of(request, timed, cost, rates)
     job = timeline_of(request, timed, cost, interval, in_seconds)
     check_size(request, rates, job)
-    lives = lived(request, job, timed, cost, rates, request.lives, traced=TRACED)
+    lives = set_back(request, lived(request, job, timed, cost, rates, request.lives, traced=TRACED))
     report = report_of(request, timed, cost, rates, job, lives, cluster, device, (daly, best))
     wall_s = time.perf_counter() - started
     return replace(report, notes=(*notes, *report.notes), wall_time_s=wall_s)
@@ -251,6 +251,18 @@ def lived(
     )
 
 
+def set_back(request: PlanRequest, lives: JobLives) -> JobLives:
+    """Lives that people hold up, too: they stand still, and no step is made twice for it."""
+    mean = mean_setbacks(request.setbacks, request.failures)
+    longer = setback_factors(mean, len(lives.total_s), request.seed)
+    more_s = lives.total_s * (longer - 1.0)
+    traces = tuple(
+        replace(trace, moments_s=[moment_s * times for moment_s in trace.moments_s])
+        for trace, times in zip(lives.traces, longer.tolist(), strict=False)
+    )
+    return replace(lives, total_s=lives.total_s + more_s, held_s=lives.held_s + more_s, traces=traces)
+
+
 def report_of(
     request: PlanRequest,
     timed: TimedPhases,
@@ -395,6 +407,11 @@ def notes_of(request: PlanRequest, timed: TimedPhases, rates: JobRates, lives: J
         notes.append(
             f"the rate of interruptions is unsure by a factor of {math.exp(rates.spread):.2g} each way, as published "
             "fleets differ: give your own (failures.per_gpu_year)"
+        )
+    if mean := mean_setbacks(request.setbacks, request.failures):
+        notes.append(
+            f"people lengthen a job by {math.expm1(mean * math.log(2)):.0%} in the median life, as they did published "
+            "jobs: setbacks=0 is a job that is run well"
         )
     notes += energy_notes(request.energy, "this step" if timed.gpu_j is None else "")
     if not price:

@@ -78,9 +78,8 @@ def watts_of(ops: Sequence[Op | None], latency_us: np.ndarray, device: Device) -
     """
     if not device.tdp_w:
         return np.zeros(len(ops))
-    idle, limit = least_w(device), clocks.stock_limit_w(device)
-    busy = idle + power.ACTIVE_SHARE * limit + float(power.traffic_w(device, device.memory_gbps))
-    watts = np.full(len(ops), min(busy, device.tdp_w), dtype=float)
+    idle = least_w(device)
+    watts = np.full(len(ops), power.streaming_w(device), dtype=float)
     places = [at for at, op in enumerate(ops) if op is not None]
     for kind, dtype, out_dtype, positions, columns in iterate_groups([op for op in ops if op is not None]):
         at = np.array(places)[positions]

@@ -20,3 +20,9 @@ def test_a_published_job_is_as_near_as_is_said(name: str) -> None:
         assert abs(job.error) <= job.goal, job
     else:
         assert job.error < 0.0, f"{job}: misses are jobs that took longer than their machines' failures explain"
+
+
+def test_half_of_the_jobs_lie_between_what_one_and_nine_of_ten_lives_take() -> None:
+    """With the setbacks of the others: P10 to P90 were to hold eight of ten, and OPT-175B is the great miss."""
+    inside = [name for name in jobs() if (job := answer(name)).p10 <= job.published <= job.p90]
+    assert len(inside) >= len(jobs()) / 2, inside

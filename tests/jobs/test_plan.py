@@ -41,6 +41,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["tokens=1e9", "workload=decode"], "workload=decode is no training job"),
         (["tokens=1e9", "layout=best"], "layout='best' is not one of given, search"),
         (["tokens=1e9", "restart.manual_share=2"], "restart.manual_share=2 must be a share"),
+        (["tokens=1e9", "setbacks=-1"], "setbacks=-1 must be"),
         (["tokens=1e9", "report=/no/where/job.html"], "there is no folder /no/where"),
         (["tokens=1e9", *MEASURED], "give checkpoint.size_gb"),
         (["tokens=1e12", *MEASURED, "checkpoint.size_gb=1", "failures.scale=1e6"], "interruptions is not simulated"),
@@ -215,3 +216,23 @@ def test_a_checkpoint_holds_every_expert_once(layout: dict[str, int]) -> None:
         state_gb(opcast.simulate("moonlight_16b_moe", "train", **NODE, **degrees)) for degrees in ({}, layout)
     )
     assert apart == pytest.approx(whole, rel=0.01)
+
+
+def test_people_lengthen_a_job_and_no_step_is_made_twice_for_it() -> None:
+    measured = NODE | {"tokens": 1e10, "lives": 2000, "step_time_s": 20.0, "checkpoint": {"size_gb": 1}}
+    well, usual, told = (opcast.plan(TINY, **measured, setbacks=each) for each in (0.0, None, 0.108))
+    assert usual.days == told.days
+    assert usual.days.p50 / well.days.p50 == pytest.approx(2.0**0.108, rel=0.01)
+    assert usual.days.p90 / well.days.p90 == pytest.approx(10.0**0.108, rel=0.02)
+    assert usual.days.p10 >= well.days.p10
+    assert usual.lost_hours == well.lost_hours
+    assert sum(usual.parts.values()) == pytest.approx(1.0)
+    assert any("setbacks=0" in note for note in usual.notes)
+    assert not any("setbacks" in note for note in well.notes)
+
+
+def test_a_job_that_nothing_interrupts_has_no_setbacks() -> None:
+    report = opcast.plan(
+        TINY, **NODE, steps=100, step_time_s=2.0, checkpoint={"size_gb": 1}, failures={"fleet": "none"}
+    )
+    assert report.days.p10 == report.days.p90

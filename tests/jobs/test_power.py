@@ -73,7 +73,7 @@ def test_watts_in_the_store_reach_predictors_and_steps(capsys: pytest.CaptureFix
     store, draw = Store(tmp_path / "store"), np.random.default_rng(3)
     rows = []
     for m in 2 ** np.arange(0, 12):
-        for n, k in ((512, 512), (1536, 512), (1408, 512), (512, 1408), (32000, 512)):
+        for n, k in ((256, 768), (768, 768), (2048, 768), (4096, 768), (768, 2048), (16384, 768)):
             op = make_op("gemm", m=int(m), n=n, k=k, dtype="fp16")
             values = {"latency_us": 5.0 + m * n * k / 1e8, "power_w": 120.0 * float(np.exp(0.01 * draw.normal()))}
             values |= {"device_id": "l40s", "backend": "torch", "cache": "warm"}
@@ -100,7 +100,7 @@ def test_watts_in_the_store_reach_predictors_and_steps(capsys: pytest.CaptureFix
     ]
     assert main([*words, "predictor.folds=3", "predictor.workers=1", "predictor.candidates=[calibrated]"]) == 0
     capsys.readouterr()
-    product = asked(capsys, tmp_path, "device=l40s", "op.dtype=fp16", "op.m=512", "op.n=512", "op.k=512")
+    product = asked(capsys, tmp_path, "device=l40s", "op.dtype=fp16", "op.m=512", "op.n=768", "op.k=768")
     assert product["power_w"] == pytest.approx(120.0, rel=0.2)
     after = simulated()
     assert (before["energy_measured"], after["energy_measured"] > 0.05) == (0.0, True)

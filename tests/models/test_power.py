@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -186,8 +187,8 @@ def test_units_that_are_cut_cost_no_more_energy_than_whole_ones(cut: str, whole:
         took_us = 2.0 * size**3 / rate * 1e-6
         op = make_op("gemm", m=4096, n=4096, k=4096)
         columns = {name: np.array([value]) for name, value in zip(KINDS["gemm"].names, op.dims, strict=True)}
-        _, core = power.demands(OpColumns("gemm", columns, op.dtype, op.out_dtype), device, took_us)
-        return float(core[0]) / rate
+        busy = power.activity(OpColumns("gemm", columns, op.dtype, op.out_dtype), device, took_us)
+        return float(busy.core[0]) / rate
 
     assert joules_of_a_tflop(cut) < 2.0 * joules_of_a_tflop(whole)
 
@@ -196,7 +197,24 @@ def test_rows_that_pad_a_tile_of_an_expert_draw_as_others_do() -> None:
     def core_w(rows: int) -> float:
         op = make_op("fused_moe", tokens=8 * rows, hidden=4096, inter=2048, experts=8, topk=1)
         columns = {name: np.array([value]) for name, value in zip(KINDS["fused_moe"].names, op.dims, strict=True)}
-        return float(power.demands(OpColumns("fused_moe", columns, "bf16", "bf16"), H200, LONG)[1][0])
+        return float(power.activity(OpColumns("fused_moe", columns, "bf16", "bf16"), H200, LONG).core[0])
 
     assert 0.9 < core_w(16) / core_w(1) < 1.6, "sixteen times the FLOPs, but the same tiles"
     assert core_w(64) > 2 * core_w(16)
+
+
+def test_softmax_costs_what_narrow_formats_do_not_save() -> None:
+    """At one rate of FLOPs, heads of 64 score twice the pairs that heads of 128 do."""
+
+    def pairs(head_dim: int) -> float:
+        heads = {"heads_q": 8, "heads_kv": 8, "head_dim": head_dim, "v_head_dim": head_dim}
+        dims: dict[str, Any] = {"seq_q": 2048, "seq_kv": 2048, "causal": 0, **heads}
+        op = make_op("attention_prefill", **dims)
+        columns = {name: np.array([value]) for name, value in zip(KINDS[op.kind].names, op.dims, strict=True)}
+        busy = power.activity(
+            OpColumns(op.kind, columns, "fp8", "bf16"), H200, op.cost.flops / 500.0 * np.full(1, 1e-6)
+        )
+        return float(np.asarray(busy.pairs)[0])
+
+    assert pairs(64) == pytest.approx(2.0 * pairs(128))
+    assert pairs(128) == pytest.approx(500.0e6 / (4.0 * 128.0))

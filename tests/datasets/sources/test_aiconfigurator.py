@@ -324,10 +324,24 @@ def test_an_a100_is_known_by_its_memory(tmp_path: Path, store: Store, name: str 
     assert measured["device_id"] == device
 
 
-def test_power_and_its_limit_are_kept(tmp_path: Path, store: Store) -> None:
-    row = {**GEMM, "gemm_dtype": "bfloat16", "power": 650.5, "power_limit": 700.0}
+@pytest.mark.parametrize(("milliseconds", "told"), [(0.4, True), (0.3, False)])
+def test_power_of_runs_as_long_as_the_counter_averages_is_kept(
+    tmp_path: Path, store: Store, milliseconds: float, told: bool
+) -> None:
+    """3,000 calls of 0.3 ms are over before NVML's counter, a mean over a second, has seen nothing else."""
+    row = {**GEMM, "gemm_dtype": "fp8_block", "latency": milliseconds, "power": 650.5, "power_limit": 700.0}
     ((_, measured),) = imported(store, tmp_path, "gemm", row)
-    assert (measured["power_w"], measured["power_limit_w"]) == (650.5, 700.0)
+    assert measured["power_limit_w"] == 700.0
+    assert measured["power_w"] == 650.5 if told else measured["power_w"] is None
+    assert measured["clocks"] == "steady"
+
+
+@pytest.mark.parametrize(("dtype", "calls"), [("bfloat16", 6), ("fp8", 6), ("nvfp4", 1)])
+def test_calls_of_a_replay_count(tmp_path: Path, store: Store, dtype: str, calls: int) -> None:
+    row = {**GEMM, "gemm_dtype": dtype, "power": 650.5, "power_limit": 700.0}
+    for milliseconds, told in ((0.34 / calls, True), (0.32 / calls, False)):
+        found = imported(store, tmp_path / str(told), "gemm", {**row, "m": 100 + told, "latency": milliseconds})
+        assert [measured["power_w"] is not None for op, measured in found if op.m == 100 + told] == [told]
 
 
 @pytest.mark.parametrize(("watts", "clocks"), [({"power": 650.5}, "steady"), ({"power": 0.0}, "burst"), ({}, "burst")])

@@ -70,7 +70,7 @@ def test_memory_alone_is_not_what_meets_the_limit(name: str) -> None:
     """An H20 has an H200's memory and two fifths of its limit; it streams at full rate all the same."""
     device = load_device(name)
     watts = watts_of([None], np.array([100.0]), device)[0]
-    assert least_w(device) < watts < 0.85 * device.tdp_w
+    assert least_w(device) < watts < 0.95 * device.tdp_w
 
 
 def test_kernels_add_to_what_the_device_draws_idle() -> None:
