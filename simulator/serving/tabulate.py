@@ -159,7 +159,7 @@ def _token_wise(
 def _kernel_counts(prompts: Simulated) -> tuple[np.ndarray, np.ndarray]:
     """Kernels of passes over prompts of the sizes that were simulated, and these [sizes]."""
     sizes = sorted(prompts.known)
-    counts = [sum(times for _, times, _ in executed_nodes(prompts.at(size))) for size in sizes]
+    counts = [sum(times for _, times, _ in executed_nodes(state)) for state in prompts.at(*sizes)]
     return _floats(sizes), np.array(counts, dtype=np.float64)
 
 
