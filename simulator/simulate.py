@@ -7,7 +7,7 @@ in what is traced, in their passes and in the order of their tasks, and in nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..datasets.clusters import one_device
 from ..datasets.devices import Device
 from .contention import fault_study as studies
 from .contention.fixed_point import share_links
-from .engines import Engine, FusedEngine
+from .engines import Engine, FusedEngine, ask_ahead
 from .engines.flow import flow_engine
 from .formats.simai import SimaiWorkload
 from .memory.breakdown import Memory
@@ -73,11 +73,22 @@ def simulated(
     model: Model, work: Work, plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
 ) -> State:
     """The state of a workload, its communication as long as the links make it where they are simulated."""
-    try:
-        laid = laid_out(model, work, plan, device, cache_dir)
-    except DegreeError as error:
-        raise other_degree(error, work, plan, device, attempt(model, device, cache_dir)) from None
-    return timed_state(laid, engine)
+    return all_simulated(model, [work], plan, device, engine, cache_dir)[0]
+
+
+def all_simulated(
+    model: Model, works: Sequence[Work], plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
+) -> list[State]:
+    """The states of several workloads, for whose kernels engines are asked at once, which is faster."""
+    layouts = []
+    for work in works:
+        try:
+            layouts.append(laid_out(model, work, plan, device, cache_dir))
+        except DegreeError as error:
+            raise other_degree(error, work, plan, device, attempt(model, device, cache_dir)) from None
+    if len(layouts) > 1:
+        ask_ahead(engine_of(layouts[0].plan.stack, engine), [op for layout in layouts for op in layout.ops])
+    return [timed_state(layout, engine) for layout in layouts]
 
 
 def advised(

@@ -19,7 +19,15 @@ SHORTEST = 0.8  # of the nominal length, where lengths are drawn
 APART = "disagg"
 STARTED = (
     *("max_tokens", "chunk", "kv_fraction", "wait_iterations", "wait_share", "graphs", "block_tokens", "clients"),
-    *("max_seqs", "without_seat", "balance_iterations", "gather_iterations", "decode_seqs", "decode_kv_fraction"),
+    *(
+        "max_seqs",
+        "without_seat",
+        "shared_seats",
+        "balance_iterations",
+        "gather_iterations",
+        "decode_seqs",
+        "decode_kv_fraction",
+    ),
 )
 
 

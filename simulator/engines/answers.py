@@ -143,6 +143,13 @@ def ask(engine: Engine, ops: Sequence[Op], cache: str = "warm") -> Answers:
     return answers
 
 
+def ask_ahead(engine: Engine, ops: Sequence[Op]) -> None:
+    """Have an engine that remembers answer ops, warm and cold, that it will be asked for list by list."""
+    if getattr(engine, "answered", None) is not None:
+        for cache in ("warm", "cold"):
+            ask(engine, ops, cache)
+
+
 def _ask(engine: Engine, ops: Sequence[Op], cache: str) -> Answers:
     answers = Answers.declined(len(ops))
     for kind, dtype, out_dtype, positions, columns in iterate_groups(list(ops)):

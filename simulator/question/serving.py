@@ -41,6 +41,7 @@ ROUTERS = (
     "kv_aware",
     "splitwise",
     "scorers",
+    "vllm_dp",
 )
 AUTO = "auto"  # of max_model_len: as long as the model and its KV memory allow
 MOST_DRAFTS = 16

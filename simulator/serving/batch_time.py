@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from .iteration import drafting_us, iteration_us
+from .iteration import drafting_us, iteration_us, piece_of
 from .rules import IterationTiming
 
 
@@ -14,7 +12,8 @@ def batch_us(timing: IterationTiming, sums: Any) -> float:
     """Microseconds of a rank's batch, host time included; decodes alone are padded to the next CUDA graph."""
     decodes = sums.decodes
     if sums.prefill_tokens == 0 and len(timing.graphs) > 0 and decodes <= timing.graphs[-1]:
-        decodes = float(timing.graphs[np.searchsorted(timing.graphs, decodes)])
+        size = piece_of(timing.graphs, decodes)
+        decodes = float(timing.graphs[size] if timing.graphs[size] >= decodes else timing.graphs[size + 1])
     gpu_us = iteration_us(
         timing.tables,
         decodes,

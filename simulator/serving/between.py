@@ -18,27 +18,30 @@ import numpy as np
 from ...datasets.ops import Op
 from ..engines import Engine, ask
 from ..graph import Node
+from ..question.work import Work
 from ..step.state import State
 from ..timing.phases import ONLY
 
 # Sizes that are simulated, and the last.
 FEW = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 16384)
 Executed = tuple[Node, float, float]  # a node, how often it runs, microseconds of once
+Simulate = Callable[[Sequence[Work]], list[State]]
 Told = Callable[[int, State], tuple[float, list[Executed]]]
 
 
 @dataclass
 class Simulated:
-    """Steps by size, each simulated when it is first asked for."""
+    """Steps by size, of the work of that size, each simulated when it is first asked for."""
 
-    simulate: Callable[[int], State]
+    simulate: Simulate
+    work_of: Callable[[int], Work]
     known: dict[int, State] = field(default_factory=dict)
 
-    def at(self, size: int) -> State:
-        """The step of a size."""
-        if size not in self.known:
-            self.known[size] = self.simulate(size)
-        return self.known[size]
+    def at(self, *sizes: int) -> list[State]:
+        """The steps of some sizes."""
+        new = [size for size in sizes if size not in self.known]
+        self.known |= zip(new, self.simulate([self.work_of(size) for size in new]), strict=True) if new else {}
+        return [self.known[size] for size in sizes]
 
 
 def executed_nodes(state: State) -> list[Executed]:
@@ -58,7 +61,7 @@ def between(
     ``answer`` says what part of a step counts: its microseconds, and its kernels.
     """
     ends = [size for size in sizes if not few or size in (*few, sizes[0], sizes[-1])]
-    ends_known = {size: answer(size, steps.at(size)) for size in ends}
+    ends_known = dict(zip(ends, map(answer, ends, steps.at(*ends)), strict=True))
     total_us = {size: took_us for size, (took_us, _) in ends_known.items()}
     for first, last in pairwise(ends):
         inner = [size for size in sizes if first < size < last]
@@ -66,7 +69,7 @@ def between(
             continue
         shape = kernel_us_between((first, last), (ends_known[first][1], ends_known[last][1]), inner, engine)
         if shape is None:
-            total_us |= {size: answer(size, steps.at(size))[0] for size in inner}
+            total_us |= {size: answer(size, state)[0] for size, state in zip(inner, steps.at(*inner), strict=True)}
             continue
         if not shape[[0, -1]].all():
             total_us |= dict.fromkeys(inner, 0.0)
@@ -79,13 +82,15 @@ def between(
 def last_layer(steps: Simulated, samples: Sequence[int], engine: Engine) -> dict[int, float]:
     """Microseconds of the last layer by samples: of what differs where nothing else does."""
     ends = samples[0], samples[-1]
-    pairs = [executed_nodes(steps.at(row)) for row in ends]
+    states = steps.at(*ends)
+    pairs = [executed_nodes(state) for state in states]
     heads = [_without(pairs[0], pairs[1]), _without(pairs[1], pairs[0])]
     first_us = sum(times * each_us for _, times, each_us in heads[0])
-    last_us = first_us + steps.at(ends[1]).total_us - steps.at(ends[0]).total_us
+    last_us = first_us + states[1].total_us - states[0].total_us
     shape = kernel_us_between(ends, (heads[0], heads[1]), samples[1:-1], engine)
     if shape is None or not shape.all():
-        return {row: first_us + steps.at(row).total_us - steps.at(ends[0]).total_us for row in samples}
+        took_us = [first_us + state.total_us - states[0].total_us for state in steps.at(*samples)]
+        return dict(zip(samples, took_us, strict=True))
     off = np.interp(samples, ends, (first_us / shape[0], last_us / shape[-1]))
     return dict(zip(samples, (shape * off).tolist(), strict=True))
 

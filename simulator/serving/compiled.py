@@ -22,6 +22,7 @@ from . import (
     batch_time,
     blocks,
     chain,
+    counted,
     counting,
     due,
     fleet,
@@ -63,7 +64,7 @@ PARTS = (
         admission,
     ),
     *policies.MODULES,
-    *(repeating, fleet, scorers, routing, moving, state, counting),
+    *(repeating, fleet, scorers, counted, routing, moving, state, counting),
 )
 CHAINS = (policies.FORMS, policies.AGAIN, routing.ROUTES)
 PLAIN = {"empty_state", "with_room", "linear_tables", "tree_of", "tokens_allowed", "rejections", "rejection_note"}

@@ -8,7 +8,7 @@ one sign, because they are errors of its kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..report.account import interval, shares_of_total, speaking_stage_count
 from ..report.energy import energy, least_w
 from ..report.ledger import Ledger, ledger_of
 from ..step.state import State
+from .between import Simulate
 from .iteration import IterationTables
 
 SEEN = (1, 16, 64, 256, 512, 1024, 2048, 8192)  # sizes of batches whose steps are looked at
@@ -44,16 +45,22 @@ class StepFigures(NamedTuple):
 class SeenSteps:
     """Passes steps on and keeps the figures of those whose size is one of SEEN."""
 
-    def __init__(self, simulate: Callable[[Work], State]) -> None:
+    def __init__(self, simulate: Simulate) -> None:
         self.simulate = simulate
         self.decodes: dict[int, tuple[float, float]] = {}
         self.prompts: dict[int, tuple[float, float]] = {}
         self.idle_w = math.nan
         self.source_us: dict[str, float] = {}
 
-    def __call__(self, work: Work) -> State:
-        """The state of a step."""
-        state = self.simulate(work)
+    def __call__(self, works: Sequence[Work]) -> list[State]:
+        """The states of steps."""
+        states = self.simulate(works)
+        for work, state in zip(works, states, strict=True):
+            self.look(work, state)
+        return states
+
+    def look(self, work: Work, state: State) -> None:
+        """Keep the figures of a step of one of these sizes."""
         batch = work.iteration
         alone = len(work.prompts) + len(work.decodes) == 1
         size = batch.prefill_tokens or batch.decoding
@@ -63,7 +70,6 @@ class SeenSteps:
             for name, us in ledger.by_source().items():
                 self.source_us[name] = self.source_us.get(name, 0.0) + us
             self.idle_w = idle_w(state.device) if state.device.tdp_w else math.nan
-        return state
 
     @property
     def figures(self) -> StepFigures:

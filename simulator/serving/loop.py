@@ -15,6 +15,7 @@ from .adapters import count_running, has_adapters, use_adapters
 from .admission import lets_in, makes_room, server_limit
 from .batch_time import batch_us
 from .blocks import caches_prefixes, give_back, remember
+from .counted import tell
 from .counting import count_size, note, note_gap
 from .due import pop_due, push_due
 from .fleet import FLEET, fleet_event, hold, let_go, nothing_left, resume, stop_drained, taker
@@ -29,6 +30,7 @@ from .queues import close_ranks, push_back
 from .repeating import catch_up, look_ahead, repeat
 from .routing import draw, route
 from .rules import (
+    COUNTED,
     MOST_BEHIND_US,
     IterationTiming,
     ServingSetup,
@@ -200,6 +202,7 @@ def send(state: LoopState, setup: ServingSetup, chunk: RequestChunk, slot: int) 
         request.first_rank = rank
     scheduler = state.ranks[rank]
     scheduler.outstanding += 1
+    scheduler.fresh += 1
     only_prompt = last < len(state.ranks)
     request.work = request.input if only_prompt else request.input + request.output - 1
     scheduler.work += request.work
@@ -298,7 +301,7 @@ def start(state: LoopState, setup: ServingSetup, replica: int, lane: int) -> Non
         own_us = batch_us(timing, state.batches[batch + local]) + scheduler.extra_us
         if per > 1:
             own_us -= experts_us(timing.tables, tokens_of(timing, state.batches[batch + local]))
-        scheduler.extra_us = 0.0
+        scheduler.extra_us, scheduler.fresh = 0.0, 0
         if has_adapters(state):
             state.totals[0].adapters_used += state.batches[batch + local].adapters
         if scheduler.load_us > 0.0:  # one layer is loaded before the first is computed, and one computed after the last
@@ -357,6 +360,8 @@ def finish(state: LoopState, setup: ServingSetup, chunk: RequestChunk, lane: int
                 stop_drained(state, setup, replica)
         if replica >= setup.first_decode:
             start_moves(state, setup, rank)
+    if setup.router == COUNTED:
+        tell(state, first, ranks_of(setup, replica))
     kick(state, setup, replica, start_us if rules_of(setup, first).lag else state.totals[0].now_us)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from ..question.serving import ROUTERS
 from .blocks import blocks_for, hit_tokens
 from .chain import chain
+from .counted import by_counts
 from .fleet import takes
 from .rules import ServingSetup, rules_of
 from .scorers import by_scores, pick
@@ -117,6 +118,7 @@ TABLE = {
     "kv_aware": RequestRouter(kv_aware, reads_blocks=True),
     "splitwise": RequestRouter(shortest),
     "scorers": RequestRouter(by_scores, reads_blocks=True),
+    "vllm_dp": RequestRouter(by_counts),
 }
 
 

@@ -10,6 +10,7 @@ from ..question.serving import POLICIES, ROUTERS
 from .iteration import IterationTables
 
 MOST_BEHIND_US = 100e3  # of tokens that a server has not sent; judged: longer than iterations with prompts are apart
+COUNTED = ROUTERS.index("vllm_dp")  # whose ranks tell how many requests they have
 OWN, OWN_ROUTER = len(POLICIES), len(ROUTERS)  # codes of a user's own; ours are places in POLICIES and ROUTERS
 
 

@@ -30,7 +30,7 @@ from .replica import ServedReplica
 from .report import report_of
 from .requests import drifts, out_of_step, stream
 from .rules import ServingSetup, first_decode_rank
-from .state import NONE, LoopState, as_objects, empty_state, with_room, write_back
+from .state import NONE, LoopState, as_lists, as_objects, empty_state, with_room, write_back
 from .streams import RequestStream
 from .tally import Tally
 
@@ -240,7 +240,7 @@ def plain(run: Callable[..., Any]) -> RunLoop:
     def on_objects(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
         objects = objects_at_rest.pop() if objects_at_rest else as_objects(state)
         objects.totals[0].desired = int(state.totals["desired"][0])
-        run(objects, setup, chunk, more)
+        run(objects, as_lists(setup), as_lists(chunk), more)
         write_back(objects, state)
         if objects.totals[0].paused:
             objects_at_rest.append(objects)

@@ -69,7 +69,10 @@ RANK = _kind(
     # bare: free blocks without content. runs: so many were ever in use, spare: a stack of those that are free again.
     "bare runs spare "
     # steps: iterations so far, of a replica's first rank where experts are uneven (:mod:`.uneven`).
-    "steps",
+    "steps "
+    # fresh: of those that wait, that came in since its iteration began. told, known: requests as it last told how many
+    # wait and run, and as vLLM's balance of ranks knows it (:mod:`.counted`).
+    "fresh told_waiting told_running known_waiting known_running",
     # ratio: SGLang's estimate. extra_us: what its next iteration takes longer. visible_us: requests that arrived later
     # are not seen yet; polled_us: the same when SGLang last looked for any. link_us: when its link is free, in_us: the
     # link into it. busy_us: that it computed. given_us: when a batch that repeats last gave tokens.
@@ -116,9 +119,11 @@ TOTALS = _kind(
     # most_adapters: on a GPU. adapter_waits: requests that one of them kept waiting.
     "most_adapters adapter_waits adapter_loads adapter_reads rebalances "
     # places: of shelves that were ever in use, spare: a stack of those that are free again. buckets: of their table.
-    "places spare buckets",
+    "places spare buckets "
+    # told: ranks told of requests, which vLLM's balance of ranks knows from told_us on.
+    "told",
     "now_us gone_us width_us gaps gap_us least_gap_us most_gap_us bucket bucket_us loads load_us "
-    "adapter_load_us adapters_used uneven uneven_us rebalance_us",
+    "adapter_load_us adapters_used uneven uneven_us rebalance_us told_us",
 )
 
 
@@ -159,6 +164,7 @@ RECORDS = (
     *("slots", "ranks", "lanes", "batches", "runs", "totals", "spans", "sizes", "log", "left", "due", "shelves"),
     "fleet",
 )
+NUMBERS = ("tree", "gaps")  # of one dimension, that every iteration reads or writes
 SIZES = 24  # powers of two of tokens in a batch
 LIMITS = 9  # codes of :mod:`.limits`
 OWN_TIERS = 2  # of a rank, before the one that all share (:mod:`.tiers`)
@@ -305,7 +311,15 @@ def _longer(records: np.ndarray, more: int) -> np.ndarray:
 def as_objects(state: LoopState) -> LoopState:
     """The state with a list of objects in place of each array of records: what plain Python reads fastest."""
     lists: Any = {name: [SimpleNamespace(**_named(record)) for record in getattr(state, name)] for name in RECORDS}
-    return state._replace(**lists)
+    lists |= {name: getattr(state, name).tolist() for name in NUMBERS}
+    return state._replace(**lists | {"table": state.table.data, "found": state.found.data})
+
+
+def as_lists(columns: Any) -> Any:
+    """A named tuple with a list in place of each array, in those within it too; one of two dimensions as a view."""
+    if isinstance(columns, np.ndarray):
+        return columns.tolist() if columns.ndim == 1 else np.ascontiguousarray(columns).data
+    return type(columns)(*map(as_lists, columns)) if hasattr(columns, "_fields") else columns
 
 
 def _named(record: Any) -> dict[str, Any]:
@@ -318,3 +332,5 @@ def write_back(objects: LoopState, state: LoopState) -> None:
         array, records = getattr(state, name), getattr(objects, name)
         for field in array.dtype.names:
             array[field] = [getattr(record, field) for record in records]
+    for name in NUMBERS:
+        getattr(state, name)[:] = getattr(objects, name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...models.power import capped
 from ..question.requests import plan_of
-from ..simulate import simulated
+from ..simulate import all_simulated
 from ..step.build import engine_of
 from ..trace.context import long_context
 from ..trace.models import resolve
@@ -22,21 +22,25 @@ if TYPE_CHECKING:
     from ..question.requests import SimulateRequest
     from ..question.work import Work
     from ..step.state import State
+    from .between import Simulate
     from .engines import KvRule
     from .kv import KvBudget
-    from .tabulate import Simulate
 
 
 @dataclass(frozen=True)
 class ReplicaSteps:
-    """A model by its ``config`` (that of its language model), laid out by a ``plan`` on a device. ``simulate``
-    simulates a step of it; ``kernels`` are the engines that answer for its kernels."""
+    """A model by its ``config`` (that of its language model), laid out by a ``plan`` on a device. ``simulate_all``
+    simulates steps of it; ``kernels`` are the engines that answer for its kernels."""
 
     config: Mapping[str, Any]
     plan: Plan
     device: Device
-    simulate: Simulate
+    simulate_all: Simulate
     kernels: Engine
+
+    def simulate(self, work: Work) -> State:
+        """A step of it; the errors of simulating."""
+        return self.simulate_all([work])[0]
 
     def kv_budget(
         self, rule: KvRule, max_tokens: int = 8192, learned: Overheads | None = None, sequences: int = 256
@@ -64,8 +68,8 @@ def steps_of(request: SimulateRequest, bench: Bench) -> ReplicaSteps:
 
     bare_plan = without_prompt_issue(plan)
 
-    def simulate(work: Work) -> State:
-        step_work = replace(work, expert_load=request.work.expert_load, cache="static")
-        return simulated(request.model, step_work, bare_plan, device, engine, bench.graphs)
+    def simulate(works: Sequence[Work]) -> list[State]:
+        steps = [replace(work, expert_load=request.work.expert_load, cache="static") for work in works]
+        return all_simulated(request.model, steps, bare_plan, device, engine, bench.graphs)
 
     return ReplicaSteps(resolve(request.model).language, plan, device, simulate, engine_of(plan.stack, engine))

@@ -21,11 +21,12 @@ from ...datasets.files import write_atomically
 from ...datasets.version import __version__
 from ..question.canonical import RequestError
 from ..question.work import Work
+from .between import Simulate
 from .figures import SeenSteps, StepFigures
 from .iteration import IterationTables, iteration_us
 from .kv import KvBudget
 from .steps import ReplicaSteps, steps_of
-from .tabulate import Extent, Simulate, tabulate
+from .tabulate import Extent, tabulate
 
 if TYPE_CHECKING:
     from ..engines.bench import Bench
@@ -97,20 +98,20 @@ def load_or_make(path: Path | None, make: Callable[[], Surrogate]) -> Surrogate:
 
 def make_surrogate(steps: ReplicaSteps, extent: Extent) -> Surrogate:
     """The surrogate of a replica's steps, tabulated and checked now."""
-    recorder = SeenSteps(steps.simulate)
+    recorder = SeenSteps(steps.simulate_all)
     tables = tabulate(recorder, steps.kernels, extent)
-    errors = errors_on_random_batches(Surrogate(tables), steps.simulate, extent)
+    errors = errors_on_random_batches(Surrogate(tables), steps.simulate_all, extent)
     return Surrogate(tables, errors, recorder.figures, sources=recorder.sources)
 
 
 def errors_on_random_batches(tables: Surrogate, simulate: Simulate, extent: Extent) -> HeldOut:
     """Errors on random batches against their direct simulation."""
     works = random_batches(extent, CHECKED)
-    pairs = [(tables.iteration_us(work), simulate(work).total_us) for work in works]
-    predicted, direct = (np.array(column) for column in zip(*pairs, strict=True))
+    predicted = np.array([tables.iteration_us(work) for work in works])
+    direct = np.array([state.total_us for state in simulate(works)])
     off = 100 * (predicted / direct - 1)
     apes = np.abs(off)
-    return HeldOut(len(pairs), *map(float, (np.median(apes), np.quantile(apes, 0.9), apes.max(), off.mean())))
+    return HeldOut(len(works), *map(float, (np.median(apes), np.quantile(apes, 0.9), apes.max(), off.mean())))
 
 
 def random_batches(extent: Extent, count: int, seed: int = 0) -> list[Work]:

@@ -22,10 +22,9 @@ from ..graph import Node
 from ..passes.mixed import ABSORBED, DECODE, PROMPT, SCAN
 from ..question.work import Work
 from ..step.state import State
-from .between import FEW, Executed, Simulated, between, executed_nodes, last_layer
+from .between import FEW, Executed, Simulate, Simulated, between, executed_nodes, last_layer
 from .iteration import IterationTables, at_point
 
-Simulate = Callable[[Work], State]
 # Points of the axes. Where a product's tiles are full its time jumps: there stand two points, side by side.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 72, 96, 128, 136, 160, 192, 256, 264, 320, 384, 512)
 TOKENS = (1, 8, 16, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513, 768, 1024, 1025, 1536, 2048, 2049)
@@ -90,11 +89,11 @@ def tabulate(simulate: Simulate, engine: Engine, extent: Extent, points: TablePo
     sample_axis, sample_us = _axis(last_layer(_with_samples(simulate, samples[-1]), samples, engine))
     head_us = {row: at_point(sample_axis, sample_us, row) for row in (1, *rows)}
     # a sequence that is longer than any window, so that what a window cuts shows
-    decoding = Simulated(lambda row: simulate(Work("batch", decodes=((row, extent.context - 1),))))
-    prompts = Simulated(lambda count: simulate(Work("batch", prompts=((count, 1),), samples=0)))
+    decoding = Simulated(simulate, lambda row: Work("batch", decodes=((row, extent.context - 1),)))
+    prompts = Simulated(simulate, lambda count: Work("batch", prompts=((count, 1),), samples=0))
     decode = between(decoding, rows, FEW if usual else (), engine, partial(_token_wise, DECODE, head_us, 0.0))
     mixed = between(prompts, tokens, FEW if usual else (), engine, partial(_token_wise, MIXING, {}, head_us[1]))
-    longest = prompts.at(tokens[-1])
+    (longest,) = prompts.at(tokens[-1])
     attending = points_up_to(points.attending, extent.sequences)
     attend = _attend(decoding, engine, attending, contexts, extent.context)
     chunks = _kernels(longest, MIXING, engine)
@@ -160,7 +159,7 @@ def _token_wise(
 def _kernel_counts(prompts: Simulated) -> tuple[np.ndarray, np.ndarray]:
     """Kernels of passes over prompts of the sizes that were simulated, and these [sizes]."""
     sizes = sorted(prompts.known)
-    counts = [sum(times for _, times, _ in executed_nodes(prompts.at(size))) for size in sizes]
+    counts = [sum(times for _, times, _ in executed_nodes(state)) for state in prompts.at(*sizes)]
     return _floats(sizes), np.array(counts, dtype=np.float64)
 
 
@@ -207,7 +206,7 @@ def _kernels(state: State, kinds: Sequence[str], engine: Engine) -> list[Kernel]
 
 def _with_samples(simulate: Simulate, count: int) -> Simulated:
     """Steps of so many tokens of as many sequences that differ in their samples alone."""
-    return Simulated(lambda row: simulate(Work("batch", prompts=((1, 1),) * count, samples=row)))
+    return Simulated(simulate, lambda row: Work("batch", prompts=((1, 1),) * count, samples=row))
 
 
 # --- attention at all sizes --------------------------------------------------------------------------------
@@ -229,7 +228,7 @@ def _attend(steps: Simulated, engine: Engine, rows: Sequence[int], contexts: Seq
     one simulated step to that of the next.
     """
     grid = [(row, context) for row in rows for context in contexts]
-    kernels_by_size = {size: _kernels(steps.at(size), DECODE, engine) for size in sorted(steps.known)}
+    kernels_by_size = {size: _kernels(steps.known[size], DECODE, engine) for size in sorted(steps.known)}
     kernels = kernels_by_size[max(kernels_by_size)]
     alike = {size: same_kernels for size, same_kernels in kernels_by_size.items() if len(same_kernels) == len(kernels)}
 

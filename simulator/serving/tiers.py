@@ -166,7 +166,10 @@ def put_on(state: LoopState, shelf: int, key: int, count: int) -> None:
     while count > 0:
         spot, size = look(state, shelf, key, count)
         if spot != NONE and places[spot, COUNT] == size:
-            if places[spot, AFTER] != shelf:
+            if goes_on(state, shelf, key):
+                drop(state, spot)
+                add(state, shelf, key, size)
+            elif places[spot, AFTER] != shelf:
                 unchain(state, spot)
                 chain_between(state, places[shelf, BEFORE], spot, shelf)
         elif spot != NONE:
@@ -207,11 +210,17 @@ def cut(state: LoopState, spot: int, key: int, count: int) -> None:
     places[spot, COUNT] = behind if behind > 0 else key - first
 
 
+def goes_on(state: LoopState, shelf: int, key: int) -> bool:
+    """Whether a content follows the last that a shelf has."""
+    last = state.places[shelf, BEFORE]
+    return last != shelf and state.places[last, LAST] == key - 1
+
+
 def add(state: LoopState, shelf: int, key: int, count: int) -> None:
     """So many contents that a shelf lacks are its last: in the place of those before them, where they go on from it."""
     places = state.places
-    last = places[shelf, BEFORE]
-    if last != shelf and places[last, LAST] == key - 1:
+    if goes_on(state, shelf, key):
+        last = places[shelf, BEFORE]
         places[last, LAST] += count
         places[last, COUNT] += count
         return
@@ -268,10 +277,10 @@ def enter(state: LoopState, spot: int) -> None:
 
 
 def widen(state: LoopState) -> None:
-    """Twice as many buckets; every place that has contents is entered anew."""
+    """Four times as many buckets; every place that has contents is entered anew."""
     totals = state.totals[0]
     state.shelved[: totals.buckets] = 0
-    totals.buckets *= 2
+    totals.buckets *= 4
     for spot in range(len(state.shelves), totals.places):
         if state.places[spot, COUNT] > 0:
             enter(state, spot)

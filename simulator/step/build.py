@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...datasets.devices import Device
+from ...datasets.ops import Op
 from ..engines import Engine, FusedEngine
 from ..engines.flow import FlowEngine
 from ..engines.learned import LearnedEngine
@@ -99,6 +100,12 @@ class LaidOut:
     pipelines: tuple[tuple[Chunk, ...], ...]
     saved_gib: tuple[tuple[float, ...], ...]
     memories: tuple[Memory, ...]
+
+    @property
+    def ops(self) -> list[Op]:
+        """The ops of all chunks."""
+        graphs = (chunk.graph for chunks in self.pipelines for chunk in chunks)
+        return [node.op for graph in graphs for node, _ in graph.weighted() if node.op is not None]
 
     @property
     def peak_gib(self) -> float:

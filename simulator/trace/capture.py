@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,7 @@ def record(make: Callable[[], BuiltModel], workload: Workload) -> tuple[Tracer, 
         silence_libraries(),
         tracer,
         take_real_paths(),
+        one_thread(),
         attention,
         torch.random.fork_rng(devices=[]),
         ExitStack() as kernels,
@@ -60,6 +61,17 @@ def record(make: Callable[[], BuiltModel], workload: Workload) -> tuple[Tracer, 
         roles = _record_step(tracer, built, workload)
     trained = {id(p): p.numel() for p in built.module.parameters() if p.requires_grad}
     return tracer, roles, sum(trained.values())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within, torch computes in one thread: values beside a trace are small, and threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _record_step(tracer: Tracer, built: BuiltModel, workload: Workload) -> dict[int, str]:

@@ -7,7 +7,7 @@ and hosts are fitted without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,10 +73,11 @@ class Replicas:
 
             bare_plan = without_prompt_issue(plan)
 
-            def simulate(work: Work) -> State:
-                from ..simulate import simulated
+            def simulate(works: Sequence[Work]) -> list[State]:
+                from ..simulate import all_simulated
 
-                return simulated(row.config, replace(work, cache="static"), bare_plan, device, engine, cache)
+                steps = [replace(work, cache="static") for work in works]
+                return all_simulated(row.config, steps, bare_plan, device, engine, cache)
 
             steps = ReplicaSteps(row.config, plan, device, simulate, engine_of(plan.stack, engine))
 
@@ -163,16 +164,26 @@ def asked(row: ServingRow, kv: KvBudget) -> ServingRequest:
             ignore_eos=policy_of(row.framework).counts_ends,  # benchmarks ask for it
         ),
         attention_dp=dp,
-        router="least_outstanding" if row.decoding is None or row.decoding.layout.dp > 1 else "round_robin",
+        router=router_of(row),
         decode_pool=DecodePool() if row.decoding is None else pool_of(row, row.decoding),
         replicas=1 if row.decoding is None else row.decoding.prefill,
     )
 
 
+def router_of(row: ServingRow) -> str:
+    """How requests come to ranks: TensorRT-LLM and SGLang know what ranks have, vLLM knew it a while ago."""
+    if row.decoding is not None:
+        return "least_outstanding" if row.decoding.layout.dp > 1 else "round_robin"
+    return "vllm_dp" if row.framework == "vllm" else "least_outstanding"
+
+
 def seats_of(row: ServingRow) -> int | None:
-    """Requests that a rank of a row runs at a time: vLLM's recipes allow as many as there are clients."""
+    """Requests that a rank of a row runs at a time: vLLM's recipes allow as many as there are clients, or
+    (``shared_seats``) a rank's part of them."""
     if "max_seqs" in row.serving:
         return int(row.serving["max_seqs"])
+    if "shared_seats" in row.serving:
+        return -(-row.concurrency // row.layout.dp)
     if "without_seat" in row.serving:
         return max(row.concurrency - int(row.serving["without_seat"]), 1)
     return row.concurrency if row.framework == "vllm" else None

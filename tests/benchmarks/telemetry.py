@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from opcast.simulator.serving.step_fit import learn
 from opcast.simulator.serving.step_logs import LoggedStep, StepLog, as_log
 from opcast.simulator.serving.steps import steps_of
 from opcast.simulator.serving.tabulate import Extent, tabulate
-from opcast.simulator.simulate import simulated
+from opcast.simulator.simulate import all_simulated
 from opcast.simulator.step.build import engine_of
 from opcast.simulator.step.state import State
 from opcast.simulator.workbench import Workbench
@@ -79,11 +80,11 @@ def tables_of(world: World, model: str, home: str, extent: Extent) -> tuple[Iter
     stack = replace(plan.stack, attention="fused", products="current", ring_factor=1.0, step_us={}, scale={})
     truth = FusedEngine([TruthEngine(world, stack.id, False, Emulator(world.device), "served")])
 
-    def simulate(work: Work) -> State:
-        still = replace(work, cache="static")
-        return simulated(model, still, replace(plan, stack=stack), device, truth, bench.graphs)
+    def simulate(works: Sequence[Work]) -> list[State]:
+        still = [replace(work, cache="static") for work in works]
+        return all_simulated(model, still, replace(plan, stack=stack), device, truth, bench.graphs)
 
-    return tabulate(steps.simulate, steps.kernels, extent), tabulate(simulate, engine_of(stack, truth), extent)
+    return tabulate(steps.simulate_all, steps.kernels, extent), tabulate(simulate, engine_of(stack, truth), extent)
 
 
 def logged(tables: IterationTables, traffic: RequestTraffic, steps: int, random: np.random.Generator) -> StepLog:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from opcast.datasets.truth import ServingRow, read_table
+from opcast.simulator.validation.serving import router_of, seats_of
 
 COLUMNS = (
     *("id", "silicon_data_source", "backend", "backend_version", "model_path", "system", "precision", "mode"),
@@ -118,6 +119,24 @@ def test_ranks_that_the_table_does_not_have_are_those_of_the_recipe(line, layout
     told = {"tp_size": "8", "moe_tp_size": "8", "moe_ep_size": "1", "backend_version": ""}
     (row,) = read(R1 | told | {"precision": "fp8", "system": "h200_sxm"} | line).rows
     assert (row.layout.tp, row.layout.dp, row.layout.ep) == layout
+
+
+def test_vllm_balances_its_ranks_and_who_runs_it_says_how_many_places_they_have(read):
+    qwen = {"model_path": "Qwen/Qwen3-235B-A22B-FP8", "attention_dp_size": "", "tp_size": "2", "moe_tp_size": "4"}
+    shared, recipe, other = read(qwen, {}, R1).rows
+    assert (shared.concurrency, seats_of(shared), router_of(shared)) == (32, 16, "vllm_dp")
+    assert (recipe.concurrency, seats_of(recipe), router_of(recipe)) == (16, 16, "vllm_dp")
+    assert (seats_of(other), router_of(other)) == (None, "least_outstanding")
+
+
+@pytest.mark.parametrize(
+    ("isl", "day", "tokens"),
+    [("1024", "2025-12-15", 1152), ("1024", "2026-01-28", 8192), ("8192", "2025-12-15", 8448)],
+)
+def test_the_recipe_of_then_has_one_prompt_in_an_iteration(isl, day, tokens, read):
+    source = {"silicon_data_source": f"silicon_concurrency=32; measured={day}", "isl": isl}
+    (row,) = read(R1 | source | {"backend_version": "1.1.0rc2.post2"}).rows
+    assert row.serving["max_tokens"] == tokens
 
 
 def test_workers_of_four_gpus_share_their_heads(read):

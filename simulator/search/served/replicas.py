@@ -78,7 +78,7 @@ def replica_of(
     extent = Extent(sequences, most, max(request.input_len + request.output_len, 1024))
     points = table_points(request, batches, chunks)
     path = None if callable(step.model) else path_of(step, bench, extent, points)
-    surrogate = load_or_make(path, lambda: Surrogate(tabulate(steps.simulate, steps.kernels, extent, points)))
+    surrogate = load_or_make(path, lambda: Surrogate(tabulate(steps.simulate_all, steps.kernels, extent, points)))
     host = host_time(host_name(server.id, server.host), server.host)
     served = with_known_steps(replica(steps, server, host, surrogate, kv, layout.dp), step, steps.device.id, server.id)
     return LayoutReplica(layout, server, step, served)

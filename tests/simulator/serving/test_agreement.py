@@ -53,7 +53,7 @@ def test_an_iteration_takes_as_long_in_serving_as_simulated(name: str, bench: Wo
     )
     steps = steps_of(request, bench)
     context = min(CONTEXT, context_of(resolve(name).config or {}) - 1)
-    own = Surrogate(tabulate(steps.simulate, steps.kernels, Extent(64, 256, context + 1), POINTS))
+    own = Surrogate(tabulate(steps.simulate_all, steps.kernels, Extent(64, 256, context + 1), POINTS))
     for decodes, prompts in (((64, context), ()), ((16, context), ()), ((64, context), ((256, 0),))):
         work = Work("batch", decodes=(decodes,), prompts=prompts)
         off = own.iteration_us(work) / steps.simulate(work).total_us - 1

@@ -50,7 +50,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "admission": {"admission": Admission(max_requests=6, max_queue=3, rate=15.0)},
     "tiers": {"traffic": SHARED, "scheduler": CACHED, "tiers": KvTiers(host_gib=0.2, ssd_gib=0.2, remote_gib=1.0)},
     "a decode pool": {"decode_pool": DecodePool(1, kv=USUAL.kv, link_gbps=10.0, link_us=5.0)},
-    "ranks": {"attention_dp": 2},
+    "ranks": {"attention_dp": 2, "router": "vllm_dp"},
     "adapters": {"lora": ServedAdapters(9, max_loras=2, adapter_us=50.0, token_us=1.0)},
     "two kinds and scorers": {
         "traffic": SHARED,
@@ -132,3 +132,11 @@ def test_machine_code_says_what_python_says(monkeypatch: pytest.MonkeyPatch) -> 
         assert name not in FEATURES or slow.requests.tobytes() != usual, f"{name} change nothing here"
         assert fast.iterations.tobytes() == slow.iterations.tobytes(), name
         assert replace(fast.report, wall_time_s=0.0) == replace(slow.report, wall_time_s=0.0), name
+
+
+def test_plain_python_tells_the_contents_of_many_requests_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contents of the request after the 1,023rd are numbers of more than 31 bits."""
+    traffic = RequestTraffic(rate=1000.0, requests=1200, input=Lengths("fixed", 40), output=Lengths("fixed", 2))
+    traffic = replace(traffic, prefixes=1100, prefix_tokens=20)
+    report = served(replace(USUAL, traffic=traffic, scheduler=CACHED), False, monkeypatch).report
+    assert report.completed == 1200
