@@ -410,8 +410,9 @@ def notes_of(request: PlanRequest, timed: TimedPhases, rates: JobRates, lives: J
         )
     if mean := mean_setbacks(request.setbacks, request.failures):
         notes.append(
-            f"people lengthen a job by {math.expm1(mean * math.log(2)):.0%} in the median life, as they did published "
-            "jobs: setbacks=0 is a job that is run well"
+            f"people lengthen a job by {math.expm1(mean * math.log(2)):.0%} in the median life"
+            f"{', as they did published jobs' if request.setbacks is None else ''}: "
+            "setbacks=0 is a job that is run well"
         )
     notes += energy_notes(request.energy, "this step" if timed.gpu_j is None else "")
     if not price:

@@ -214,7 +214,8 @@ def _check_sizes(name: str, config: Mapping[str, Any]) -> None:
         valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE
         per_layer = isinstance(value, (list, tuple))  # a size for each layer
         if value is not None and not valid and not per_layer:
-            raise TraceError(f"model {name}: model.config.{key}={value!r} must be a whole number of at least 1")
+            bound = f"at most {MAX_SIZE:,}" if isinstance(value, int) and value > MAX_SIZE else "at least 1"
+            raise TraceError(f"model {name}: model.config.{key}={value!r} must be a whole number of {bound}")
     for keys, maximum in (
         (("num_hidden_layers", "n_layer"), MAX_LAYERS),
         (("num_experts", "num_local_experts", "n_routed_experts"), MAX_EXPERTS),

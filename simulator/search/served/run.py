@@ -356,7 +356,7 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
         row, decode, _ = grid[at]
         tokens = held_tokens(request, row["policy"], prefilled=False) * row["batch"]
         if usual_rules(row["policy"]).uncut and row["max_tokens"] < request.input_len:
-            why = f"prompts of {request.input_len:,} tokens are longer, and {row['policy']} does not cut them"
+            why = f"{row['policy']} does not cut prompts: max_tokens must be at least {request.input_len}"
             outcome.leave("prompt", row, why)
         elif tokens > decode.served.kv.tokens:
             why = f"{tokens:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank"
@@ -492,9 +492,9 @@ def notes(request: ServedSearchRequest, outcome: SearchOutcome) -> list[str]:
     if not outcome.rows:
         reasons = "; ".join(f"{group.count:,} points {name}: {group.why}" for name, group in outcome.pruned.items())
         return [f"no point of the space can run: {reasons}"]
-    least = {name: min(row[name] for row in outcome.rows) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
-    asked_for = [*request.constraints, *(f"slo.{n}={v}" for n, v in vars(request.slo).items() if v and n != "share")]
-    reached = ", ".join(f"{name} {value:.1f}" for name, value in least.items())
+    reached = (f"{name} {min(row[name] for row in outcome.rows):.1f}" for name in ("ttft_ms", "tpot_ms", "e2e_ms"))
+    given = {"rate": request.rate, **{f"slo.{n}": limit for n, limit in vars(request.slo).items() if n != "share"}}
+    asked = [*request.constraints, *(f"{name}={limit:g}" for name, limit in given.items() if limit)]
     return [
-        f"no point meets {' and '.join(asked_for)}; the least of each that any of {len(outcome.rows):,} has: {reached}"
+        f"no point meets {' and '.join(asked)}; the least that any of {len(outcome.rows):,} has: {', '.join(reached)}"
     ]
