@@ -492,9 +492,9 @@ def notes(request: ServedSearchRequest, outcome: SearchOutcome) -> list[str]:
     if not outcome.rows:
         reasons = "; ".join(f"{group.count:,} points {name}: {group.why}" for name, group in outcome.pruned.items())
         return [f"no point of the space can run: {reasons}"]
-    reached = (f"{name} {min(row[name] for row in outcome.rows):.1f}" for name in ("ttft_ms", "tpot_ms", "e2e_ms"))
-    given = {"rate": request.rate, **{f"slo.{n}": limit for n, limit in vars(request.slo).items() if n != "share"}}
-    asked = [*request.constraints, *(f"{name}={limit:g}" for name, limit in given.items() if limit)]
+    least = (f"{name} {min(row[name] for row in outcome.rows):.1f}" for name in ("ttft_ms", "tpot_ms", "e2e_ms"))
+    limits = {"rate": request.rate, **{f"slo.{n}": limit for n, limit in vars(request.slo).items() if n != "share"}}
+    wishes = [*request.constraints, *(f"{name}={limit:g}" for name, limit in limits.items() if limit)]
     return [
-        f"no point meets {' and '.join(asked)}; the least that any of {len(outcome.rows):,} has: {', '.join(reached)}"
+        f"no point meets {' and '.join(wishes)}; the least that any of {len(outcome.rows):,} has: {', '.join(least)}"
     ]
