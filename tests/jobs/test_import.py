@@ -80,7 +80,7 @@ def test_words_say_what_was_kept_out_and_again_adds_nothing(tables: Path, capsys
         (["aiconfigurator", "path=/no/such/folder"], "/no/such/folder does not exist"),
         (["aiconfigurator", "path={tables}", "systems=[h101]"], "no table for systems=h101; there are h100_sxm"),
         (["aiconfigurator", "path={tables}", "device=h100_sxm"], "takes no device=…"),
-        (["aiconfigurator", "path={tables}/h100_sxm__gemm__torch__2.0.parquet"], "nothing usable in 1 files"),
+        (["aiconfigurator", "path={tables}/h100_sxm__gemm__torch__2.0.parquet"], "nothing usable in 1 file "),
         (["aiconfigurator", "path={tables}", "device=h101"], "unknown device 'h101'; did you mean h100"),
         (["aiconfigurator", "path={tables}", "format=xml"], "choose text or json"),
     ],

@@ -66,7 +66,7 @@ def test_of_unseen_sources_scores_alone_are_said(ops: Path, capsys: pytest.Captu
     assert looked_at["unsupported"]
     assert main(["validate", f"truth={ops}", "half=unseen"]) == 0
     said = "".join(capsys.readouterr())
-    assert "not simulated, 1 rows" in said
+    assert "not simulated, 1 row:" in said
     assert "unseen sources" in said
 
 
@@ -121,7 +121,7 @@ def test_a_person_sees_tables(ops: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "3 of 6 rows simulated" in shown.out
     assert "every row, worst first" in shown.out
     assert "in interval %" in shown.out
-    assert "not simulated, 1 rows: no figures of the GPU 'MI9000'" in shown.err
+    assert "not simulated, 1 row: no figures of the GPU 'MI9000'" in shown.err
 
 
 STEPS = """row_id,model_canon,gpu_canon,num_gpus,precision,gbs_seqs,mbs_seqs,seq_len_tokens,tp,pp,step_time_s
@@ -151,7 +151,7 @@ def test_a_row_that_fails_leaves_the_others_answered(
     assert found["metrics"][quantity]["n"] == found["simulated"] == len(answered)
     assert found["rows"] == found["simulated"] + len(found["unsupported"]) + 1
     assert main(["validate", f"truth={ops}"]) == 1
-    assert "failed, 1 rows (the first is b): RuntimeError: a fault of opcast's own" in capsys.readouterr().err
+    assert "failed, 1 row (the first is b): RuntimeError: a fault of opcast's own" in capsys.readouterr().err
 
 
 def test_a_published_run_needs_rules_or_a_framework_told(

@@ -150,7 +150,7 @@ def test_what_cannot_be_is_counted_and_kept_out(
 def test_milliseconds_read_as_microseconds_are_refused_as_a_whole(tmp_path: Path, store: Store) -> None:
     rows = gemm_rows()
     rows["latency"] = [value / 1e3 for value in rows["latency"]]
-    with pytest.raises(SourceError, match=r"nothing usable in 1 files.*latency below 0.3") as error:
+    with pytest.raises(SourceError, match=r"nothing usable in 1 file .*latency below 0.3") as error:
         run(store, write_table(tmp_path, rows))
     assert "\n" not in str(error.value)
     assert not store.files()
