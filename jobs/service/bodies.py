@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
 from ...datasets.ops import KINDS, kind
 from ...simulator.network.faults import ALIASES, Fault
@@ -32,7 +33,18 @@ LONGEST_NAME = 2000
 MOST_LISTED = 100_000
 MOST_RATES = 100
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
-Count = Annotated[int, Field(ge=-(2**53), le=2**53)]
+
+
+def _no_flag(value: Any) -> Any:
+    """The value; an error for true and false, which pydantic would take for 1 and 0."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("float_type", "true and false are no numbers")
+    return value
+
+
+Count = Annotated[int, Field(ge=-(2**53), le=2**53), BeforeValidator(_no_flag)]
+Number = Annotated[float, BeforeValidator(_no_flag)]
+PLAIN = {str: Name, int: Count, float: Number}  # types as JSON has them
 NOT_HERE = "is not taken over HTTP"
 PLACED = {  # verb -> what runs somewhere: its body names a device or a cluster
     "simulate": "a step",
@@ -125,8 +137,8 @@ def _schema(inside: Sequence[RequestSetting]) -> dict[str, Any]:
 
 def _plainly(kind: Any) -> Any:
     """A type as JSON has it, its whole numbers within what JSON keeps exactly."""
-    if kind in (str, int):
-        return Name if kind is str else Count
+    if kind in PLAIN:
+        return PLAIN[kind]
     origin, parts = get_origin(kind), [argument for argument in get_args(kind) if argument is not Ellipsis]
     if origin in (Union, types.UnionType):
         union = _plainly(parts[0])

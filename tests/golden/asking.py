@@ -10,7 +10,7 @@ import io
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,22 +71,10 @@ def write_home(home: Path, asked: Questions) -> None:
     store.write(rows, "golden")
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums of BLAS in one order, and small tensors gain nothing from more threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def ask(words: list[str], home: Path) -> dict[str, Any]:
     """The answer of one question, in the form that is kept; AskedError with what stderr said if there is none."""
     from opcast.jobs.cli import main
+    from opcast.simulator.trace.capture import one_thread
 
     given = [word.replace("{files}", str(home / "files")) for word in words]
     out, err = io.StringIO(), io.StringIO()

@@ -26,6 +26,7 @@ CASES: dict[str, tuple[str, Any, str]] = {
     "a name inside": ("/v1/search", {"space": {"tq": [1]}}, "space.tq is no setting of this call; did you mean tp?"),
     "one of two kinds": ("/v1/simulate", {**STEP, "model": 5}, "model=5 must be a word or names with values"),
     "a word": ("/v1/simulate", {**STEP, "seq_len": "x"}, "seq_len='x' must be a whole number"),
+    "a flag for a number": ("/v1/plan", {"setbacks": True}, "setbacks=True must be a number"),
     "too much": ("/v1/simulate", {**STEP, "seq_len": 2**60}, "must be at most 9007199254740992"),
     "a word in a list": ("/v1/serving/sweep", {"rates": ["a"]}, "rates.0='a' must be a number"),
     "an op without a kind": ("/v1/predict/batch", {"ops": [OP["op"], {"m": 3}]}, "ops.1.kind is missing: give it"),
