@@ -1,8 +1,8 @@
 """How often Python looks for garbage in a process of our own.
 
 Graphs, configurations and imported modules are hundreds of thousands of objects that stay. With Python's own thresholds
-they are looked through again and again, and once more when the process ends: 9 % of the processor time of a first answer
-for a new model, and another 8 %.
+they are looked through again and again: 9 % of the processor time of a first answer for a new model. Looking through
+them once more as the process ends is another 8 %.
 """
 
 from __future__ import annotations

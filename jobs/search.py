@@ -16,22 +16,45 @@ from ..simulator.search.spread import Crew
 from ..simulator.search.view import RowsView, headline, measurements, tables
 from . import resolve
 from .composing import STEP_ADDED, STEP_CHOICE, quoted
+from .settings import command, names
 from .show import BadInputError, print_json, say, show, wants_json
 from .validate import progress_bar
 from .writing import places, write_text
 
 FREE_CHOICE, ADDED = STEP_CHOICE, (*STEP_ADDED, "crew.options.")
 WORDS = ("compare",)
+POINTS = {
+    "search": "two points: ranks, or axes such as 'tp=8 pp=2'",
+    "search_serving": "two ways: ranks, or settings such as 'tp=2 batch=64'",
+}
 
 
-def words(arguments: Sequence[str]) -> list[str]:
+def words(arguments: Sequence[str], verb: str = "search") -> list[str]:
     """``compare A B`` as the setting that it is. BadInputError where there are not two points after it."""
     words_typed = list(arguments)
     if not words_typed or words_typed[0] != "compare":
         return words_typed
-    if len(words_typed) < 3:
-        raise BadInputError("`opcast search compare` needs two points: ranks, or axes such as 'tp=8 pp=2'")
-    return [f"compare=[{quoted(words_typed[1])},{quoted(words_typed[2])}]", *words_typed[3:]]
+    points = [word for word in words_typed[1:3] if not of_the_verb(word, verb)]
+    if len(points) < 2:
+        raise BadInputError(f"`{command(verb)} compare` needs {POINTS[verb]}")
+    return [f"compare=[{','.join(map(quoted, points))}]", *words_typed[3:]]
+
+
+def of_the_verb(word: str, verb: str) -> bool:
+    """Whether a word is a setting of the verb, such as ``model=llama3_8b``, and no axis of a point."""
+    name, equals, _ = word.partition("=")
+    return bool(equals) and name.partition(".")[0] in set(names(verb)) - axes_of(verb)
+
+
+def axes_of(verb: str) -> set[str]:
+    """What a point of a search is made of."""
+    if verb == "search":
+        from ..simulator.search.space import AXES
+
+        return set(AXES)
+    from ..simulator.search.served.compare import SETTINGS
+
+    return set(SETTINGS)
 
 
 def run(config: dict[str, Any], verb: str = "search") -> int:
@@ -117,8 +140,7 @@ def run_comparison(config: Mapping[str, Any], request: SearchRequest | ServedSea
     """Print how two points differ; returns the exit code."""
     points, bench, serving = config["compare"], resolve.bench(config), isinstance(request, ServedSearchRequest)
     if not isinstance(points, list) or len(points) != 2:
-        example = "'tp=2 batch=64'" if serving else "'tp=8 pp=2'"
-        raise BadInputError(f"compare={points} must be two points: ranks, or settings such as {example}")
+        raise BadInputError(f"compare={points} must be {POINTS['search_serving' if serving else 'search']}")
     one, other = map(str, points)
     compare: Callable[..., ComparedPoints] = bench.compare_serving if serving else bench.compare
     comparison = compare(request, one, other, config["points"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from . import search
@@ -9,7 +10,7 @@ from . import search
 FREE_CHOICE = search.FREE_CHOICE
 ADDED = (*search.ADDED, "precision.kv_dtype", "prices.")
 WORDS = search.WORDS
-words = search.words
+words = partial(search.words, verb="search_serving")
 
 
 def run(config: dict[str, Any]) -> int:

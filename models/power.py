@@ -104,7 +104,8 @@ def capped(device: Device, cap_w: float | None) -> Device:
 
 def at_stock_limit(device: Device) -> Device:
     """The device with its data sheet's limit, whatever cap its ``tdp_w`` is."""
-    return dataclasses.replace(device, tdp_w=clocks.stock_limit_w(device))
+    limit_w = clocks.stock_limit_w(device)
+    return device if device.tdp_w == limit_w else dataclasses.replace(device, tdp_w=limit_w)
 
 
 @dataclass(frozen=True)

@@ -55,18 +55,39 @@ def simulate(
     Raises WorkloadError, PlanError, DeviceError (a dtype the device lacks), TopologyError and the errors of
     :func:`.trace.trace`.
     """
-    started, work = time.perf_counter(), plainest(work)
-    state = simulated(model, work, plan, device, engine, cache_dir)
-    if advice:
-        state = replace(state, memories=advised(state, model, work, plan, device, cache_dir))
+    return simulate_all(model, [work], plan, device, engine, cache_dir, faults_study, advice)[0]
+
+
+def simulate_all(
+    model: Model,
+    works: Sequence[Work],
+    plan: Plan,
+    device: Device,
+    engine: Engine,
+    cache_dir: Path | None = None,
+    faults_study: Mapping[str, Any] | None = None,
+    advice: bool = True,
+) -> list[StepReport | InferenceReport]:
+    """The reports of several workloads, for whose kernels engines are asked at once."""
+    started, works = time.perf_counter(), [plainest(work) for work in works]
+    states = all_simulated(model, works, plan, device, engine, cache_dir)
+    reports = []
+    for work, state in zip(works, states, strict=True):
+        if advice:
+            state = replace(state, memories=advised(state, model, work, plan, device, cache_dir))
+        report = report_of(state, started, links_of(state, engine, faults_study))
+        reports.append(replace(report, notes=(*report.notes, *notes(report, work, state))))
+    return reports
+
+
+def links_of(state: State, engine: Engine, faults_study: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """What is said of the links of a state's cluster, and of faults on them."""
     engines = engine_of(state.plan.stack, engine)
-    flows = flow_engine(engines) if plan.cluster.devices > 1 else None
-    network: Mapping[str, Any] = {}
-    if flows is not None and isinstance(engines, FusedEngine):
-        trials = studies.study_faults(state, engines, faults_study) if faults_study else None
-        network = links_report(flows, state.main.shared, trials)
-    report = report_of(state, started, network)
-    return replace(report, notes=(*report.notes, *notes(report, work, state)))
+    flows = flow_engine(engines) if state.plan.cluster.devices > 1 else None
+    if flows is None or not isinstance(engines, FusedEngine):
+        return {}
+    trials = studies.study_faults(state, engines, faults_study) if faults_study else None
+    return links_report(flows, state.main.shared, trials)
 
 
 def simulated(

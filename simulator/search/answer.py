@@ -30,7 +30,8 @@ class Search:
     ``changes`` are the axes in which two rows differ, ``reason`` is why one is better than another in an objective.
     ``report`` is the whole report of a row: one for all rows that are the same in ``alike``. ``around`` says what each
     change of the best row costs (entries with ``cost`` None cannot be), of it, what was found and the rows that are
-    ranked; ``notes`` why there is no answer. ``shown`` is a row as the answer has it.
+    ranked; ``notes`` why there is no answer. ``shown`` is a row as the answer has it; rows that will be shown are told
+    ``ahead``, all at once.
     """
 
     request: SearchQuestion
@@ -42,6 +43,7 @@ class Search:
     around: Callable[[Row, SearchOutcome, Sequence[Row]], list[dict[str, Any]]]
     notes: Callable[[SearchOutcome], list[str]]
     shown: Callable[[Row], Row] = dict
+    ahead: Callable[[Sequence[Row]], None] = lambda _: None
 
     def tie(self, one: Row, other: Row) -> str:
         """Why two rows cannot be told apart (:func:`.rank.tie`)."""
@@ -93,6 +95,7 @@ def answer(search: Search, outcome: SearchOutcome, counted: Counted, started: fl
 def explained(search: Search, order: Sequence[Row]) -> list[dict[str, Any]]:
     """The best rows with rank, tie with the row before, what differs from the next and why each is better than that."""
     top = search.request.top
+    search.ahead(order[: top + 1])
     rows = [search.shown(row) for row in order[: top + 1]]
     best = []
     for at, row in enumerate(rows[:top]):

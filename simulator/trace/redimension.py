@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets.ops import KINDS, Op, make_op
-from ..graph import Graph, Node
+from ..graph import Graph, Node, Tensor
 from . import Model, Workload, trace
 from .entry import model_flops
 from .models import resolve
@@ -212,7 +212,7 @@ def _rewrite_graph(graph: Graph, workload: Workload, scale: Callable[[int], int]
         return node if op == node.op else replace(node, op=op, bytes_moved=int(op.cost.bytes))
 
     blocks = tuple(replace(block, nodes=tuple(map(node_at, block.nodes))) for block in graph.blocks)
-    tensors = tuple(replace(tensor, size_bytes=scale(tensor.size_bytes)) for tensor in graph.tensors)
+    tensors = tuple(Tensor(t.id, scale(t.size_bytes), t.dtype, t.role, t.count) for t in graph.tensors)
     changed = replace(graph, blocks=blocks, tensors=tensors)
     return replace(changed, model_flops=model_flops(changed, workload))
 

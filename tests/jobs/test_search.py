@@ -29,7 +29,9 @@ STEP = "model=llama3_8b cluster=dgx_h100 workload.global_batch=64"
         (f"{STEP} framework=megatron", "framework=megatron is none that trains"),
         (f"{STEP} workers=-1", "workers=-1 must be a whole number"),
         (f"{STEP} report=/no/such/place.html", "there is no folder"),
-        ("compare 1", "needs two points"),
+        ("compare 1", "`opcast search compare` needs two points"),
+        (f"compare tp=1 {STEP}", "`opcast search compare` needs two points"),
+        ("compare=[1] " + STEP, "compare=[1] must be two points"),
         (f"compare 1 2 {STEP}", "name its folder with points=FOLDER"),
         (f"compare tp=1 tp=x {STEP}", "tp=x must be a whole number"),
     ],
@@ -80,7 +82,9 @@ SERVED = "serving model=llama3_8b cluster=dgx_h100"
         (f"{SERVED} constraints=['ttft_ms<1'] space.rules=['tp>batch+']", "is no expression"),
         (f"{SERVED} crew.engine=mpi", "crew.engine"),
         (f"{SERVED} points=/no/such/place.parquet", "there is no folder"),
-        ("serving compare 1", "needs two points"),
+        ("serving compare 1", "needs two ways: ranks, or settings such as 'tp=2 batch=64'"),
+        ("serving compare tp=1 model=llama3_8b cluster=dgx_h100", "`opcast search serving compare` needs two ways"),
+        (f"{SERVED} compare=[1]", "compare=[1] must be two ways"),
         ("serving compare 1 2 model=llama3_8b cluster=dgx_h100", "name its file with points=FILE"),
         ("serving compare tp=1 tp=x model=llama3_8b cluster=dgx_h100", "tp=x must be a whole number"),
         (f"{STEP} crew.engine=dask", "crew.engine"),
@@ -90,6 +94,17 @@ SERVED = "serving model=llama3_8b cluster=dgx_h100"
 def test_what_cannot_be_asked_of_serving(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *words.split()]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_where_all_points_are_left_out_the_answer_says_why_and_the_code_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    too_large = f"serving model=llama3_70b cluster=dgx_h100 space.tp=1 space.batch=8 home={tmp_path} format=json"
+    assert main(["search", *too_large.split()]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["best"], found["evaluated"], found["pruned"]) == ([], 0, found["points"])
+    assert "no point of the space can run" in found["error"]
+    assert "leave no KV memory" in found["pruned_by"]["memory"]["why"]
 
 
 @pytest.mark.parametrize(

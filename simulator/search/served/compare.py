@@ -16,13 +16,13 @@ from ...serving.policies import policy_of
 from ..compare import SHOWN_OPS, Change, ComparedPoints, by_op, differences, given_values, of_rank, stepwise
 from ..outcome import Row
 from ..space import combinations
+from .decoding import decode_reports
 from .estimate import held_tokens
 from .replicas import LayoutReplica
 from .request import LAYOUT, OF_PREFILL, POOLS, ReplicaLayout, ServedSearchRequest, ratio_of
 from .run import (
     Refused,
     ServedSearchSetup,
-    decode_report,
     figures_of,
     replica_or_why,
     requirements,
@@ -112,7 +112,7 @@ def compare_ways(request: ServedSearchRequest, one: Row, other: Row, bench: Any)
     setup = with_places(set_up(request), (one, other))
     ways = [way_of(setup, point, bench) for point in (one, other)]
     rows = [way.row for way in ways]
-    decodes = [decode_report(request, way.decode, way.row["batch"], bench) for way in ways]
+    decodes = [decode_reports(request, way.decode, [way.row["batch"]], bench)[0] for way in ways]
     prompts = [prompt_report(request, way, bench) for way in ways]
 
     def row_of(point: Row) -> Row:

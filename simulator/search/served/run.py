@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, product
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +19,6 @@ import numpy as np
 from ....datasets.clusters import Cluster
 from ...question.canonical import RequestError
 from ...question.sources import Sources
-from ...report.answer import InferenceReport
 from ...serving.kv import KvError
 from ...serving.policies import policy_of
 from ..answer import Counted, Search, answer
@@ -30,6 +29,7 @@ from ..result import SearchReport
 from ..space import Facts, combinations, facts_of
 from ..spread import Crew
 from ..workers import spread
+from .decoding import ALIKE, DecodeReports
 from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
 from .explain import around, changes, reason, settings
 from .kept import PlayedWays
@@ -47,7 +47,6 @@ MOST_POINTS = 500_000
 MANY = 8  # layouts from which processes are worth their start
 SHARES = 4  # parts of the work that each process takes, one after the other
 Progress = Callable[[int], Any]
-ALIKE = ("cluster", "policy", *LAYOUT, "batch")  # rows that are the same in these have one report
 
 
 @dataclass(frozen=True)
@@ -153,18 +152,18 @@ def search_serving(
                 replicas[layout, engine] = result
             advance(1)
     points(setup, replicas, outcome)
-    search = WaySearch(setup, replicas, bench)
+    reports = DecodeReports(request, replicas, bench)
     if request.slo.named:
         once(outcome)
     playing = plays(request)
     if playing:
         remake, kept = partial(again, setup, replicas), kept or PlayedWays()
-        shortlist = Shortlist(request, replicas, remake, search.interval, kept, threads)
+        shortlist = Shortlist(request, replicas, remake, reports.interval, kept, threads)
         outcome.rows = shortlist.played(outcome.rows)
         once(outcome)
     once_for_a_rate(outcome, request)
     counted = Counted(setup.combinations, len(outcome.rows) + outcome.count, setup.left_out)
-    report = answer(search.search(), outcome, counted, started)
+    report = answer(WaySearch(setup, reports).search(), outcome, counted, started)
     if not playing and request.confirm:
         best = [{**row, "confirmed": confirmed(request, row, replicas)} for row in report.best[: request.confirm]]
         report = replace(report, best=(*best, *report.best[request.confirm :]))
@@ -229,25 +228,11 @@ class WaySearch:
     """What a search over ways to serve says of itself."""
 
     setup: ServedSearchSetup
-    replicas: Replicas
-    bench: Bench
-    known: dict[tuple[Any, ...], tuple[float, float]] = field(default_factory=dict)
-
-    def report(self, row: Mapping[str, Any]) -> InferenceReport:
-        """The whole report of a row's iteration that decodes."""
-        return decode_report(self.setup.request, find(row, LAYOUT, self.replicas), row["batch"], self.bench)
-
-    def interval(self, row: Mapping[str, Any]) -> tuple[float, float]:
-        """Low and high of a row's times of iterations by that of the answer, at the coverage of its report."""
-        key = tuple(row[name] for name in ("precision", *ALIKE))
-        if key not in self.known:
-            report = self.report(row)
-            self.known[key] = report.low_ms / report.e2e_ms, report.high_ms / report.e2e_ms
-        return self.known[key]
+    reports: DecodeReports
 
     def shown(self, row: Mapping[str, Any]) -> Row:
         """A row as the answer has it."""
-        low, high = self.interval(row)
+        low, high = self.reports.interval(row)
         return {**row, "way": settings(row), "low": low, "high": high}
 
     def search(self) -> Search:
@@ -258,10 +243,11 @@ class WaySearch:
             changes,
             reason,
             ALIKE,
-            self.report,
+            self.reports.of,
             around=partial(around, self.setup.request),
             notes=partial(notes, self.setup.request),
             shown=self.shown,
+            ahead=self.reports.ahead,
         )
 
 
@@ -476,15 +462,6 @@ def price_of(setup: ServedSearchSetup, layout: ReplicaLayout) -> float:
     """What a GPU costs an hour: as asked, or the cluster's own."""
     price = setup.request.prices.get(layout.cluster, setup.request.step.price_per_gpu_hour)
     return float(setup.clusters[layout.cluster].price_per_device_hour if price is None else price)
-
-
-def decode_report(request: ServedSearchRequest, replica: LayoutReplica, batch: int, bench: Any) -> InferenceReport:
-    """The whole report of the iteration in which a replica's sequences decode."""
-    context = round(request.input_len + request.output_len / 2)
-    work = replace(replica.step.work, kind="decode", batch=batch, input_len=context, cache="static")
-    report = bench.simulate(replace(replica.step, work=work))
-    assert isinstance(report, InferenceReport)
-    return report
 
 
 def notes(request: ServedSearchRequest, outcome: SearchOutcome) -> list[str]:
