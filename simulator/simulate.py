@@ -101,12 +101,7 @@ def all_simulated(
     model: Model, works: Sequence[Work], plan: Plan, device: Device, engine: Engine, cache_dir: Path | None = None
 ) -> list[State]:
     """The states of several workloads, for whose kernels engines are asked at once, which is faster."""
-    layouts = []
-    for work in works:
-        try:
-            layouts.append(laid_out(model, work, plan, device, cache_dir))
-        except DegreeError as error:
-            raise other_degree(error, work, plan, device, attempt(model, device, cache_dir)) from None
+    layouts = [laid_out_or_else(model, work, plan, device, cache_dir) for work in works]
     if len(layouts) > 1:
         ask_ahead(engine_of(layouts[0].plan.stack, engine), [op for layout in layouts for op in layout.ops])
     return [timed_state(layout, engine) for layout in layouts]
@@ -136,6 +131,14 @@ def laid_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Pa
     """A workload as the plan cuts it and what it needs of memory, before anything is timed."""
     work = with_images(model, filled(plainest(work), plan))
     return lay_out(model, work, prepared(plan, work, device), device, cache_dir)
+
+
+def laid_out_or_else(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None = None) -> LaidOut:
+    """The same; the error of a degree that does not go with the model says which would."""
+    try:
+        return laid_out(model, work, plan, device, cache_dir)
+    except DegreeError as error:
+        raise other_degree(error, work, plan, device, attempt(model, device, cache_dir)) from None
 
 
 def timed_state(laid: LaidOut, engine: Engine) -> State:

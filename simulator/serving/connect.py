@@ -155,7 +155,7 @@ def weights_gb(steps: ReplicaSteps, devices: int) -> float:
     from ..memory.breakdown import GIB
     from ..question.work import Work
 
-    memory = steps.simulate(Work("decode", batch=1, input_len=1, cache="static")).memory
+    memory = steps.lay_out(Work("decode", batch=1, input_len=1, cache="static")).memory
     return float(memory.by_class["weights"]) * GIB / 1e9 * devices
 
 

@@ -20,7 +20,7 @@ from ..memory.breakdown import GIB
 from ..passes.kept import kept_bytes
 from ..question.plan import Parallel
 from ..question.work import Work
-from ..step.state import State
+from ..step.build import LaidOut
 from ..trace.context import LONG
 from .engines import KvRule
 from .kv import KvBudget, KvError
@@ -104,19 +104,19 @@ def blocks_of(rule: KvRule, available: float, tokens: TokenBytes, copies: int = 
     return KvBudget(max(blocks, 1), rule.block_tokens, bytes_per_token=tokens.whole * copies)
 
 
-def token_bytes(state: State, long: int = LONG) -> TokenBytes:
+def token_bytes(step: LaidOut, long: int = LONG) -> TokenBytes:
     """Of a decode step of one sequence with ``long`` tokens before it, on a GPU of the fullest stage."""
     stages: dict[int, list[Graph]] = {}
-    for chunk in state.steps[0].chunks:
+    for chunk in step.pipelines[0]:
         stages.setdefault(chunk.stage, []).append(chunk.graph)
     fullest = max((kept_bytes(graphs, long) for graphs in stages.values()), key=lambda cache: cache.all)
-    if state.plan.stack.windows == "alike":
+    if step.plan.stack.windows == "alike":
         return TokenBytes((fullest.whole + fullest.windowed) / (long + 1), state=fullest.state)
     return TokenBytes(fullest.whole / (long + 1), fullest.windowed, fullest.state)
 
 
 def kv_budget(
-    simulate: Callable[[Work], State],
+    lay_out: Callable[[Work], LaidOut],
     total_gib: float,
     rule: KvRule,
     parallel: Parallel,
@@ -130,10 +130,10 @@ def kv_budget(
     States of linear attention are kept apart for ``sequences`` of them. ``long`` is how many tokens of one sequence the
     model can have cached.
 
-    ``simulate`` simulates its steps. ``learned`` takes the place of what is simulated, figure by figure. KvError where
-    nothing is left.
+    ``lay_out`` cuts its steps for its devices. ``learned`` takes the place of what is simulated, figure by figure.
+    KvError where nothing is left.
     """
-    memory = simulate(Work("batch", prompts=((max_tokens, 1),))).memory
+    memory = lay_out(Work("batch", prompts=((max_tokens, 1),))).memory
     by_class = memory.by_class
     engine_memory = EngineMemory(
         total_gib,
@@ -152,7 +152,7 @@ def kv_budget(
     available = overheads.kv_gib
     if available is None:
         available = available_gib(rule, replace(engine_memory, **overrides), max_tokens, ranks=p.tp * p.pp)
-    per_token = token_bytes(simulate(Work("decode", batch=1, input_len=long, cache="static")), long)
+    per_token = token_bytes(lay_out(Work("decode", batch=1, input_len=long, cache="static")), long)
     if overheads.kv_gib is None and per_token.state:
         available = beside_states(available, per_token, sequences)
     if overheads.bytes_per_token is not None:

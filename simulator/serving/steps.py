@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...models.power import capped
 from ..question.requests import plan_of
-from ..simulate import all_simulated
-from ..step.build import engine_of
+from ..simulate import all_simulated, laid_out_or_else
+from ..step.build import LaidOut, engine_of
 from ..trace.context import long_context
 from ..trace.models import resolve
 from .kv_memory import Overheads, kv_budget
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ReplicaSteps:
     """A model by its ``config`` (that of its language model), laid out by a ``plan`` on a device. ``simulate_all``
-    simulates steps of it; ``kernels`` are the engines that answer for its kernels."""
+    simulates steps of it, ``lay_out`` says of one what it needs of memory; ``kernels`` are the engines that answer for
+    its kernels."""
 
     config: Mapping[str, Any]
     plan: Plan
     device: Device
     simulate_all: Simulate
+    lay_out: Callable[[Work], LaidOut]
     kernels: Engine
 
     def simulate(self, work: Work) -> State:
@@ -51,7 +53,7 @@ class ReplicaSteps:
         simulating.
         """
         total, long = self.device.memory_gib, long_context(self.config)
-        return kv_budget(self.simulate, total, rule, self.plan.parallel, max_tokens, learned, sequences, long)
+        return kv_budget(self.lay_out, total, rule, self.plan.parallel, max_tokens, learned, sequences, long)
 
 
 def without_prompt_issue(plan: Plan) -> Plan:
@@ -68,8 +70,14 @@ def steps_of(request: SimulateRequest, bench: Bench) -> ReplicaSteps:
 
     bare_plan = without_prompt_issue(plan)
 
-    def simulate(works: Sequence[Work]) -> list[State]:
-        steps = [replace(work, expert_load=request.work.expert_load, cache="static") for work in works]
-        return all_simulated(request.model, steps, bare_plan, device, engine, bench.graphs)
+    def served(work: Work) -> Work:
+        return replace(work, expert_load=request.work.expert_load, cache="static")
 
-    return ReplicaSteps(resolve(request.model).language, plan, device, simulate, engine_of(plan.stack, engine))
+    def simulate(works: Sequence[Work]) -> list[State]:
+        return all_simulated(request.model, list(map(served, works)), bare_plan, device, engine, bench.graphs)
+
+    def lay_out(work: Work) -> LaidOut:
+        return laid_out_or_else(request.model, served(work), bare_plan, device, bench.graphs)
+
+    config, kernels = resolve(request.model).language, engine_of(plan.stack, engine)
+    return ReplicaSteps(config, plan, device, simulate, lay_out, kernels)

@@ -108,9 +108,14 @@ class LaidOut:
         return [node.op for graph in graphs for node, _ in graph.weighted() if node.op is not None]
 
     @property
+    def memory(self) -> Memory:
+        """Peak memory of the stage that needs most."""
+        return max(self.memories, key=lambda memory: memory.peak_gib)
+
+    @property
     def peak_gib(self) -> float:
         """What the fullest stage needs of its device."""
-        return max(memory.peak_gib for memory in self.memories)
+        return self.memory.peak_gib
 
 
 def lay_out(model: Model, work: Work, plan: Plan, device: Device, cache_dir: Path | None) -> LaidOut:

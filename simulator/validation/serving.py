@@ -30,7 +30,7 @@ from ..serving.serve import serve
 from ..serving.steps import ReplicaSteps, without_prompt_issue
 from ..serving.surrogate import Surrogate, load_or_make, table_key
 from ..serving.tabulate import Extent, tabulate
-from ..step.build import engine_of
+from ..step.build import LaidOut, engine_of
 from ..step.state import State
 from .cases import ValidationSettings, cluster_of, device_of, stack_of
 
@@ -79,7 +79,12 @@ class Replicas:
                 steps = [replace(work, cache="static") for work in works]
                 return all_simulated(row.config, steps, bare_plan, device, engine, cache)
 
-            steps = ReplicaSteps(row.config, plan, device, simulate, engine_of(plan.stack, engine))
+            def lay_out(work: Work) -> LaidOut:
+                from ..simulate import laid_out_or_else
+
+                return laid_out_or_else(row.config, replace(work, cache="static"), bare_plan, device, cache)
+
+            steps = ReplicaSteps(row.config, plan, device, simulate, lay_out, engine_of(plan.stack, engine))
 
             def make_tables() -> Surrogate:
                 kv = steps.kv_budget(rule, extent.tokens, sequences=extent.sequences)
