@@ -18,8 +18,11 @@ from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.points import write_points
 from opcast.simulator.search.rank import losses
 from opcast.simulator.search.result import SearchReport
+from opcast.simulator.search.served.decoding import decode_reports
 from opcast.simulator.search.served.explain import PARTS, reason, settings
+from opcast.simulator.search.served.replicas import LayoutReplica
 from opcast.simulator.search.served.request import OF_POINT, ServedSearchRequest, ServedSpace
+from opcast.simulator.search.served.run import ReplicaEvaluator, set_up
 from opcast.simulator.workbench import Workbench
 
 WIDER = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
@@ -193,6 +196,18 @@ def test_what_makes_two_ways_differ_adds_up(serving: Asking, bench: Workbench) -
     same = bench.compare_serving(serving({}), "tp=2", "tp=2")
     assert not any(part.more for part in (*same.tpot, *same.figures, *same.decode_ops, *same.memory))
     assert not same.settings
+
+
+def test_reports_that_are_made_together_are_those_of_each_alone(serving: Asking, bench: Workbench) -> None:
+    request = serving({})
+    setup = set_up(request)
+    replica = ReplicaEvaluator(setup, bench).replica((setup.layouts[-1], "vllm"))
+    assert isinstance(replica, LayoutReplica)
+    together = decode_reports(request, replica, [8, 32], bench)
+    alone = [decode_reports(request, replica, [batch], bench)[0] for batch in (8, 32)]
+    one, other = ([report.to_dict() | {"wall_time_s": 0.0} for report in reports] for reports in (together, alone))
+    assert one == other
+    assert together[0].e2e_ms < together[1].e2e_ms
 
 
 def test_ways_are_ranks_of_points_that_were_kept(serving: Asking, bench: Workbench, tmp_path: Path) -> None:
