@@ -41,24 +41,24 @@ class DecodeReports:
     request: ServedSearchRequest
     replicas: Replicas
     bench: Bench
-    made: dict[tuple[Any, ...], InferenceReport] = field(default_factory=dict)
+    reports: dict[tuple[Any, ...], InferenceReport] = field(default_factory=dict)
     factors: dict[tuple[Any, ...], tuple[float, float]] = field(default_factory=dict)
 
     def ahead(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Make the reports of rows that will be asked for one by one."""
         batches: dict[int, tuple[LayoutReplica, dict[tuple[Any, ...], int]]] = {}
         for row in rows:
-            if (key := key_of(row)) not in self.made and key not in self.factors:
+            if (key := key_of(row)) not in self.reports and key not in self.factors:
                 replica = find(row, LAYOUT, self.replicas)
                 batches.setdefault(id(replica), (replica, {}))[1][key] = row["batch"]
         for replica, by_key in batches.values():
-            reports = decode_reports(self.request, replica, list(by_key.values()), self.bench)
-            self.made.update(zip(by_key, reports, strict=True))
+            new_reports = decode_reports(self.request, replica, list(by_key.values()), self.bench)
+            self.reports.update(zip(by_key, new_reports, strict=True))
 
     def of(self, row: Mapping[str, Any]) -> InferenceReport:
         """The whole report of a row's iteration that decodes."""
-        made = self.made.get(key_of(row))
-        return made or decode_reports(self.request, find(row, LAYOUT, self.replicas), [row["batch"]], self.bench)[0]
+        report = self.reports.get(key_of(row))
+        return report or decode_reports(self.request, find(row, LAYOUT, self.replicas), [row["batch"]], self.bench)[0]
 
     def interval(self, row: Mapping[str, Any]) -> tuple[float, float]:
         """Low and high of a row's times of iterations by that of the answer, at the coverage of its report."""
