@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..datasets.loading import load, whole
+from ..datasets.processors import usable_processors
 from ..simulator.report.view import time_text
 from ..simulator.search.compare import ComparedPoints
 from ..simulator.search.request import SearchRequest
@@ -45,7 +45,7 @@ def run(config: dict[str, Any], verb: str = "search") -> int:
 
 def crew_of(config: Mapping[str, Any]) -> Crew:
     """Who simulates: so many workers, in processes, on a Ray or in Slurm."""
-    count = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
+    count = whole(BadInputError, "workers", config["workers"]) or usable_processors()
     settings = config["crew"]
     if not isinstance(settings, Mapping) or not set(settings) <= {"engine", "folder", "options"}:
         raise BadInputError(f"crew={settings} must be settings of their own, as crew.engine=ray")
