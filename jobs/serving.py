@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.counts import counted
 from ..datasets.loading import choice, number, whole
-from ..datasets.processors import usable_processors
 from ..simulator.report import served_view
 from ..simulator.report.served import ServingReport
-from ..simulator.search.spread import Crew
+from ..simulator.search.spread import Crew, processors
 from . import resolve
 from .composing import STEP_CHOICE
 from .questions import as_list
@@ -159,7 +158,7 @@ def unit_of(request: ServingRequest) -> str:
 
 def apply_of(config: Mapping[str, Any]) -> Apply:
     """What makes runs: the first here, the others in processes where they take long enough."""
-    crew = Crew(whole(BadInputError, "workers", config["workers"]) or usable_processors())
+    crew = Crew(whole(BadInputError, "workers", config["workers"]) or processors())
 
     def apply(function: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         began = time.perf_counter()

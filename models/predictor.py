@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from ..datasets.devices import Device, DeviceError
-from ..datasets.processors import usable_processors
 from ..datasets.reading import read_json
 from ..datasets.vocabulary import Op, OpColumns, iterate_groups
 from .analytical import latency_us
@@ -272,7 +271,7 @@ def in_parts(
         correction.expect(count)
     starts = range(0, count, CHUNK)
     split = ({name: values[start : start + CHUNK] for name, values in columns.items()} for start in starts)
-    with ThreadPoolExecutor(min(usable_processors(), len(starts))) as pool:
+    with ThreadPoolExecutor(min(_cores(), len(starts))) as pool:
         parts = list(pool.map(answer, split))
     return Prediction(*(np.concatenate(correction) for correction in zip(*map(_columns, parts), strict=True)))
 
@@ -327,6 +326,11 @@ def _assemble(card: Mapping[str, Any], payload: bytes) -> Predictor:
 
 def _columns(prediction: Prediction) -> tuple[np.ndarray, ...]:
     return prediction.latency_us, prediction.low_us, prediction.high_us, prediction.in_envelope
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _write(path: Path, data: bytes) -> None:

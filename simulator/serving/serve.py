@@ -234,16 +234,16 @@ def worth_compiling(outputs: float) -> bool:
 
 
 def plain(run: Callable[..., Any]) -> RunLoop:
-    """A loop in plain Python on objects, which it reads faster than arrays; they are kept until slots are added."""
-    kept: tuple[np.ndarray, LoopState] | None = None  # slots, and the objects of their state
+    """A loop in plain Python on objects, which it reads faster than arrays; they last until slots are added."""
+    last: tuple[np.ndarray, LoopState] | None = None  # slots, and the objects of their state
 
     def on_objects(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
-        nonlocal kept
-        objects = kept[1] if kept is not None and kept[0] is state.slots else as_objects(state)
+        nonlocal last
+        objects = last[1] if last is not None and last[0] is state.slots else as_objects(state)
         objects.totals[0].desired, objects.totals[0].left = (int(state.totals[name][0]) for name in ("desired", "left"))
         run(objects, as_lists(setup), as_lists(chunk), more)
         write_back(objects, state)
-        kept = state.slots, objects
+        last = state.slots, objects
 
     return on_objects
 

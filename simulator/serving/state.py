@@ -329,9 +329,9 @@ def _objects(records: np.ndarray) -> list[SimpleNamespace]:
 
 def write_back(objects: LoopState, state: LoopState) -> None:
     """Copy what :func:`as_objects` made, and a loop has changed, into the arrays it was made from."""
-    written = {"log": objects.totals[0].logged, "left": objects.totals[0].left}  # the loop writes the first rows alone
+    counts = {"log": objects.totals[0].logged, "left": objects.totals[0].left}  # the loop writes these rows alone
     for name in RECORDS:
-        count = written.get(name)
+        count = counts.get(name)
         getattr(state, name)[:count] = [tuple(vars(record).values()) for record in getattr(objects, name)[:count]]
     for name in NUMBERS:
         getattr(state, name)[:] = getattr(objects, name)
