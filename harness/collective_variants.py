@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 
 from ..datasets.kernels import other_form
 from ..datasets.ops import Op
@@ -81,8 +82,6 @@ def register_buffers(s: CallSetting) -> ReadyCollective:
 
 def symmetric(name: str, s: CallSetting) -> ReadyCollective:
     """An all-reduce in place by a kernel that reads and writes the memory of all ranks, captured."""
-    import torch.distributed._symmetric_memory as symmetric_memory
-
     source = s.buffer(s.op.size_bytes)
     buffer = symmetric_memory.empty(source.numel(), dtype=source.dtype, device=source.device)
     handle = symmetric_memory.rendezvous(buffer, s.group.group_name)

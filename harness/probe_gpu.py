@@ -11,6 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .amd import native_float8
 from .cuda_timer import FIXED_CYCLES_PER_US, RAMP_US, Run, capture, cycles_per_us, elapsed_us
 from .environment import boost_clock_mhz, clocks, gpu_device_id, has_nvlink, is_slice, power_limit_w
@@ -43,8 +45,6 @@ def best_us(run: Run) -> float:
 
     A row waits behind a kernel that spins until the host has queued it: else the launches of short calls are timed.
     """
-    import torch
-
     run()
     once = min(elapsed_us(run, 2))
     calls = max(1, min(LONGEST_ROW, int(SAMPLE_US / max(once, 1.0))))
@@ -63,8 +63,6 @@ def best_us(run: Run) -> float:
 
 def product_tflops(dtype: str) -> float | None:
     """Best rate of square products in a format; None where the device or torch refuses it."""
-    import torch
-
     best = 0.0
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
@@ -89,8 +87,6 @@ def product_tflops(dtype: str) -> float | None:
 
 
 def _product(dtype: str, side: int) -> Run:
-    import torch
-
     def drawn(kind: Any) -> torch.Tensor:
         return torch.randn(side, side, device="cuda").to(kind)
 
@@ -117,8 +113,6 @@ def formats_of(major: int, minor: int, hip: bool) -> list[str]:
 
 def triad_gbps(total_bytes: int) -> float:
     """Rate of a = b + s·c on fp32 arrays of that size together: two read and one written, as STREAM counts them."""
-    import torch
-
     numel = max(total_bytes // 12, 1)
     b, c, a = (torch.ones(numel, device="cuda") for _ in range(3))
     return 12 * numel / best_us(lambda: torch.add(b, c, alpha=1.5, out=a)) / 1e3
@@ -129,7 +123,6 @@ def cache_gbps(l2_bytes: int) -> float:
 
     A small cache is read through in the time that any kernel takes; the difference leaves that out.
     """
-    import torch
 
     def us(total_bytes: int) -> float:
         b, c, a = (torch.ones(total_bytes // 12, device="cuda") for _ in range(3))
@@ -143,8 +136,6 @@ def cache_gbps(l2_bytes: int) -> float:
 
 def spin_clock_mhz() -> float | None:
     """The clock by the time that a kernel of so many cycles takes; None where that makes no sense."""
-    import torch
-
     if cycles_per_us(torch.cuda.current_device()) == FIXED_CYCLES_PER_US:
         return None
     us = min(elapsed_us(lambda: torch.cuda._sleep(CLOCK_CYCLES), TRIES))
@@ -154,8 +145,6 @@ def spin_clock_mhz() -> float | None:
 
 def launch_us() -> float:
     """The shortest kernel in a row of a graph's; the shortest eager one where graphs cannot be had."""
-    import torch
-
     one = torch.ones(1, device="cuda")
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -168,8 +157,6 @@ def launch_us() -> float:
 
 def host_gbps() -> float:
     """Rate of a copy from pinned host memory."""
-    import torch
-
     host = torch.empty(PCIE_BYTES, dtype=torch.uint8, pin_memory=True)
     here = torch.empty(PCIE_BYTES, dtype=torch.uint8, device="cuda")
     return PCIE_BYTES / min(elapsed_us(lambda: here.copy_(host, non_blocking=True), TRIES)) / 1e3
@@ -180,8 +167,6 @@ def measure_gpu(device_id: str | None = None) -> Device:
 
     Raises RuntimeError where even fp32 products fail.
     """
-    import torch
-
     from ..datasets.devices import Device
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -222,8 +207,6 @@ def measure_gpu(device_id: str | None = None) -> Device:
 
 def _warm_up() -> None:
     """Work until the clocks are up."""
-    import torch
-
     x = torch.randn(2048, 2048, device="cuda")
     torch.mm(x, x)  # loads the library
     worked = 0.0
@@ -242,8 +225,6 @@ def architecture(properties: Any, hip: bool) -> str:
 
 
 def _sources(boost: float | None, spun: float | None, limit: float | None) -> dict[str, str]:
-    import torch
-
     library = "amdsmi" if torch.version.hip else "NVML"
     links = {
         True: "unknown: NVML shows NVLink, whose rate takes two devices to measure",

@@ -26,7 +26,6 @@ from .measuring import die_with
 
 POLL_S = 0.05
 LIMIT = timedelta(minutes=10)
-GRACE_S = 20.0  # for the other ranks to say why, after one has ended
 
 
 class ReplayError(ValueError):

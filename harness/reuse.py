@@ -16,6 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..datasets.ops import KINDS, make_op
 from ..datasets.reuse import USUAL
@@ -57,8 +59,6 @@ PROBES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 def measure_reuse() -> dict[str, Any]:
     """The curves of the CPU at hand with torch's present threads, as the fields of ``ReuseCurves``; in some ten s."""
-    import torch
-
     sizes = distances()
     touch, beside, empty = Toucher(sizes[-1]), neighbours(), flusher()
     samples: list[Seen] = []
@@ -158,8 +158,6 @@ class Toucher:
     """Reads so many bytes with every thread."""
 
     def __init__(self, most_bytes: int) -> None:
-        import torch
-
         self.buffer = torch.ones(most_bytes // 4)
 
     def __call__(self, size_bytes: int) -> None:
@@ -170,8 +168,6 @@ class Toucher:
 
 def neighbours() -> Callable[[], None]:
     """A few small operators of other kinds, which run between any two calls of one operator in a model."""
-    import torch
-
     x, y, square = torch.ones(1, 64), torch.ones(1, 64), torch.ones(64, 64)
 
     def run() -> None:
@@ -250,8 +246,6 @@ def host_us(touch: Toucher, sizes: Sequence[int]) -> list[float]:
     A decoder of transformers runs one token with widths so small that its operators hardly take time; the same
     operators are then called one after the other without its code. What lies between the two is the code's.
     """
-    import torch
-
     run, layers = tiny_decoder()
     latencies_us = []
     for size in sizes:
@@ -275,7 +269,6 @@ def host_us(touch: Toucher, sizes: Sequence[int]) -> list[float]:
 
 def tiny_decoder() -> tuple[Call, Sequence[Any]]:
     """One token through a small Llama of transformers with a cache of a few, and its layers."""
-    import torch
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
     sizes: Any = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -293,8 +286,6 @@ def tiny_decoder() -> tuple[Call, Sequence[Any]]:
 
 def recorded(run: Call, apart: Apart) -> list[tuple[Any, Any, Any]]:
     """Every operator call of a run with its arguments, and the calls of ``apart`` between them."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     calls: list[tuple[Any, Any, Any]] = []
     usual = apart.call
 

@@ -13,7 +13,7 @@ from ..datasets.backends import DEFAULT_BACKEND
 from ..datasets.counts import counted
 from ..datasets.devices import Device
 from ..datasets.loading import load
-from ..datasets.ops import Op
+from ..datasets.ops import KINDS, Op
 from ..datasets.store import Store
 from ..harness.plan import CampaignPlan, Case
 from ..models.active import Subject, forecast, plan_round
@@ -164,8 +164,6 @@ def _table(kind: str, cases: Sequence[Case], device: Device, latency_us: np.ndar
 
 
 def _dims(kind: str) -> Any:
-    from ..datasets.ops import KINDS
-
     return KINDS[kind].dims
 
 

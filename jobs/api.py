@@ -24,6 +24,7 @@ from ..simulator.question.canonical import RequestError
 from ..simulator.question.keywords import clustered, predict_request
 from ..simulator.question.network import NetworkChoice
 from ..simulator.question.place import THIS_MACHINE
+from ..simulator.question.plan import load_stack
 from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
@@ -376,7 +377,6 @@ def validate(
 
     Raises TruthError for what is no table or no folder of rules, RivalError for a rival that is not there.
     """
-    from ..simulator.question.plan import load_stack
     from ..simulator.question.requests import ValidateRequest
 
     chosen = load_stack(stack) if isinstance(stack, str) else stack

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
 
 from ..datasets.counts import counted
 from . import resolve
@@ -63,8 +66,6 @@ def run(config: dict[str, Any]) -> int:
 
 def write_steps(path: Path, result: Calibrating) -> None:
     """What was simulated, so that it can be fitted again."""
-    import pyarrow.parquet as pq
-
     from ..simulator.validation.simulated import as_table
 
     steps = as_table(result.observed, result.errors)
@@ -77,8 +78,6 @@ def _three(score: Mapping[str, float]) -> str:
 
 def drawn(result: Calibrating) -> str:
     """Predicted over measured times of every run as SVG, each predicted without the runs of its framework."""
-    import math
-
     from ..simulator.html.agreement import svg
 
     errors = result.errors["framework"]

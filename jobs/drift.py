@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..datasets.columns import values
 from ..datasets.counts import counted
 from ..datasets.drift import Shift, StepMove, drift, releases, step_moves, versions
+from ..datasets.schema import row_ops
 from ..datasets.store import Store
 from .planning import planned_steps, shares_of
 from .show import BadInputError, print_json, say, table
@@ -122,8 +124,6 @@ def stale_predictors(registry: Path, moved: Sequence[Shift]) -> list[str]:
 
 def _write_plan(store: Store, moved: Sequence[Shift], path: Path) -> None:
     """A campaign of every case that the store has of the drifted kinds."""
-    from ..datasets.columns import values
-    from ..datasets.schema import row_ops
     from ..harness.plan import CampaignPlan, Case, Settings
 
     cases: dict[Case, None] = {}

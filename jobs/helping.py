@@ -14,6 +14,7 @@ from typing import Any
 
 from ..datasets.counts import counted
 from ..datasets.loading import nearest
+from ..datasets.ops import KINDS
 from ..datasets.version import __version__
 from ..simulator.question.declaration import RequestSetting, defaults_of
 from .questions import CHOICES, of_choice, of_command
@@ -204,8 +205,6 @@ def settings_of(group: str, choice: str) -> str:
         return text_of(of_choice(group, choice))
     if group != "op":
         return body(CONFIG_DIRECTORY / group / f"{choice}.yaml")
-    from ..datasets.ops import KINDS
-
     kind = KINDS[choice]
     lines = [f"# {line}" for line in kind.doc.splitlines() if line.strip()]
     for dim in kind.dims:

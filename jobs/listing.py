@@ -6,8 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..datasets.devices import Device
+from ..datasets.clusters import known_clusters, load_cluster
+from ..datasets.devices import Device, known_devices, load_device
 from ..datasets.near import meant
+from ..datasets.ops import KINDS
+from ..datasets.store import Store
+from ..models.kinship import voices
+from ..models.registry import Registry
+from ..simulator.network.tunings import PCIE_TUNINGS, TUNINGS, TUNINGS_SOURCE
+from ..simulator.question.stack import known_stacks, load_stack
+from ..simulator.trace.models import known_models
 from . import resolve
 from .show import BadInputError, print_json, table, wants_json
 
@@ -43,10 +51,6 @@ def run(config: dict[str, Any]) -> int:
 
 def devices(config: Mapping[str, Any]) -> Rows:
     """Shipped devices, then those measured into the store."""
-    from ..datasets.devices import known_devices, load_device
-    from ..datasets.store import Store
-    from ..models.registry import Registry
-
     all_devices = [load_device(name) for name in known_devices()]
     for path in resolve.stores(config):
         if path.is_dir():
@@ -75,7 +79,6 @@ def devices(config: Mapping[str, Any]) -> Rows:
 
 def chips(config: Mapping[str, Any]) -> Rows:
     """What stands behind answers for each chip, by kind of op and format, and how far such answers were off."""
-    from ..datasets.devices import known_devices
     from ..simulator.predict.chips import chip_answers
 
     stores, registries = resolve.stores(config), resolve.registries(config)
@@ -100,8 +103,6 @@ def chips(config: Mapping[str, Any]) -> Rows:
 
 def _learned_from(device: Device, devices_: Sequence[Device]) -> str:
     """Whose predictors answer for a device: its own, or those of its kin, and in what they are kin."""
-    from ..models.kinship import voices
-
     ids = [device_.id for device_ in devices_ if device_.id in (device.id, device.variant_of)]
     if ids:
         return "itself" if device.id in ids else device.variant_of
@@ -117,8 +118,6 @@ def _rate(rates: Mapping[str, float]) -> object:
 
 def clusters(config: Mapping[str, Any]) -> Rows:
     """Shipped clusters: their nodes, and what joins them."""
-    from ..datasets.clusters import known_clusters, load_cluster
-
     all_clusters = [load_cluster(name) for name in known_clusters()]
     heads = ("id", "name", "device", "devices a node", "link", "fabric", "NICs a node", "GB/s a NIC", "shape")
     return heads, [
@@ -139,15 +138,11 @@ def clusters(config: Mapping[str, Any]) -> Rows:
 
 def models(config: Mapping[str, Any]) -> Rows:
     """Shipped models and where their shape was published."""
-    from ..simulator.trace.models import known_models
-
     return ("id", "source"), list(known_models().items())
 
 
 def ops(config: Mapping[str, Any]) -> Rows:
     """Op kinds with their dims."""
-    from ..datasets.ops import KINDS
-
     markup = re.compile(r":\w+:|`")  # what Sphinx would read in a docstring
     rows = ((kind.name, kind.family, " ".join(kind.names), kind.doc.splitlines()[0]) for kind in KINDS.values())
     return ("kind", "family", "dims", "is"), [(*row, markup.sub("", help_text)) for *row, help_text in rows]
@@ -155,15 +150,11 @@ def ops(config: Mapping[str, Any]) -> Rows:
 
 def stacks(config: Mapping[str, Any]) -> Rows:
     """Frameworks whose ways of running a step are known."""
-    from ..simulator.question.stack import known_stacks, load_stack
-
     return ("id", "name"), [(known_stack, load_stack(known_stack).name) for known_stack in known_stacks()]
 
 
 def figures(config: Mapping[str, Any]) -> Rows:
     """The numbers that frameworks, serving engines, their hosts and networks have, and where each is from."""
-    from ..simulator.network.tunings import PCIE_TUNINGS, TUNINGS, TUNINGS_SOURCE
-    from ..simulator.question.stack import known_stacks, load_stack
     from ..simulator.serving.engines import engine_figures, known_serving_engines, load_serving_engine
     from ..simulator.serving.host import fitted_hosts
 
@@ -195,8 +186,6 @@ def precisions(config: Mapping[str, Any]) -> Rows:
 
 def predictors(config: Mapping[str, Any]) -> Rows:
     """Registered predictors: the user's, then the shipped ones."""
-    from ..models.registry import Registry
-
     heads = ("device", "kind", "backend", "version", "current", "rows", "median APE %", "folder")
     rows: list[tuple[object, ...]] = []
     for path in resolve.registries(config):

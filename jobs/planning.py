@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..datasets.ops import KINDS, Op
-from .composing import as_override, compose
+from .composing import as_override, compose, quoted
 from .show import BadInputError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ SHARED = ("home", "store", "predictors", "graphs")
 def request_of(step: str, config: Mapping[str, Any]) -> SimulateRequest:
     """The request of one step, with the campaign's own folders. The errors of `opcast simulate`."""
     from . import resolve, simulate
-    from .composing import quoted
 
     words = shlex.split(step)
     folders = [

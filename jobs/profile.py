@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from ..datasets.devices import Device
 from ..datasets.near import meant
 from ..datasets.ops import Op
 from ..datasets.store import Store
-from ..harness.parts import CampaignPart, announce, announcements
+from ..harness.parts import CampaignPart, announce, announcements, campaign_id
+from ..harness.plan import build_plan
 from ..simulator.report.view import time_text
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
 from .show import BadInputError, print_json, say, table, wants_json
@@ -76,8 +77,6 @@ def run(config: dict[str, Any]) -> int:
 
 def run_active(config: dict[str, Any], as_json: bool) -> int:
     """Rounds of measuring what makes ``steps`` wrong; prints error against budget. Returns the exit code."""
-    from dataclasses import asdict
-
     from . import active
     from .planning import computing_ops, shares_of
 
@@ -123,8 +122,6 @@ def measured_device(store: Store, plan: CampaignPlan) -> Device:
 
 def elsewhere(target: Place, plan: CampaignPlan, store: Store, as_json: bool) -> int:
     """Start the parts of a plan on a cluster, and say how to follow them; returns the exit code."""
-    from ..harness.parts import campaign_id
-
     campaign, path = campaign_id(plan), store.path.absolute()
     report: dict[str, Any] = {"campaign": campaign, "parts": target.parts, "where": target.name, "store": str(path)}
     if isinstance(target, Kubernetes):
@@ -254,8 +251,6 @@ def plan_of(
     config: dict[str, Any], extra: Iterable[Op | Mapping[str, Any]] = (), exclude: Iterable[Op] = ()
 ) -> CampaignPlan:
     """The plan of ``campaign=…`` with ``settings.…`` laid over it. Raises PlanError and OpError."""
-    from ..harness.plan import build_plan
-
     spec = dict(config["campaign"])
     if not isinstance(spec.get("settings") or {}, Mapping):
         raise BadInputError(f"campaign.settings={spec['settings']} must be settings, as campaign.settings.device=cpu")

@@ -13,11 +13,14 @@ from ..datasets.devices import Device
 from ..datasets.kernels import package_of
 from ..datasets.launches import Caller
 from ..datasets.ops import KINDS, Op
+from ..datasets.reading import read_yaml
 from ..datasets.store import Store
 from ..harness.coverage import MeasuringWay, seconds, to_measure, ways
 from ..harness.plan import Settings
+from ..simulator.engines.answers import ask
+from ..simulator.engines.chain import caller_of
 from . import resolve
-from .show import BadInputError, print_json, say, table, wants_json
+from .show import CONFIG_DIRECTORY, BadInputError, print_json, say, table, wants_json
 from .simulate import ADDED, FREE_CHOICE
 
 if TYPE_CHECKING:
@@ -61,7 +64,6 @@ def run(config: dict[str, Any]) -> int:
     kind = config["workload"].get("kind")
     if kind == "simai":
         raise BadInputError("workload=simai is a file, not a step of a model: take train, prefill, decode or generate")
-    from ..simulator.engines.chain import caller_of
     from ..simulator.report.needs import needs
 
     request = resolve.request_of("simulate", config)
@@ -79,8 +81,6 @@ def run(config: dict[str, Any]) -> int:
 
 def coverage(needed: Iterable[Need], device: Device, engine: Engine, store: Store, caller: Caller) -> list[Coverage]:
     """Each op of a step, those with most time first."""
-    from ..simulator.engines.answers import ask
-
     listed = [need for need in needed if KINDS[need.op.kind].family != "host"]
     total_us, once = sum(need.us for need in listed) or 1.0, ask(engine, [need.op for need in listed]).latency_us
     return [
@@ -106,9 +106,6 @@ def _covered(op: Op, us: float, share: float, once_us: float, device: Device, st
 @lru_cache
 def _settings() -> Settings:
     """The protocol of ``campaign=model``, which measures the ops of a step."""
-    from ..datasets.reading import read_yaml
-    from .show import CONFIG_DIRECTORY
-
     values = read_yaml(CONFIG_DIRECTORY / "campaign" / "model.yaml", BadInputError, "campaign=model")["settings"]
     return Settings(case_budget_s=float(values["case_budget_s"]["cuda"]))
 

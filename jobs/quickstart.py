@@ -22,6 +22,7 @@ from ..harness import accelerator
 from ..harness.accelerator import Accelerator
 from ..harness.formats import in_format
 from ..harness.free_cores import on_free_cores
+from ..harness.plan_order import FIRST_OF_KIND
 from ..simulator.question.work import Work
 from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.comparison import Comparison, StepComparison
@@ -201,8 +202,6 @@ def simulate_all(
 
 def cut_short(summary: Summary) -> str:
     """What is said of a campaign that ran out of time."""
-    from ..harness.plan_order import FIRST_OF_KIND
-
     return (
         f"     the time for measuring ran out after {summary.done} of {counted(summary.total, 'case')}, some of every "
         f"kind ({FIRST_OF_KIND} or all of them): answers are rougher; the same command again measures the rest"

@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..harness.environment import child_environment, use_loopback
+from ..simulator.trace.models import resolve
+from ..simulator.trace.workload import Workload
 from .real_run import RealRunError
 
-LAYOUTS = ("dp", "fsdp", "tp")
 LIMIT_S = 300.0
 WARM_UP = 4  # steps until buffers of all sizes are mapped: FSDP's first three took up to three times as long
 
@@ -68,8 +69,6 @@ def rank(request: Mapping[str, Any]) -> list[float]:
     import torch.distributed as dist
 
     from ..simulator.trace.build import build
-    from ..simulator.trace.models import resolve
-    from ..simulator.trace.workload import Workload
 
     use_loopback()
     torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from ..harness.environment import child_environment, core_ids, default_threads, environment
+from ..simulator.trace.models import resolve
 from ..simulator.trace.workload import Workload
 from .operator_times import time_operators
 
@@ -153,7 +154,6 @@ def load(request: dict[str, Any]) -> dict[str, RealRun]:
     import torch
 
     from ..simulator.trace.build import build
-    from ..simulator.trace.models import resolve
     from ..simulator.trace.steps import ForwardCall, prepare, training_step
 
     device = request["device"]

@@ -19,6 +19,8 @@ from ..simulator.question.declaration import value_at
 from ..simulator.question.network import LINK_FAULTS, NetworkChoice, needs_cluster
 from ..simulator.question.place import THIS_MACHINE
 from ..simulator.question.sources import Sources
+from ..simulator.question.stack import stack_from_dict
+from ..simulator.trace.models import shipped_config
 from ..simulator.workbench import SHIPPED_PREDICTORS, SHIPPED_STORE, Workbench, workbench
 from . import questions
 from .show import BadInputError, say
@@ -169,7 +171,6 @@ def named_device(config: Mapping[str, Any]) -> Device | str:
 def validate_request(config: Mapping[str, Any]) -> ValidateRequest:
     """The request about a table of published results."""
     from ..simulator.question.requests import ValidateRequest
-    from ..simulator.question.stack import stack_from_dict
 
     own = dict(config.get("device") or {})
     if set(own) == {"id"}:  # a name that is no file of ``conf/device``
@@ -205,7 +206,6 @@ def stack(config: Mapping[str, Any], verb: str) -> Stack | None:
     """The chosen framework with its overrides, which without a choice go to the one that a search's launch file is for,
     or to the usual one; None without any."""
     from ..simulator.question.requests import usual_stack
-    from ..simulator.question.stack import stack_from_dict
     from ..simulator.serving.connect import usual_serving_stack
 
     chosen, launched = config.get("stack") or {}, config.get("framework") if verb == "search" else None
@@ -227,8 +227,6 @@ def stack(config: Mapping[str, Any], verb: str) -> Stack | None:
 
 def model(config: Mapping[str, Any]) -> str | dict[str, Any]:
     """The chosen model: a path, hub id or ``module:callable`` as given, or a shipped configuration with overrides."""
-    from ..simulator.trace.models import shipped_config
-
     chosen = config["model"]
     if not isinstance(chosen.get("config"), Mapping):
         raise BadInputError(f"model.config={chosen.get('config')!r} must be settings, as model.config.hidden_size=1024")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..simulator.question.calibration import load_calibration
 from . import resolve
 from .show import BadInputError, print_json, say, table, wants_json
 from .writing import check_place, write_text
@@ -29,7 +30,6 @@ NAMES = {
 
 def calibrate(config: dict[str, Any]) -> int:
     """Learn, say how far off steps were and are, write the file; returns the exit code."""
-    from ..simulator.question.calibration import load_calibration
     from ..simulator.serving.step_learning import learn_steps
     from ..simulator.validation.calibration import as_json
 

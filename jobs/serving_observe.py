@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..datasets.loading import choice, flag, load, number, whole
 from ..datasets.reading import read_text
@@ -129,9 +131,6 @@ def drawn_ids(key: Sequence[int], count: int) -> np.ndarray:
 def write_observed(rows: Sequence[ObservedRequest], path: Path) -> None:
     """Each request as a row of Parquet: ``arrival_s``, ``input_tokens`` and ``output_tokens`` as in a trace of opcast's
     own, then times in milliseconds, NaN where it has none; ``itl_ms`` lists the times between its tokens."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     times = [times_ms(row) for row in rows]
     columns: dict[str, Any] = {
         name: [getattr(row, name) for row in rows]

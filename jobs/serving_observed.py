@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..simulator.serving.trace_formats.rows import RequestRows, complain, numbers
 from .show import BadInputError, table
 
@@ -23,7 +25,6 @@ def observed_beside(path: Path, report: ServingReport) -> dict[str, dict[str, di
     """By time and figure what was ``seen``, what is ``simulated``, and how far that is ``off`` (a share of what was
     seen). BadInputError for a file that `opcast serving observe` did not write, RequestTraceError for a time that is
     none."""
-    import numpy as np
     import pandas as pd
 
     try:
@@ -59,8 +60,6 @@ def times_ms(path: Path, answered: pd.DataFrame, name: str) -> np.ndarray:
 
 def gaps_ms(path: Path, answered: pd.DataFrame) -> np.ndarray:
     """The times between tokens of all rows, one after another. RequestTraceError for a row without a list of them."""
-    import numpy as np
-
     lists = [np.asarray(gaps) for gaps in answered["itl_ms"]]
     bad = [gaps.ndim != 1 or gaps.dtype.kind not in "fiu" or not np.isfinite(gaps).all() for gaps in lists]
     rows = RequestRows(path, answered, None, "itl_ms", "itl_ms")

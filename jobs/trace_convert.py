@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.counts import counted
 from ..datasets.loading import flag
+from ..datasets.traces.dependencies import sorted_dependencies
+from ..datasets.traces.schema import TraceFileError
 from . import trace_make
 from .show import BadInputError, print_json, say, wants_json
 from .trace_files import given
@@ -46,9 +48,7 @@ def run(config: dict[str, Any]) -> int:
 def convert_run(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, int]:
     """The traces to write, and how many dependencies were left out. TraceFileError names the node that is wrong."""
     from ..datasets.traces.checks import check_ranks, check_structure
-    from ..datasets.traces.dependencies import sorted_dependencies
     from ..datasets.traces.pruning import prune
-    from ..datasets.traces.schema import TraceFileError
     from ..simulator.execution.run import read_run
 
     run_traces = read_run(path)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..datasets.devices import Device
 from ..datasets.store import Store
+from ..models.registry import Registry
 from . import resolve
 from .requests import ANY_DEVICE, TrainRequest, train_request
 from .show import BadInputError, print_json, say, table, wants_json
@@ -45,7 +46,6 @@ def run(config: dict[str, Any]) -> int:
 def roll_back(request: TrainRequest, target: Device, as_json: bool) -> int:
     """Make the version before the current one current, in the registry and by MLflow's alias; returns the exit code."""
     from ..models import tracking
-    from ..models.registry import Registry
 
     registry = Registry(Path(request.predictors).expanduser())
     current = [model for model in registry.list() if model.device_id == target.id and model.current]
@@ -82,7 +82,6 @@ def none_trained(results: Mapping[str, Mapping[str, Any]], kinds: Sequence[str])
 
 def fit_and_register(store: Store, target: Device, request: TrainRequest) -> dict[str, dict[str, Any]]:
     """Train every kind asked for: predictors into the plain registry first, then into MLflow when it is there."""
-    from ..models.registry import Registry
     from ..models.tracking import train_tracked
 
     kinds = request.kinds or None
@@ -99,7 +98,6 @@ def fit_and_register(store: Store, target: Device, request: TrainRequest) -> dic
 
 def run_pooled(config: dict[str, Any], as_json: bool) -> int:
     """One predictor a kind and framework over all devices of the store: for devices that nobody measured."""
-    from ..models.registry import Registry
     from ..models.transfer import train_pooled
 
     store = Store(Path(config["store"]).expanduser())

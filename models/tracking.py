@@ -6,6 +6,7 @@ not answer costs a message and nothing else. The model is MLflow's pyfunc flavou
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -245,8 +246,6 @@ def _parameters(predictor: Predictor) -> dict[str, Any]:
 
 
 def _flat(options: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    import dataclasses
-
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
         value = getattr(options, field.name)
         if dataclasses.is_dataclass(value):

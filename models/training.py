@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..datasets.counts import counted
-from ..datasets.devices import Device
+from ..datasets.devices import Device, DeviceError, load_device
 from ..datasets.own_warnings import own_warnings
+from ..datasets.version import __version__
 from ..datasets.vocabulary import kind
 from .candidates import Options
 from .clocks import LONG_KINDS, with_own_clocks
@@ -31,6 +32,7 @@ from .registry import Registry
 from .sites import compared, for_any_site, without_effects
 from .table import MeasurementStore, MeasurementTable, TrainingError, default_backend, tables, throttled
 from .threads import one_thread
+from .transfer import evaluate_device
 from .tuning import searched
 
 __all__ = [
@@ -285,8 +287,6 @@ def _across_devices(store: MeasurementStore, outcome: TrainingOutcome, options: 
     """With what the other devices' rows, and some of this one's, would have answered, where it was asked for."""
     if "device" not in options.evaluations:
         return outcome
-    from .transfer import evaluate_device
-
     table = outcome.table
     try:
         evaluation = evaluate_device(store, table.kind, table.device, outcome.options, backend=table.backend)
@@ -301,8 +301,6 @@ def _across_devices(store: MeasurementStore, outcome: TrainingOutcome, options: 
 def _predictor(
     table: MeasurementTable, ops: Frame, learned: Learned, result: Mapping[str, Any], options: Options
 ) -> Predictor:
-    from ..datasets.version import __version__
-
     card = {
         **result,
         "stated_coverage": options.coverage,
@@ -325,8 +323,6 @@ def _median_ape(measured_us: np.ndarray, predicted_us: np.ndarray) -> float:
 def _device(store: MeasurementStore, device: Device | str) -> Device:
     if isinstance(device, Device):
         return device
-    from ..datasets.devices import DeviceError, load_device
-
     measured = store.device(device)
     if measured is not None:
         return measured

@@ -27,6 +27,7 @@ from .correction import Correction
 from .envelope import surround
 from .evaluation import summarise
 from .features import Frame, feature_names
+from .forest import joined as joined_forests
 from .intervals import Intervals, calibrate, classes_of
 from .learning import Learned, choose, learn, weigh, weights_of
 from .predictor import ANY, Predictor, PredictorError
@@ -241,8 +242,6 @@ def _label(base: Predictor) -> str:
 
 def joined(first: Correction, second: Correction) -> Correction:
     """A correction that answers the sum of two, of which at most one interpolates. ValueError otherwise."""
-    from .forest import joined as joined_forests
-
     if (first.kriging is not None and second.kriging is not None) or first.lines is not None:
         raise ValueError("two interpolations cannot be joined")
     forests = [correction.forest for correction in (first, second) if correction.forest is not None]

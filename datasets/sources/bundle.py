@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from .. import bundle
 from ..columns import text_array
 from ..devices import Device
@@ -46,6 +48,4 @@ def devices_of(file: Path) -> list[Device]:
 
 
 def _ok(rows: object) -> object:
-    import pyarrow.compute as pc
-
     return pc.equal(rows["status"], "ok")  # type: ignore[index]

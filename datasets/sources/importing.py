@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..columns import matching
 from ..counts import counted
 from ..devices import Device, known_devices
 from ..files import locked
@@ -211,8 +212,6 @@ def _read(module: ModuleType, file: Path, options: ImportOptions) -> tuple[list[
 
 
 def _by_device(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    from ..columns import matching
-
     devices = sorted(pc.unique(table["device_id"]).to_pylist())
     for device_id in devices:
         yield device_id, table if len(devices) == 1 else matching(table, "device_id", device_id)

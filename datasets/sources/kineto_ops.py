@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..dtypes import canonical_dtype
@@ -104,25 +105,21 @@ def op_of(call: ProfiledCall) -> ProfiledOp:
 # --- products ------------------------------------------------------------------------------------------
 
 
-def _product(a: int, b: int, transposed: bool = False) -> Callable[[ProfiledCall], ProfiledOp]:
+def _product(a: int, b: int, call: ProfiledCall, transposed: bool = False) -> ProfiledOp:
     """A product of the tensors at two places; ``transposed``: the second is a weight of [n, k]."""
-
-    def mapped(call: ProfiledCall) -> ProfiledOp:
-        left, right = call.shape(a), call.shape(b)
-        batch = left[0] if len(right) == 3 else 1
-        rows = left[1:-1] if len(right) == 3 else left[:-1]
-        k = left[-1]
-        n = right[-2] if transposed else right[-1]
-        if k != (right[-1] if transposed else right[-2]) or not all((*left, *right)):
-            raise Unmapped("empty or mismatched matrices")
-        layout = "nt" if transposed else _layout(call, a, b)
-        dims = {"batch": batch, "m": math.prod(rows), "n": n, "k": k, "layout": _index("gemm", "layout", layout)}
-        dtype = call.dtype(a)
-        if dtype == "fp32" and any(TF32_KERNEL.search(name) for name in call.kernels):
-            return ProfiledOp("gemm", dims, "tf32", "fp32", "blas")
-        return ProfiledOp("gemm", dims, dtype, "bf16" if dtype.startswith("fp8") else dtype, "blas")
-
-    return mapped
+    left, right = call.shape(a), call.shape(b)
+    batch = left[0] if len(right) == 3 else 1
+    rows = left[1:-1] if len(right) == 3 else left[:-1]
+    k = left[-1]
+    n = right[-2] if transposed else right[-1]
+    if k != (right[-1] if transposed else right[-2]) or not all((*left, *right)):
+        raise Unmapped("empty or mismatched matrices")
+    layout = "nt" if transposed else _layout(call, a, b)
+    dims = {"batch": batch, "m": math.prod(rows), "n": n, "k": k, "layout": _index("gemm", "layout", layout)}
+    dtype = call.dtype(a)
+    if dtype == "fp32" and any(TF32_KERNEL.search(name) for name in call.kernels):
+        return ProfiledOp("gemm", dims, "tf32", "fp32", "blas")
+    return ProfiledOp("gemm", dims, dtype, "bf16" if dtype.startswith("fp8") else dtype, "blas")
 
 
 def _layout(call: ProfiledCall, a: int, b: int) -> str:
@@ -140,108 +137,86 @@ def _layout(call: ProfiledCall, a: int, b: int) -> str:
 
 
 def _attention(
-    causal: int, library: str, heads_first: bool, ragged: tuple[int, ...] = (), bias: int | None = None
-) -> Callable[[ProfiledCall], ProfiledOp]:
+    causal: int,
+    library: str,
+    heads_first: bool,
+    call: ProfiledCall,
+    ragged: tuple[int, ...] = (),
+    bias: int | None = None,
+) -> ProfiledOp:
     """Attention of query, key, value at places 0, 1, 2; ``causal`` is the place of the flag."""
-
-    def mapped(call: ProfiledCall) -> ProfiledOp:
-        if any(call.given(index) for index in ragged):
-            raise Unmapped("attention over sequences of several lengths")
-        if bias is not None and call.given(bias):
-            raise Unmapped("attention with a bias or mask")
-        query, key, value = call.shape(0), call.shape(1), call.shape(2)
-        if not len(query) == len(key) == len(value) == 4:
-            raise Unmapped("attention over sequences of several lengths")
-        heads, tokens = (1, 2) if heads_first else (2, 1)
-        dims = {
-            "batch": query[0], "heads_q": query[heads], "heads_kv": key[heads], "head_dim": query[3],
-            "v_head_dim": value[3], "seq_q": query[tokens], "seq_kv": key[tokens],
-            "causal": int(call.value(causal) in ("True", "1", "2")), "window": 0, "kv_dtype": 0,
-        }  # fmt: skip
-        kind_name = "attention_decode" if dims["seq_q"] == 1 else "attention_prefill"
-        return ProfiledOp(kind_name, dims, call.dtype(0), call.dtype(0), library)
-
-    return mapped
+    if any(call.given(index) for index in ragged):
+        raise Unmapped("attention over sequences of several lengths")
+    if bias is not None and call.given(bias):
+        raise Unmapped("attention with a bias or mask")
+    query, key, value = call.shape(0), call.shape(1), call.shape(2)
+    if not len(query) == len(key) == len(value) == 4:
+        raise Unmapped("attention over sequences of several lengths")
+    heads, tokens = (1, 2) if heads_first else (2, 1)
+    dims = {
+        "batch": query[0], "heads_q": query[heads], "heads_kv": key[heads], "head_dim": query[3],
+        "v_head_dim": value[3], "seq_q": query[tokens], "seq_kv": key[tokens],
+        "causal": int(call.value(causal) in ("True", "1", "2")), "window": 0, "kv_dtype": 0,
+    }  # fmt: skip
+    kind_name = "attention_decode" if dims["seq_q"] == 1 else "attention_prefill"
+    return ProfiledOp(kind_name, dims, call.dtype(0), call.dtype(0), library)
 
 
 # --- rows ----------------------------------------------------------------------------------------------
 
 
-def _rows(kind_name: str, index: int = 0, library: str = "aten") -> Callable[[ProfiledCall], ProfiledOp]:
+def _rows(kind_name: str, index: int, call: ProfiledCall, library: str = "aten") -> ProfiledOp:
     """A row-wise op on the tensor at one place, over its last axis."""
-
-    def mapped(call: ProfiledCall) -> ProfiledOp:
-        shape = call.shape(index)
-        if not all(shape):
-            raise Unmapped("an empty tensor")
-        dims = {"rows": math.prod(shape[:-1]), "cols": shape[-1]}
-        return ProfiledOp(kind_name, dims, call.dtype(index), call.dtype(index), library)
-
-    return mapped
+    shape = call.shape(index)
+    if not all(shape):
+        raise Unmapped("an empty tensor")
+    dims = {"rows": math.prod(shape[:-1]), "cols": shape[-1]}
+    return ProfiledOp(kind_name, dims, call.dtype(index), call.dtype(index), library)
 
 
-def _layer_norm(kind_name: str, index: int, weight: int) -> Callable[[ProfiledCall], ProfiledOp]:
+def _layer_norm(kind_name: str, index: int, weight: int, call: ProfiledCall) -> ProfiledOp:
     """A layer norm over as many trailing axes as its weight has."""
-
-    def mapped(call: ProfiledCall) -> ProfiledOp:
-        shape = call.shape(index)
-        over = len(call.shape(weight)) if call.given(weight) else 1
-        dims = {"rows": math.prod(shape[:-over]), "cols": math.prod(shape[-over:])}
-        return ProfiledOp(kind_name, dims, call.dtype(index), call.dtype(index), "aten")
-
-    return mapped
+    shape = call.shape(index)
+    over = len(call.shape(weight)) if call.given(weight) else 1
+    dims = {"rows": math.prod(shape[:-over]), "cols": math.prod(shape[-over:])}
+    return ProfiledOp(kind_name, dims, call.dtype(index), call.dtype(index), "aten")
 
 
-def _softmax(kind_name: str, index: int, axis: int) -> Callable[[ProfiledCall], ProfiledOp]:
+def _softmax(kind_name: str, index: int, axis: int, call: ProfiledCall) -> ProfiledOp:
     """A softmax over the last axis; over another axis it is no op of ours."""
-    base = _rows(kind_name, index)
-
-    def mapped(call: ProfiledCall) -> ProfiledOp:
-        last = len(call.shape(index)) - 1
-        if axis < len(call.concrete) and call.concrete[axis] not in ("", "-1", str(last)):
-            raise Unmapped("a softmax over another axis than the last")
-        return base(call)
-
-    return mapped
+    last = len(call.shape(index)) - 1
+    if axis < len(call.concrete) and call.concrete[axis] not in ("", "-1", str(last)):
+        raise Unmapped("a softmax over another axis than the last")
+    return _rows(kind_name, index, call)
 
 
-def _rope(library: str) -> Callable[[ProfiledCall], ProfiledOp]:
+def _rope(library: str, call: ProfiledCall) -> ProfiledOp:
     """(positions, query [tokens, heads·d], key, head_dim, …), in place."""
-
-    def mapped(call: ProfiledCall) -> ProfiledOp:
-        query, key, head_dim = call.shape(1), call.shape(2), int(call.value(3))
-        dims = {"tokens": query[0], "heads": (math.prod(query[1:]) + math.prod(key[1:])) // head_dim}
-        return ProfiledOp("rope", {**dims, "head_dim": head_dim}, call.dtype(1), call.dtype(1), library)
-
-    return mapped
+    query, key, head_dim = call.shape(1), call.shape(2), int(call.value(3))
+    dims = {"tokens": query[0], "heads": (math.prod(query[1:]) + math.prod(key[1:])) // head_dim}
+    return ProfiledOp("rope", {**dims, "head_dim": head_dim}, call.dtype(1), call.dtype(1), library)
 
 
 # --- elements ------------------------------------------------------------------------------------------
 
 
-def _elementwise(function: str) -> Callable[[ProfiledCall], ProfiledOp]:
+def _elementwise(function: str, call: ProfiledCall) -> ProfiledOp:
     """Element by element, of one or two contiguous tensors of one type; smaller ones are broadcast and not counted."""
-
-    def mapped(call: ProfiledCall) -> ProfiledOp:
-        tensors = [index for index in range(min(2, len(call.shapes))) if call.given(index)]
-        if not tensors:
-            raise Unmapped("an argument without a shape")
-        shapes = [call.shape(index) for index in tensors]
-        numel = max(math.prod(shape) for shape in shapes)
-        full = [index for index, shape in zip(tensors, shapes, strict=True) if math.prod(shape) == numel]
-        if numel == 0:
-            raise Unmapped("an empty tensor")
-        if len({call.dtype(index) for index in full}) > 1:
-            raise Unmapped("operands of two types")
-        if not all(_contiguous(call.shape(index), call.stride(index)) for index in full):
-            raise Unmapped("operands that are not contiguous")
-        fn = (
-            "arithmetic" if function == "division" and len(tensors) == 1 else function
-        )  # by a scalar: times its inverse
-        dims = {"numel": numel, "inputs": len(full), "fn": _index("elementwise", "fn", fn), "run": 0}
-        return ProfiledOp("elementwise", dims, call.dtype(full[0]), call.dtype(full[0]), "aten")
-
-    return mapped
+    tensors = [index for index in range(min(2, len(call.shapes))) if call.given(index)]
+    if not tensors:
+        raise Unmapped("an argument without a shape")
+    shapes = [call.shape(index) for index in tensors]
+    numel = max(math.prod(shape) for shape in shapes)
+    full = [index for index, shape in zip(tensors, shapes, strict=True) if math.prod(shape) == numel]
+    if numel == 0:
+        raise Unmapped("an empty tensor")
+    if len({call.dtype(index) for index in full}) > 1:
+        raise Unmapped("operands of two types")
+    if not all(_contiguous(call.shape(index), call.stride(index)) for index in full):
+        raise Unmapped("operands that are not contiguous")
+    fn = "arithmetic" if function == "division" and len(tensors) == 1 else function  # by a scalar: times its inverse
+    dims = {"numel": numel, "inputs": len(full), "fn": _index("elementwise", "fn", fn), "run": 0}
+    return ProfiledOp("elementwise", dims, call.dtype(full[0]), call.dtype(full[0]), "aten")
 
 
 def _fill(call: ProfiledCall) -> ProfiledOp:
@@ -302,43 +277,43 @@ ARITHMETIC = (
 DIVISION = "div div_ sqrt sqrt_ rsqrt reciprocal"
 EXPONENTIAL = "exp exp_ log log_ log2 silu silu_ tanh tanh_ sigmoid sigmoid_ sin cos"
 MAPPED: dict[str, Callable[[ProfiledCall], ProfiledOp]] = {
-    "aten::mm": _product(0, 1),
-    "aten::addmm": _product(1, 2),
-    "aten::addmm_": _product(1, 2),
-    "aten::_addmm_activation": _product(1, 2),
-    "aten::bmm": _product(0, 1),
-    "aten::baddbmm": _product(1, 2),
-    "aten::baddbmm_": _product(1, 2),
-    "aten::_scaled_mm": _product(0, 1),
-    "aten::linear": _product(0, 1, transposed=True),
-    "aiter::gemm_a16w16": _product(0, 1, transposed=True),
-    "vllm::rocm_unquantized_gemm": _product(0, 1, transposed=True),
-    "aten::_scaled_dot_product_flash_attention": _attention(4, "flash", True),
-    "aten::_scaled_dot_product_efficient_attention": _attention(6, "efficient", True, bias=3),
-    "aten::_scaled_dot_product_cudnn_attention": _attention(6, "cudnn", True, bias=3),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention(4, "cpu", True, bias=5),
-    "aten::_flash_attention_forward": _attention(8, "flash", False, ragged=(3, 4)),
-    "aten::_efficient_attention_forward": _attention(9, "efficient", False, ragged=(4, 5), bias=3),
-    "flash_attn::_flash_attn_forward": _attention(5, "flash", False),
-    "aten::native_layer_norm": _layer_norm("layer_norm", 0, 2),
-    "aten::native_layer_norm_backward": _layer_norm("layer_norm_backward", 1, 5),
-    "aten::_fused_rms_norm": _layer_norm("rms_norm", 0, 2),
-    "_C::rms_norm": _rows("rms_norm", 1, "vllm"),
-    "aiter::rmsnorm": _rows("rms_norm", 1, "aiter"),
-    "sgl_kernel::rmsnorm": _rows("rms_norm", 1, "sgl_kernel"),
-    "aten::_softmax": _softmax("softmax", 0, 1),
-    "aten::_log_softmax": _softmax("softmax", 0, 1),
-    "aten::_softmax_backward_data": _softmax("softmax_backward", 0, 2),
-    "aten::_log_softmax_backward_data": _softmax("softmax_backward", 0, 2),
-    "aten::gelu": _rows("gelu"),
-    "aten::gelu_backward": _rows("gelu_backward"),
-    "_C::silu_and_mul": _rows("silu_mul", 0, "vllm"),
-    "sgl_kernel::silu_and_mul": _rows("silu_mul", 0, "sgl_kernel"),
-    "_C::rotary_embedding": _rope("vllm"),
-    "sgl_kernel::rotary_embedding": _rope("sgl_kernel"),
-    **{f"aten::{name}": _elementwise("arithmetic") for name in ARITHMETIC.split()},
-    **{f"aten::{name}": _elementwise("division") for name in DIVISION.split()},
-    **{f"aten::{name}": _elementwise("exponential") for name in EXPONENTIAL.split()},
+    "aten::mm": partial(_product, 0, 1),
+    "aten::addmm": partial(_product, 1, 2),
+    "aten::addmm_": partial(_product, 1, 2),
+    "aten::_addmm_activation": partial(_product, 1, 2),
+    "aten::bmm": partial(_product, 0, 1),
+    "aten::baddbmm": partial(_product, 1, 2),
+    "aten::baddbmm_": partial(_product, 1, 2),
+    "aten::_scaled_mm": partial(_product, 0, 1),
+    "aten::linear": partial(_product, 0, 1, transposed=True),
+    "aiter::gemm_a16w16": partial(_product, 0, 1, transposed=True),
+    "vllm::rocm_unquantized_gemm": partial(_product, 0, 1, transposed=True),
+    "aten::_scaled_dot_product_flash_attention": partial(_attention, 4, "flash", True),
+    "aten::_scaled_dot_product_efficient_attention": partial(_attention, 6, "efficient", True, bias=3),
+    "aten::_scaled_dot_product_cudnn_attention": partial(_attention, 6, "cudnn", True, bias=3),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": partial(_attention, 4, "cpu", True, bias=5),
+    "aten::_flash_attention_forward": partial(_attention, 8, "flash", False, ragged=(3, 4)),
+    "aten::_efficient_attention_forward": partial(_attention, 9, "efficient", False, ragged=(4, 5), bias=3),
+    "flash_attn::_flash_attn_forward": partial(_attention, 5, "flash", False),
+    "aten::native_layer_norm": partial(_layer_norm, "layer_norm", 0, 2),
+    "aten::native_layer_norm_backward": partial(_layer_norm, "layer_norm_backward", 1, 5),
+    "aten::_fused_rms_norm": partial(_layer_norm, "rms_norm", 0, 2),
+    "_C::rms_norm": partial(_rows, "rms_norm", 1, library="vllm"),
+    "aiter::rmsnorm": partial(_rows, "rms_norm", 1, library="aiter"),
+    "sgl_kernel::rmsnorm": partial(_rows, "rms_norm", 1, library="sgl_kernel"),
+    "aten::_softmax": partial(_softmax, "softmax", 0, 1),
+    "aten::_log_softmax": partial(_softmax, "softmax", 0, 1),
+    "aten::_softmax_backward_data": partial(_softmax, "softmax_backward", 0, 2),
+    "aten::_log_softmax_backward_data": partial(_softmax, "softmax_backward", 0, 2),
+    "aten::gelu": partial(_rows, "gelu", 0),
+    "aten::gelu_backward": partial(_rows, "gelu_backward", 0),
+    "_C::silu_and_mul": partial(_rows, "silu_mul", 0, library="vllm"),
+    "sgl_kernel::silu_and_mul": partial(_rows, "silu_mul", 0, library="sgl_kernel"),
+    "_C::rotary_embedding": partial(_rope, "vllm"),
+    "sgl_kernel::rotary_embedding": partial(_rope, "sgl_kernel"),
+    **{f"aten::{name}": partial(_elementwise, "arithmetic") for name in ARITHMETIC.split()},
+    **{f"aten::{name}": partial(_elementwise, "division") for name in DIVISION.split()},
+    **{f"aten::{name}": partial(_elementwise, "exponential") for name in EXPONENTIAL.split()},
     "aten::fill_": _fill,
     "aten::zero_": _fill,
     "aten::copy_": _copy,

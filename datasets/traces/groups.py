@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..files import write_atomically
-from .dependencies import Edges, sorted_dependencies, topological_order
+from .dependencies import Edges, find_cycle, sorted_dependencies, topological_order
 from .schema import CollectiveKind, NodeKind, TraceFileError
 from .table import ExecutionTrace
 
@@ -246,8 +246,6 @@ class JoinedRun:
 def join_ranks(run: RankedTraces) -> JoinedRun:
     """The graph of all ranks. TraceFileError for calls that do not fit together, and for ranks that wait for each other
     in a circle: the deadlock, and where it is."""
-    from .dependencies import find_cycle
-
     calls = join_calls(run)
     nodes, ranks_of, rows_of, parents, children, data = {}, [], [], [], [], []
     count = len(calls)

@@ -9,8 +9,6 @@ from . import json_forms, protobuf
 from .schema import TraceFileError
 from .table import ExecutionTrace
 
-SUFFIXES = (".et", ".et.gz", ".json", ".json.gz")
-
 
 def read_trace(path: Path) -> ExecutionTrace:
     """One rank's trace, binary or JSON, gzip or not. TraceFileError for what is none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 from ...datasets.installing import install_command
@@ -69,8 +70,6 @@ def _carried(name: str, reason: Exception) -> Any:
 @lru_cache
 def version(root: str) -> str:
     """The installed version of a package by the module that it is imported as; empty where it tells none."""
-    from importlib import metadata
-
     for name in (*metadata.packages_distributions().get(root, ()), root):
         try:
             return metadata.version(name)

@@ -6,7 +6,7 @@ A body names what ships with opcast or lies in the server's store (:mod:`.naming
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -92,14 +92,12 @@ class OpBody(BaseModel):
 
 def body_of(verb: str, name: str, doc: str, left_out: Sequence[str] = (), **more: Any) -> Any:
     """The body of a verb: a field for each of its settings, none of them required, and ``more``."""
-    declared = [setting for setting in settings(verb) if setting.name not in left_out]
-    body = create_model(
-        name,
-        __base__=Body,
-        __doc__=doc,
-        **{setting.name: _field(setting) for setting in declared if not setting.http},
-        **more,
-    )
+    return _body([setting for setting in settings(verb) if setting.name not in left_out], name, doc, more)
+
+
+def _body(declared: Collection[RequestSetting], name: str, doc: str, more: Mapping[str, Any]) -> Any:
+    own_fields = {setting.name: _field(setting) for setting in declared if not setting.http}
+    body = create_model(name, __base__=Body, __doc__=doc, **own_fields, **more)
     body.refused = {setting.name: setting.http for setting in declared if setting.http}
     return body
 
@@ -197,15 +195,8 @@ def sweep_body() -> Any:
             Field(description="values by the name of a setting, with a dot for one within a mapping; all are combined"),
         ),
     }
-    body = create_model(
-        "QuestionsBody",
-        __base__=Body,
-        __doc__="One question many times, as ``opcast.sweep`` takes it.",
-        **{setting.name: _field(setting) for setting in declared.values() if not setting.http},
-        **own_fields,
-    )
-    body.refused = {setting.name: setting.http for setting in declared.values() if setting.http}
-    return body
+    doc = "One question many times, as ``opcast.sweep`` takes it."
+    return _body(declared.values(), "QuestionsBody", doc, own_fields)
 
 
 QuestionsBody = sweep_body()

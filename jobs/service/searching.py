@@ -17,6 +17,7 @@ import numpy as np
 
 from ...simulator.search.request import SearchRequest
 from ...simulator.search.served.request import ServedSearchRequest
+from ...simulator.search.spread import Crew
 from ..cli import unforeseen
 from ..show import one_line
 from ..sweeping import QuestionSweep
@@ -73,8 +74,6 @@ def event(kind: str, value: Any) -> bytes:
 
 def searched(request: Question, meter: Path) -> dict[str, Any]:
     """The answer to a search or a sweep, its progress counted in ``meter``. Runs in a process of its own."""
-    from ...simulator.search.spread import Crew
-
     counts = np.memmap(meter, np.int64, "r+", shape=2)
 
     @contextmanager

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from mcp.server.lowlevel import Server
+
 from ...datasets.installing import install_command
 from ..show import BadInputError
 from .settings import ServiceSettings, settings_of
@@ -21,21 +23,12 @@ if TYPE_CHECKING:
 
 LIST = "list_known"
 CALLS = {  # tool -> the call of the service that it is
-    "predict": "/v1/predict",
-    "predict_batch": "/v1/predict/batch",
-    "simulate": "/v1/simulate",
-    "compare_chips": "/v1/compare/chips",
-    "plan": "/v1/plan",
-    "posttrain": "/v1/posttrain",
-    "upgrade": "/v1/upgrade",
-    "serving": "/v1/serving",
-    "serving_capacity": "/v1/serving/capacity",
-    "serving_sweep": "/v1/serving/sweep",
-    "serving_compare": "/v1/serving/compare",
-    "serving_caps": "/v1/serving/caps",
-    "search": "/v1/search",
-    "search_serving": "/v1/search/serving",
-    "sweep": "/v1/sweep",
+    name: f"/v1/{name.replace('_', '/')}"
+    for name in (
+        *("predict", "predict_batch", "simulate", "compare_chips", "plan", "posttrain", "upgrade"),
+        *("serving", "serving_capacity", "serving_sweep", "serving_compare", "serving_caps"),
+        *("search", "search_serving", "sweep"),
+    )
 }
 LISTED = "/v1/{what}"
 ADDRESS = "http://127.0.0.1"
@@ -81,7 +74,6 @@ def caller(app: FastAPI) -> httpx.AsyncClient:
 def server_of(app: FastAPI, client: httpx.AsyncClient) -> Server[Any]:
     """The tools, and what becomes of a call."""
     import mcp_types as types
-    from mcp.server.lowlevel import Server
 
     tools = [types.Tool(**tool) for tool in tools_of(app.openapi())]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,38 +69,22 @@ class ChipsReport:
 
 def table(report: ChipsReport) -> ViewTable:
     """The rows for a terminal."""
-    columns = [
-        ViewColumn("cluster"),
-        ViewColumn("cap, W", "count"),
-        ViewColumn("time", "seconds"),
-        ViewColumn("tokens/s/GPU", "count"),
-        ViewColumn("speed", "hundredths"),
-        ViewColumn("interval", "words"),
-        ViewColumn(f"after {report.measure_minutes:g} min of measuring", "words"),
-        ViewColumn("W", "count"),
-        ViewColumn("J a token", "digits"),
-        ViewColumn("price of 1M tokens", "digits"),
-        ViewColumn("break-even price of a GPU-hour", "words"),
-        ViewColumn("", "words"),
+    measured = f"after {report.measure_minutes:g} min of measuring"
+    columns: list[tuple[ViewColumn, Callable[[ChipRow], Any]]] = [
+        (ViewColumn("cluster"), lambda row: row.cluster),
+        (ViewColumn("cap, W", "count"), lambda row: row.cap_w),
+        (ViewColumn("time", "seconds"), lambda row: row.time_s),
+        (ViewColumn("tokens/s/GPU", "count"), lambda row: row.tokens_per_s_per_gpu),
+        (ViewColumn("speed", "hundredths"), lambda row: row.speed),
+        (ViewColumn("interval", "words"), lambda row: f"{row.speed_low:.2f} to {row.speed_high:.2f}"),
+        (ViewColumn(measured, "words"), lambda row: f"{row.measured_speed_low:.2f} to {row.measured_speed_high:.2f}"),
+        (ViewColumn("W", "count"), lambda row: row.power_w),
+        (ViewColumn("J a token", "digits"), lambda row: row.joules),
+        (ViewColumn("price of 1M tokens", "digits"), lambda row: row.price),
+        (ViewColumn("break-even price of a GPU-hour", "words"), break_even_text),
+        (ViewColumn("", "words"), lambda row: "DOES NOT FIT" if not row.fits else "front" if row.front else ""),
     ]
-    rows = [
-        (
-            row.cluster,
-            row.cap_w,
-            row.time_s,
-            row.tokens_per_s_per_gpu,
-            row.speed,
-            f"{row.speed_low:.2f} to {row.speed_high:.2f}",
-            f"{row.measured_speed_low:.2f} to {row.measured_speed_high:.2f}",
-            row.power_w,
-            row.joules,
-            row.price,
-            break_even_text(row),
-            "DOES NOT FIT" if not row.fits else "front" if row.front else "",
-        )
-        for row in report.rows
-    ]
-    return ViewTable(f"{report.workload} of {report.model}", columns, rows)
+    return ViewTable.of(f"{report.workload} of {report.model}", report.rows, columns)
 
 
 def break_even_text(row: ChipRow) -> str:

@@ -14,30 +14,10 @@ import numpy as np
 from .nccl import Array, GroupShapes, choose_algorithms
 from .nccl_times import Tuning, choice_us
 
-INTRA_NODE_CONSTANTS = (
-    "base",
-    "hop",
-    "line_hop",
-    "bulk_us",
-    "step_us",
-    "overlap",
-    "ring",
-    "copy",
-    "ll",
-    "line",
-    "channel_gbps",
-    "gather",
-    "nvls",
-    "nvls_us",
-    "nvls_wait_us",
-    "exchange",
-    "exchange_us",
-    "fill",
-    "peer_us",
-    "beyond",
-    "crowd",
-)
 INTER_NODE_CONSTANTS = ("far_hop", "network", "far_exchange", "far_peer_us")
+INTRA_NODE_CONSTANTS = tuple(
+    field.name for field in dataclasses.fields(Tuning) if field.name not in INTER_NODE_CONSTANTS
+)
 SHARE_CONSTANTS = ("ring", "ll", "nvls", "exchange", "network", "far_exchange")
 SHARE_FACTORS = (1.0, 0.6, 0.3)  # times the starting shares: one that is not the bottleneck at the start would not move
 LIMITS = {"overlap": (0.7, 3.0), "crowd": (0.01, 3.0)}

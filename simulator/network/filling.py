@@ -10,9 +10,6 @@ inactive ones have rate 0. Types of lists follow from their first entry, as numb
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -205,14 +202,5 @@ def _refill(a_start, a_link, a_weight, l_start, l_activity, l_weight, capacity, 
         fill(a_start, a_link, a_weight, l_start, l_activity, l_weight, np.array(raised), free, rate, level)
 
 
-@lru_cache
-def compile_loop(name: str) -> Callable[..., Any]:
-    """``fill`` or ``simulate`` as machine code, kept on disk after the first time; as they stand without numba."""
-    functions: dict[str, Callable[..., Any]] = {"fill": fill, "simulate": simulate}
-    try:
-        import numba
-    except ImportError:
-        return functions[name]
-    for callee in (fill, _refill, _advance, _due, _release_followers, _lowest_level):
-        numba.extending.register_jitable(callee)
-    return numba.njit(cache=True)(functions[name])
+CALLEES = (fill, _refill, _advance, _due, _release_followers, _lowest_level)
+"""What the loops call, for :func:`....datasets.traces.machine_code.compile_loop`."""

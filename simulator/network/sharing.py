@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...datasets.traces.machine_code import compile_loop
 from . import filling
 
 END_TOLERANCE = 1e-3  # of an activity's own time
@@ -69,7 +70,7 @@ def max_min(activities: Activities, capacity: np.ndarray, active: np.ndarray | N
     by_link = _by_link(activities, len(capacity))
     free = np.asarray(capacity, dtype=np.float64).copy()
     level = np.full(len(capacity), np.inf)
-    _pick_loop("fill", activities)(
+    _pick_loop(filling.fill, activities)(
         activities.start, activities.links, activities.weights, *by_link, raised, free, rate, level
     )
     return rate
@@ -83,7 +84,7 @@ def run_activities(activities: Activities, bandwidth_gbps: np.ndarray, tolerance
     capacity = np.asarray(bandwidth_gbps, dtype=np.float64) * 1e3  # bytes a microsecond
     merged, sample_link, sort_of_link = _merge_links(activities, capacity)
     followers = _followers(activities)
-    start, end, carried = _pick_loop("simulate", merged)(
+    start, end, carried = _pick_loop(filling.simulate, merged)(
         merged.start,
         merged.links,
         merged.weights,
@@ -121,12 +122,11 @@ def _merge_links(activities: Activities, capacity: np.ndarray) -> tuple[Activiti
     return merged, sample_link, sort_of_link
 
 
-def _pick_loop(name: str, activities: Activities) -> Callable[..., Any]:
+def _pick_loop(loop: Callable[..., Any], activities: Activities) -> Callable[..., Any]:
     """A loop of :mod:`.filling`: compiled once there is so much to do that loading numba pays, and from then on."""
-    loaded = filling.compile_loop.cache_info().currsize > 0
-    if loaded or len(activities) * len(activities.links) > MAX_PLAIN_WORK:
-        return filling.compile_loop(name)
-    return filling.simulate if name == "simulate" else filling.fill
+    loaded = compile_loop.cache_info().currsize > 0
+    large = len(activities) * len(activities.links) > MAX_PLAIN_WORK
+    return compile_loop(loop, filling.CALLEES) if loaded or large else loop
 
 
 def _by_link(activities: Activities, links: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

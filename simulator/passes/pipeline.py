@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op, make_op
 from ..graph import ROLES, Block, Graph, Node, Tensor, layer_of, shift_path
 from ..question.plan import Plan, PlanError
@@ -225,8 +226,6 @@ class _Cutter:
     @cached_property
     def _elements(self) -> np.ndarray:
         """Elements of every tensor of the source."""
-        from ...datasets.dtypes import itemsize
-
         sizes = [itemsize(tensor.dtype) for tensor in self.source.tensors]
         return self.whole / np.repeat(sizes, [tensor.count for tensor in self.source.tensors])
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from ..graph import Graph, Node
 from ..question.plan import Plan
-from .rewriting.draft import Draft, Item, Section
+from .rewriting.draft import Draft, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
 
 COMPUTE = "compute"
@@ -110,14 +110,3 @@ def _order(nodes: list[Node]) -> list[int]:
 
 def _urgent(node: Node) -> bool:
     return node.stream != COMPUTE and not node.stream.startswith("comm:dp")
-
-
-def in_order(items: list[Item], original: list[Item]) -> bool:
-    """Whether ``items`` are a permutation of ``original`` that keeps its dependences."""
-    positions = {id(item): position for position, item in enumerate(items)}
-    if sorted(positions) != sorted(id(item) for item in original):
-        return False
-    needs = dependences([item.node for item in original])
-    return all(
-        positions[id(original[b])] < positions[id(original[a])] for a, before in enumerate(needs) for b in before
-    )

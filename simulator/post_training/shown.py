@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...datasets.counts import counted
 from ..job.shown import spread_table
 from ..report.view import ViewColumn, ViewTable, time_text
-from .answer import PostTrainReport
+from .answer import PostTrainReport, PostTrainWay
 
 ROWS = {  # of the first table: what a figure is called -> the figure
     "iteration, s": "iteration_s",
@@ -102,25 +102,13 @@ def memory(report: PostTrainReport) -> ViewTable:
 def ways(report: PostTrainReport) -> ViewTable:
     """Every placement that was tried, the quickest first."""
     order = sorted(report.ways, key=lambda way: (way.iteration_s is None, not way.fits, way.iteration_s or 0.0))
-    rows = [
-        [
-            f"{way.placement}{', one step off' if way.asynchronous else ''}",
-            way.rollout_gpus,
-            way.training_gpus,
-            way.iteration_s,
-            way.rollout_s,
-            way.training_s,
-            ("yes" if way.fits else "NO") if way.iteration_s is not None else way.why_not,
-        ]
-        for way in order
+    columns: list[tuple[ViewColumn, Callable[[PostTrainWay], object]]] = [
+        (ViewColumn("placement"), lambda way: f"{way.placement}{', one step off' if way.asynchronous else ''}"),
+        (ViewColumn("roll out", "count"), lambda way: way.rollout_gpus),
+        (ViewColumn("train", "count"), lambda way: way.training_gpus),
+        (ViewColumn("iteration, s", "tenths", bar=True), lambda way: way.iteration_s),
+        (ViewColumn("rollout, s", "tenths"), lambda way: way.rollout_s),
+        (ViewColumn("training, s", "tenths"), lambda way: way.training_s),
+        (ViewColumn("fits"), lambda way: way.why_not if way.iteration_s is None else "yes" if way.fits else "NO"),
     ]
-    columns = [
-        ViewColumn("placement"),
-        ViewColumn("roll out", "count"),
-        ViewColumn("train", "count"),
-        ViewColumn("iteration, s", "tenths", bar=True),
-        ViewColumn("rollout, s", "tenths"),
-        ViewColumn("training, s", "tenths"),
-        ViewColumn("fits"),
-    ]
-    return ViewTable("placements tried, with the first batch", columns, rows)
+    return ViewTable.of("placements tried, with the first batch", order, columns)

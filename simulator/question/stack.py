@@ -38,7 +38,7 @@ STATE_DTYPES = ("same", "fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Stack:
-    """What a framework does with a plan. Each field says in ``metadata["help"]`` what it means (:func:`help_of`)."""
+    """What a framework does with a plan. Each field says in ``metadata["help"]`` what it means."""
 
     id: str = setting("torch", "name of its file in conf/stack")
     name: str = setting("PyTorch", "what people call it")
@@ -202,11 +202,6 @@ class Stack:
         for device, factors in self.scale.items() if isinstance(self.scale, Mapping) else ():
             for family, factor in factors.items() if isinstance(factors, Mapping) else ():
                 number(PlanError, f"stack.scale.{device}.{family}", factor)
-
-
-def help_of(name: str) -> str:
-    """What a setting of a stack means. KeyError without such a setting."""
-    return str({field.name: field.metadata["help"] for field in dataclasses.fields(Stack)}[name])
 
 
 def without_figures_of(stack: Stack, tables: Collection[str]) -> Stack:

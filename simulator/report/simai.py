@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...datasets.dtypes import itemsize
 from ..formats.simai import COLLECTIVES, FormatError, LayerPhase, SimaiWorkload, WorkloadLayer
 from ..formats.tracks import TrackSpan
 from ..step.state import Step
@@ -147,8 +148,6 @@ def merge_communications(phases: Sequence[LayerPhase]) -> tuple[LayerPhase, ...]
 
 def exchanged_bytes(args: Mapping[str, Any]) -> int:
     """Bytes of one rank's tokens, sent to all their experts."""
-    from ...datasets.dtypes import itemsize
-
     return int(args["tokens"] * args["hidden"] * args["topk"] * itemsize(str(args["dtype"])))
 
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 TERMINAL, PAGE = "terminal", "page"
 DURATIONS = (  # a duration below so many microseconds is said in a unit of so many
     *((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (120e6, 1e6, "s"), (7200e6, 60e6, "min"), (172_800e6, 3600e6, "h")),
@@ -107,6 +108,14 @@ class ViewTable:
     columns: Sequence[ViewColumn]
     rows: Sequence[Sequence[Any]]
     only: str = ""
+
+    @classmethod
+    def of(
+        cls, caption: str, items: Sequence[T], columns: Sequence[tuple[ViewColumn, Callable[[T], Any]]], only: str = ""
+    ) -> ViewTable:
+        """A row for each item: columns, each with what it says of one."""
+        rows = [[value(item) for _, value in columns] for item in items]
+        return cls(caption, [column for column, _ in columns], rows, only)
 
     def on(self, place: str) -> tuple[list[ViewColumn], list[list[Any]]]:
         """The columns and rows that a place shows; none where it shows the table not at all."""

@@ -220,8 +220,8 @@ def fitting(points: Points, facts: Facts) -> dict[str, np.ndarray]:
     """Where points fit together, by what they must meet [points]; a point that says the same as another does not."""
     c = points.columns
     tp, pp, vpp, cp, ep, etp, dp = (c[name] for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "dp"))
-    chunks = pp * vpp
-    most = facts.layers or 10**9
+    sequence = c["sequence_parallel"]  # where no point leaves it out, it says nothing of those that cannot use it
+    chunks, most = pp * vpp, facts.layers or 10**9
     virtual = np.array([SCHEDULES[name].virtual or name == "1f1b" for name in c["schedule"]], dtype=bool)
     interleaved = c["schedule"] == "interleaved"
     return {
@@ -240,15 +240,9 @@ def fitting(points: Points, facts: Facts) -> dict[str, np.ndarray]:
         "ep divides the experts": (ep == 1) if not facts.experts else facts.experts % ep == 0,
         "ep x etp divides the ranks of a stage": (c["devices"] // pp) % (ep * etp) == 0,
         "etp is at most tp": etp <= tp,
-        "sequence parallelism needs tensor parallelism": (tp > 1) | ~c["sequence_parallel"] | _only(c, True),
+        "sequence parallelism needs tensor parallelism": (tp > 1) | ~sequence | sequence.all(),
         "ZeRO needs data ranks": (dp * cp > 1) | (c["zero_stage"] == c["zero_stage"].min(initial=3)),
     }
-
-
-def _only(columns: Mapping[str, np.ndarray], value: bool) -> np.ndarray:
-    """Where an axis of true and false has this value alone: then it says nothing of points that cannot use it."""
-    parallel = columns["sequence_parallel"]
-    return np.full(len(parallel), bool((parallel == value).all()))
 
 
 def settings(point: Mapping[str, Any]) -> str:

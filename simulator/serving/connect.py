@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..memory.breakdown import GIB
 from ..question.plan import Stack, load_stack
 from ..question.requests import SimulateRequest
 from ..question.serving import IterationLaw, KvMemory, Scheduler, ServingRequest
+from ..question.work import Work
 from ..trace.context import context_of
 from . import adapter_costs, afd, expert_drift, images
 from .engines import ServingEngine, UsualLimits, load_serving_engine
@@ -152,9 +154,6 @@ def replica_of(
 
 def weights_gb(steps: ReplicaSteps, devices: int) -> float:
     """GB of weights that the devices of a replica hold together."""
-    from ..memory.breakdown import GIB
-    from ..question.work import Work
-
     memory = steps.lay_out(Work("decode", batch=1, input_len=1, cache="static")).memory
     return float(memory.by_class["weights"]) * GIB / 1e9 * devices
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -227,8 +228,6 @@ def runner(request: ServingRequest, outputs: float) -> RunLoop:
 def worth_compiling(outputs: float) -> bool:
     """Whether machine code pays for so many tokens of answers: there is more to do than loading it takes, or than
     making it where it is not on disk."""
-    import importlib.util
-
     least = LOADED_FROM if on_disk() else COMPILED_FROM
     return importlib.util.find_spec("numba") is not None and outputs > least
 

@@ -19,8 +19,10 @@ import numpy as np
 
 from ...datasets.files import write_atomically
 from ...datasets.version import __version__
+from ..question.calibration import load_calibration
 from ..question.canonical import RequestError
 from ..question.work import Work
+from ..trace.models import digest, resolve
 from .between import Simulate
 from .figures import SeenSteps, StepFigures
 from .iteration import IterationTables, iteration_us
@@ -149,8 +151,6 @@ def key_of(request: SimulateRequest, bench: Bench, extent: Extent) -> str:
 
     RequestError for a model that is a function, which nothing identifies.
     """
-    from ..trace.models import digest, resolve
-
     source = resolve(request.model)
     if source.identity is None:
         raise RequestError(f"model {source.name} cannot be kept on disk: name it as module:callable")
@@ -167,8 +167,6 @@ def key_of(request: SimulateRequest, bench: Bench, extent: Extent) -> str:
 
 def table_key(about: Mapping[str, Any], calibration: str) -> str:
     """What tables are kept under: a hash of what they are about, of the calibration's content and opcast's version."""
-    from ..question.calibration import load_calibration
-
     more = {"format": FORMAT, "opcast": __version__, "calibration": repr(load_calibration(calibration))}
     return hashlib.sha256(json.dumps({**about, **more}, sort_keys=True).encode()).hexdigest()[:32]
 

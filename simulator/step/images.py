@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..question.work import Work
 from ..trace import Model
+from ..trace.models import resolve
 
 
 def with_images(model: Model, work: Work) -> Work:
@@ -14,7 +15,6 @@ def with_images(model: Model, work: Work) -> Work:
         return work
     from ..trace.build import load_config
     from ..trace.image_tokens import image_size
-    from ..trace.models import resolve
 
     source = resolve(model)
     config = load_config(source).to_dict() if source.config is not None else {"model_type": source.name}

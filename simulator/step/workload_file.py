@@ -202,7 +202,8 @@ def recompute_of(workload: SimaiWorkload) -> dict[int, int]:
 def _forward(layer: WorkloadLayer, times: Mapping[Key, float], done: Account) -> None:
     work = layer.forward
     done.computes(work.compute_ns)
-    _waits("forward", work, times, done)
+    if work.collective:
+        done.waits(done.now + _time("forward", work, times), group_of("forward", work))
 
 
 def _backward(layer: WorkloadLayer, times: Mapping[Key, float], done: Account) -> None:
@@ -214,11 +215,6 @@ def _backward(layer: WorkloadLayer, times: Mapping[Key, float], done: Account) -
         done.data_free = max(done.data_free, done.now) + _time("weight_gradient", weights, times)
     if inputs.collective:
         done.waits(until, group_of("input_gradient", inputs))
-
-
-def _waits(phase: str, work: LayerPhase, times: Mapping[Key, float], done: Account) -> None:
-    if work.collective:
-        done.waits(done.now + _time(phase, work, times), group_of(phase, work))
 
 
 def _time(phase: str, work: LayerPhase, times: Mapping[Key, float]) -> float:

@@ -312,7 +312,3 @@ def _factory_identity(name: str) -> str:
 def digest(value: Any) -> str:
     """A hash of plain values, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,28 +86,18 @@ def _ms(seconds: float) -> str:
 
 def table(report: UpgradeReport) -> ViewTable:
     """The rows for a terminal, those with most to move first."""
-    columns = [
-        ViewColumn("op"),
-        ViewColumn("library"),
-        ViewColumn("share", "share", bar=True),
-        ViewColumn("releases moved it by, %", "tenths"),
-        ViewColumn("moves the step by, %", "hundredths"),
-        ViewColumn("measured, %", "hundredths"),
-        ViewColumn("ops to measure", "words"),
-        ViewColumn("seconds", "count"),
-    ]
-    rows = [
+    columns: list[tuple[ViewColumn, Callable[[UpgradeRow], Any]]] = [
+        (ViewColumn("op"), lambda row: row.kind),
+        (ViewColumn("library"), lambda row: row.library),
+        (ViewColumn("share", "share", bar=True), lambda row: row.share),
+        (ViewColumn("releases moved it by, %", "tenths"), lambda row: row.move_percent if row.touched else None),
+        (ViewColumn("moves the step by, %", "hundredths"), lambda row: row.before_percent if row.touched else None),
+        (ViewColumn("measured, %", "hundredths"), lambda row: row.after_percent if row.touched else None),
         (
-            row.kind,
-            row.library,
-            row.share,
-            row.move_percent if row.touched else None,
-            row.before_percent if row.touched else None,
-            row.after_percent if row.touched else None,
-            f"{row.measured} of {row.ops}" if row.touched else "not touched",
-            row.seconds or None,
-        )
-        for row in report.rows
+            ViewColumn("ops to measure", "words"),
+            lambda row: f"{row.measured} of {row.ops}" if row.touched else "not touched",
+        ),
+        (ViewColumn("seconds", "count"), lambda row: row.seconds or None),
     ]
     changes = ", ".join(report.changes)
-    return ViewTable(f"what another {changes} may move (one standard deviation)", columns, rows)
+    return ViewTable.of(f"what another {changes} may move (one standard deviation)", report.rows, columns)

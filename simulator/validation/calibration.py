@@ -11,6 +11,8 @@ others and not kept. The mode is found by Gauss-Newton with the weights of an ex
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -158,8 +160,6 @@ def halves(observed: Sequence[ObservedStep], start: Calibration = NOTHING) -> di
 
 def half_of(step: ObservedStep, salt: str = "") -> str:
     """The half of all groups that a run is in: "0" or "1", by a hash of its group's name."""
-    import hashlib
-
     return str(hashlib.sha256((salt + step.group).encode()).digest()[0] % 2)
 
 
@@ -178,8 +178,6 @@ def score(errors: Iterable[float]) -> dict[str, float]:
 
 def as_json(calibration: Calibration) -> str:
     """The text of a calibration file: an effect a line."""
-    import json
-
     values = asdict(calibration)
     lines = ",\n".join("  " + json.dumps(effect) for effect in values.pop("effects"))
     other_fields = json.dumps(values, indent=1)[1:]

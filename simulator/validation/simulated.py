@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from .holdout import CONSTANT_SHARE, PHYSICS, ROOFLINE, WAYS
 from .observed import ObservedStep
@@ -27,8 +28,6 @@ def as_table(observed: Sequence[ObservedStep], errors: Mapping[str, Mapping[str,
     ``predicted`` is with the effects ``applied`` (ln), ``answers`` are without what was left out (:mod:`.holdout`).
     ``share`` is of ``predicted``.
     """
-    import pyarrow as pa
-
     return pa.Table.from_pylist(
         [
             {

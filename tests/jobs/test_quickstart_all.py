@@ -27,7 +27,7 @@ from opcast.jobs.quickstart_all import (
     run_cluster,
     write_tables,
 )
-from opcast.jobs.real_cluster import LAYOUTS, STEPS, answers, run_ranks
+from opcast.jobs.real_cluster import STEPS, answers, run_ranks
 from opcast.jobs.real_run import RealRunError, Turns
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.cases import inference_case, training_case
@@ -67,7 +67,7 @@ STEPS_OF_ALL = [
     step("train"),
     step("prefill"),
     step("decode"),
-    *(step("train", layout) for layout in LAYOUTS),
+    *(step("train", layout) for layout in STEPS),
 ]
 
 
@@ -118,7 +118,7 @@ def test_the_table_that_ships_is_whole_and_of_these_models(suite: dict[str, Any]
     """Every model, kind of step and layout, with its source, its runs and this machine's figures."""
     folder = devices.MEASURED_DIRECTORY.parent
     names = {f"{model}-{kind}" for model in suite["models"] for kind in suite["workloads"]}
-    names |= {f"{model}-train-{layout}" for model in suite["cluster"]["models"] for layout in LAYOUTS}
+    names |= {f"{model}-train-{layout}" for model in suite["cluster"]["models"] for layout in STEPS}
     found = set()
     for name in ("train", "infer"):
         table = read_table(folder / f"steps_{name}.csv")
@@ -164,7 +164,7 @@ def test_a_configuration_that_is_none_is_a_reason(tmp_path: Path) -> None:
 
 def test_the_answer_counts_by_kind_of_step() -> None:
     found = result(STEPS_OF_ALL, [], {}, 1.0)
-    assert set(found["median_error"]) == {"train", "prefill", "decode", *LAYOUTS}
+    assert set(found["median_error"]) == {"train", "prefill", "decode", *STEPS}
     assert found["median_error"]["dp"] == pytest.approx(100 * 2 / 12)
     assert found["inside"] == dict.fromkeys(found["inside"], 1.0)
     assert json.loads(json.dumps(found)) == found
@@ -190,7 +190,7 @@ def test_the_models_are_of_four_kinds_in_two_sizes_each(suite: dict[str, Any]) -
     kinds = {values["model_type"] for values in suite["models"].values()}
     assert kinds == {"llama", "gpt_neox", "qwen3_moe", "deepseek_v3"}
     assert len(suite["models"]) == 8
-    assert set(suite["cluster"]["layouts"]) == set(LAYOUTS) == set(STEPS)
+    assert set(suite["cluster"]["layouts"]) == set(STEPS)
     assert cluster_of(CPU).devices == 2
 
 
@@ -227,7 +227,7 @@ def test_what_a_rank_does_behind_its_answer_loses_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", STEPS)
 def test_ranks_really_run(layout: str) -> None:
     pytest.importorskip("transformers")
     seconds = run_ranks(LLAMA, layout, 16, 2)

@@ -7,8 +7,6 @@ tensor, with as many inputs as make up the bytes that it truly reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ....datasets.ops import KINDS, Op, make_op
 from ...graph import Node
 from ..rewriting.draft import Draft
@@ -18,32 +16,24 @@ NORM = r"norm|(^|\.)ln(_|\.|$|\d)|layernorm"
 HEADED = ("attention", "sparse_attention")  # kinds whose heads rotary embeddings turn
 
 
-def row_wise(kind: str) -> Callable[[Match], Op | None]:
+def row_wise(kind: str, match: Match) -> Op | None:
     """A row-wise kernel over the rows that a mean or sum of the match runs over."""
-
-    def kernel(match: Match) -> Op | None:
-        means = [n.op for n in match.nodes if n.op is not None and n.op.kind == "reduce" and n.op.inner == 1]
-        rows = max(means, key=lambda op: op.outer * op.length, default=None)
-        if rows is None:
-            return None
-        dtype, out_dtype = match.formats()
-        return make_op(kind, rows=rows.outer, cols=rows.length, dtype=dtype, out_dtype=out_dtype)
-
-    return kernel
+    means = [n.op for n in match.nodes if n.op is not None and n.op.kind == "reduce" and n.op.inner == 1]
+    rows = max(means, key=lambda op: op.outer * op.length, default=None)
+    if rows is None:
+        return None
+    dtype, out_dtype = match.formats()
+    return make_op(kind, rows=rows.outer, cols=rows.length, dtype=dtype, out_dtype=out_dtype)
 
 
-def gated(kind: str, name: str) -> Callable[[Match], Op | None]:
+def gated(kind: str, name: str, match: Match) -> Op | None:
     """An activation and its product with the gate's other half: an element of each row of node ``name``."""
-
-    def kernel(match: Match) -> Op | None:
-        node = match.find(name)
-        if node is None or node.op is None or node.op.kind != "elementwise":
-            return None
-        cols = node.op.run or _width(match)
-        rows = max(node.op.numel // cols, 1)
-        return make_op(kind, rows=rows, cols=node.op.numel // rows, dtype=node.op.dtype, out_dtype=node.op.out_dtype)
-
-    return kernel
+    node = match.find(name)
+    if node is None or node.op is None or node.op.kind != "elementwise":
+        return None
+    cols = node.op.run or _width(match)
+    rows = max(node.op.numel // cols, 1)
+    return make_op(kind, rows=rows, cols=node.op.numel // rows, dtype=node.op.dtype, out_dtype=node.op.out_dtype)
 
 
 def _width(match: Match) -> int:
@@ -82,30 +72,23 @@ def rotary(match: Match) -> Op | None:
     )
 
 
-def loss(kind: str, name: str) -> Callable[[Match], Op | None]:
-    def kernel(match: Match) -> Op | None:
-        node = match.find(name)
-        if node is None or node.op is None:
-            return None
-        dtype, out_dtype = match.formats()
-        dtype = out_dtype if kind.endswith("backward") else dtype
-        return make_op(kind, tokens=node.op.rows, vocab=node.op.cols, dtype=dtype, out_dtype=dtype)
-
-    return kernel
+def loss(kind: str, name: str, match: Match) -> Op | None:
+    node = match.find(name)
+    if node is None or node.op is None:
+        return None
+    dtype, out_dtype = match.formats()
+    dtype = out_dtype if kind.endswith("backward") else dtype
+    return make_op(kind, tokens=node.op.rows, vocab=node.op.cols, dtype=dtype, out_dtype=dtype)
 
 
-def merged(dim: str) -> Callable[[Match], Op | None]:
+def merged(dim: str, match: Match) -> Op | None:
     """Products merged along one dimension; the others must agree."""
-
-    def kernel(match: Match) -> Op | None:
-        products = [n.op for n in match.nodes if n.op is not None and n.op.kind == "gemm"]
-        if len(products) < 2:
-            return None
-        merged = products[0].replace(**{dim: sum(getattr(op, dim) for op in products)})
-        same = all(op.replace(**{dim: getattr(merged, dim)}) == merged for op in products)
-        return merged if same else None
-
-    return kernel
+    products = [n.op for n in match.nodes if n.op is not None and n.op.kind == "gemm"]
+    if len(products) < 2:
+        return None
+    merged = products[0].replace(**{dim: sum(getattr(op, dim) for op in products)})
+    same = all(op.replace(**{dim: getattr(merged, dim)}) == merged for op in products)
+    return merged if same else None
 
 
 def joint(match: Match) -> Op | None:
@@ -135,30 +118,26 @@ def added_norm(match: Match) -> Op | None:
     """A norm that adds the residual stream on its way in (forward) or out (backward): nothing else hangs on it."""
     norms = [n.op for n in match.nodes if n.op is not None and KINDS[n.op.kind].purpose == "norm"]
     backward = match.nodes[0].phase == "backward"
-    inner = norms[0] if norms else row_wise("rms_norm_backward" if backward else "rms_norm")(match)
+    inner = norms[0] if norms else row_wise("rms_norm_backward" if backward else "rms_norm", match)
     carried = any(t in match.outputs for t in match.inputs) if backward else any(map(adds_residual, match.nodes))
     if inner is None or len(norms) > 1 or not carried:
         return None
     return joint(match)
 
 
-def activation(direction: str) -> Callable[[Match], Op | None]:
+def activation(direction: str, match: Match) -> Op | None:
     """GELU in one kernel, or, where a second full-size input is multiplied in, a gated one (GeGLU)."""
-
-    def kernel(match: Match) -> Op | None:
-        if not any(matches_path("tanh|gelu|erf|relu", n.source) for n in match.nodes):
-            return None
-        main = match.largest(match.results)
-        size = match.elements(main)
-        cols = _width(match) if match.find("elementwise") else size
-        wide = [t for t in match.inputs if match.elements(t) >= size]
-        rows = max(size // cols, 1)
-        gated = len(wide) > (2 if direction else 1)
-        dtype, out_dtype = match.formats()
-        kind = ("silu_mul" if gated else "gelu") + direction
-        return make_op(kind, rows=rows, cols=size // rows, dtype=dtype, out_dtype=out_dtype)
-
-    return kernel
+    if not any(matches_path("tanh|gelu|erf|relu", n.source) for n in match.nodes):
+        return None
+    main = match.largest(match.results)
+    size = match.elements(main)
+    cols = _width(match) if match.find("elementwise") else size
+    wide = [t for t in match.inputs if match.elements(t) >= size]
+    rows = max(size // cols, 1)
+    gated = len(wide) > (2 if direction else 1)
+    dtype, out_dtype = match.formats()
+    kind = ("silu_mul" if gated else "gelu") + direction
+    return make_op(kind, rows=rows, cols=size // rows, dtype=dtype, out_dtype=out_dtype)
 
 
 def epilogue(match: Match) -> Op | None:

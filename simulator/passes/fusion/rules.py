@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ....datasets.loading import nearest
@@ -63,9 +64,9 @@ def _merge(name: str, path: str) -> Rule:
     return Rule(
         name,
         (
-            Pattern(("gemm.nt",), merged("n"), path=rf"{path}(\.base)?$", siblings=True),
-            Pattern(("gemm.nn", *ADDS), merged("k"), ("gemm.nn",), rf"{path}(\.base|\.lora_a)?$", "backward"),
-            Pattern(("gemm.tn",), merged("m"), path=rf"{path}$", phase="backward", siblings=True),
+            Pattern(("gemm.nt",), partial(merged, "n"), path=rf"{path}(\.base)?$", siblings=True),
+            Pattern(("gemm.nn", *ADDS), partial(merged, "k"), ("gemm.nn",), rf"{path}(\.base|\.lora_a)?$", "backward"),
+            Pattern(("gemm.tn",), partial(merged, "m"), path=rf"{path}$", phase="backward", siblings=True),
         ),
         remakes=False,
     )
@@ -74,10 +75,10 @@ def _merge(name: str, path: str) -> Rule:
 def _cross_entropy(name: str, casts: tuple[str, ...], in_place: bool) -> Rule:
     ahead = (*casts, "_log_softmax", "nll_loss_forward")
     back = ("nll_loss_backward", "_log_softmax_backward_data", *casts)
-    forward = Pattern(ahead, loss("cross_entropy", "_log_softmax"), ("_log_softmax", "nll_loss_forward"))
+    forward = Pattern(ahead, partial(loss, "cross_entropy", "_log_softmax"), ("_log_softmax", "nll_loss_forward"))
     backward = Pattern(
         back,
-        loss("cross_entropy_backward", "_log_softmax_backward_data"),
+        partial(loss, "cross_entropy_backward", "_log_softmax_backward_data"),
         ("_log_softmax_backward_data", "nll_loss_backward"),
         phase="backward",
         in_place=in_place,
@@ -149,8 +150,8 @@ SHIPPED: tuple[Rule, ...] = (
     Rule(
         "rms_norm",
         _both(
-            (NORM_MEMBERS, row_wise("rms_norm"), ("rsqrt", "mean")),
-            (NORM_MEMBERS, row_wise("rms_norm_backward"), ("sum",)),
+            (NORM_MEMBERS, partial(row_wise, "rms_norm"), ("rsqrt", "mean")),
+            (NORM_MEMBERS, partial(row_wise, "rms_norm_backward"), ("sum",)),
             path=NORM,
             siblings=True,
             module=True,
@@ -159,8 +160,8 @@ SHIPPED: tuple[Rule, ...] = (
     Rule(
         "layer_norm",
         _both(
-            (NORM_MEMBERS, row_wise("layer_norm"), ("sub", "mean")),
-            (NORM_MEMBERS, row_wise("layer_norm_backward"), ("sum",)),
+            (NORM_MEMBERS, partial(row_wise, "layer_norm"), ("sub", "mean")),
+            (NORM_MEMBERS, partial(row_wise, "layer_norm_backward"), ("sum",)),
             path=NORM,
             siblings=True,
             module=True,
@@ -169,15 +170,24 @@ SHIPPED: tuple[Rule, ...] = (
     Rule(
         "silu_mul",
         _both(
-            (("silu", "mul"), gated("silu_mul", "silu"), ("silu", "mul")),
-            (("silu_backward", "mul", "cat"), gated("silu_mul_backward", "silu_backward"), ("silu_backward", "mul")),
+            (("silu", "mul"), partial(gated, "silu_mul", "silu"), ("silu", "mul")),
+            (
+                ("silu_backward", "mul", "cat"),
+                partial(gated, "silu_mul_backward", "silu_backward"),
+                ("silu_backward", "mul"),
+            ),
             path=MLP,
             siblings=True,
         ),
     ),
     Rule(
         "gelu",
-        _both((ACTIVATION, activation(""), ()), (ACTIVATION, activation("_backward"), ()), path=MLP, siblings=True),
+        _both(
+            (ACTIVATION, partial(activation, ""), ()),
+            (ACTIVATION, partial(activation, "_backward"), ()),
+            path=MLP,
+            siblings=True,
+        ),
     ),
     Rule(
         "rope",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .rows import RequestRows, labels, numbers, without
+from .rows import MOST_TOKENS, RequestRows, RequestTraceError, labels, numbers, without
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +50,6 @@ def read_flat(path: Path, table: pd.DataFrame, kind: str) -> RequestRows:
 
 def block_contents(rows: RequestRows) -> list[np.ndarray]:
     """The contents of each request's blocks, int64. RequestTraceError for what is no list of whole numbers."""
-    from .rows import MOST_TOKENS, RequestTraceError
-
     contents = []
     for row, hash_ids in zip(rows.table.index, rows.table["hash_ids"], strict=True):
         ids = hash_ids.tolist() if isinstance(hash_ids, np.ndarray) else hash_ids  # Parquet gives arrays

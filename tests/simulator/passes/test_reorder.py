@@ -13,7 +13,7 @@ from opcast.datasets.ops import make_op
 from opcast.simulator.engines import build_engine
 from opcast.simulator.graph import Block, Graph, Node, Tensor
 from opcast.simulator.passes.order import TRAINING, Pass, apply_passes
-from opcast.simulator.passes.reorder import in_order, reorder, reorder_section
+from opcast.simulator.passes.reorder import dependences, reorder, reorder_section
 from opcast.simulator.passes.rewriting.draft import Draft, Item
 from opcast.simulator.question.plan import Parallel, Plan, Stack, load_stack
 from opcast.simulator.timing.costs import cost_graphs
@@ -37,6 +37,17 @@ def node(name: str, reads: tuple[int, ...], writes: tuple[int, ...], stream: str
 
 def graph(nodes: list[Node], tensors: int = 10) -> Graph:
     return Graph("g", (Block(tuple(nodes)),), (Tensor(0, 16, "bf16", "activation", tensors),), 0, 0.0)
+
+
+def in_order(items: list[Item], original: list[Item]) -> bool:
+    """Whether ``items`` are a permutation of ``original`` that keeps its dependences."""
+    positions = {id(item): position for position, item in enumerate(items)}
+    if sorted(positions) != sorted(id(item) for item in original):
+        return False
+    needs = dependences([item.node for item in original])
+    return all(
+        positions[id(original[b])] < positions[id(original[a])] for a, before in enumerate(needs) for b in before
+    )
 
 
 @settings(deadline=None, max_examples=300)
