@@ -118,7 +118,8 @@
     const rows = found.rows.map((row) => ({
       chip: chipName(row), GPUs: row.devices, "tokens/s and GPU": row.tokens_per_s_per_gpu, speed: row.speed.toFixed(2), "J a token": row.joules ?? "", "W": row.power_w ?? "",
       "price of 1M tokens": row.price ?? "", "worth a GPU hour": row.break_even ?? "", "peak GiB": row.peak_gib, fits: row.fits ? "yes" : "no" }));
-    return make("div", {}, table("Chips", Object.keys(rows[0]), rows), ...found.notes.map((note) => make("p", { class: "caption" }, note)));
+    const columns = Object.keys(rows[0]).filter((name) => rows.some((row) => row[name] !== ""));
+    return make("div", {}, table("Chips", columns, rows), ...found.notes.map((note) => make("p", { class: "caption" }, note)));
   }
 
   const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "zero_stage", "sequence_parallel", "micro_batch", "recompute"];
@@ -155,6 +156,7 @@
 
   const says = (row, name) => name === "tp" || name === "pp" || ((row[name] || name === "zero_stage") && (row[name] !== 1 || name === "zero_stage" || name === "micro_batch") && row[name] !== "none" && (name !== "sequence_parallel" || row.tp > 1) && row[name] !== undefined);
   const layout = (row) => `${LAYOUT.filter((name) => says(row, name)).map((name) => `${name}=${row[name]}`).join(" ")}${row.dp ? ` dp=${row.dp}` : ""}`;
+  const spoken = (reason) => reason.replace(/(better|good) in \w+/, (words) => words.replaceAll("_", " "));
   const TIE = { noise: "repeats differ by more", interval: "intervals overlap" };
   const tiesSaid = (found, what) => (found.ties === 1 ? `one other ${what.replace(/s$/, "")} cannot be told apart from it` : found.ties ? `${rounded(found.ties)} other ${what} cannot be told apart from it` : `no other ${what.replace(/s$/, "")} is as good`);
   function searchCards(found) {
@@ -164,7 +166,7 @@
       card("Searched", `${rounded(found.points)} layouts`, [["simulated", rounded(found.evaluated)], ["left out by bounds and memory", rounded(found.pruned)], ["ties", tiesSaid(found, "layouts")]]));
   }
   function bestTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: TIE[row.tie] ?? row.tie, "than the next": row.reason }));
+    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: TIE[row.tie] ?? row.tie, "than the next": spoken(row.reason) }));
     return table("The best layouts", ["", "layout", "step, s", "tokens/s/GPU", "MFU, %", "GiB", "tie"], rows, "than the next");
   }
   // Step time over memory: the front as a line, points that lead to their step.
@@ -204,7 +206,7 @@
       card("Searched", `${rounded(found.points)} ways`, [["looked at", rounded(found.evaluated)], ["left out", rounded(found.pruned)], ["ties", tiesSaid(found, "ways")]]));
   }
   function waysTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: TIE[row.tie] ?? row.tie, "than the next": row.reason }));
+    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: TIE[row.tie] ?? row.tie, "than the next": spoken(row.reason) }));
     return table("The best ways to serve", ["", "way to serve", "tokens/s/GPU", "tokens/s/user", "TTFT, ms", "TPOT, ms", "tie"], rows, "than the next");
   }
   // Use of GPUs over speed for users: the front as a line, points that lead to their traffic.
