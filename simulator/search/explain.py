@@ -41,7 +41,7 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     if figure == "peak_gib":
         return f"{theirs - ours:.1f} GiB less"
     seconds = worse["step_time_s"] - better["step_time_s"]
-    text = f"{abs(ours / theirs - 1):.1%} better in {objective}"
+    text = f"{abs(ours / theirs - 1):.1%} better in {objective.replace('_', ' ')}"
     parts = {name: (worse.get(key) or 0.0) - (better.get(key) or 0.0) for key, name in PARTS.items()}
     size = max(abs(seconds), max(map(abs, parts.values()), default=0.0))
     named = {name: gain for name, gain in parts.items() if abs(gain) > NAMED * size and size > 0}

@@ -156,7 +156,6 @@
 
   const says = (row, name) => name === "tp" || name === "pp" || ((row[name] || name === "zero_stage") && (row[name] !== 1 || name === "zero_stage" || name === "micro_batch") && row[name] !== "none" && (name !== "sequence_parallel" || row.tp > 1) && row[name] !== undefined);
   const layout = (row) => `${LAYOUT.filter((name) => says(row, name)).map((name) => `${name}=${row[name]}`).join(" ")}${row.dp ? ` dp=${row.dp}` : ""}`;
-  const spoken = (reason) => reason.replace(/(better|good) in \w+/, (words) => words.replaceAll("_", " "));
   const TIE = { noise: "repeats differ by more", interval: "intervals overlap" };
   const tiesSaid = (found, what) => (found.ties === 1 ? `one other ${what.replace(/s$/, "")} cannot be told apart from it` : found.ties ? `${rounded(found.ties)} other ${what} cannot be told apart from it` : `no other ${what.replace(/s$/, "")} is as good`);
   function searchCards(found) {
@@ -166,7 +165,7 @@
       card("Searched", `${rounded(found.points)} layouts`, [["simulated", rounded(found.evaluated)], ["left out by bounds and memory", rounded(found.pruned)], ["ties", tiesSaid(found, "layouts")]]));
   }
   function bestTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: TIE[row.tie] ?? row.tie, "than the next": spoken(row.reason) }));
+    const rows = found.best.map((row) => ({ "": row.rank, layout: layout(row), "step, s": row.step_time_s, "tokens/s/GPU": row.tokens_per_s_per_gpu, "MFU, %": 100 * row.mfu, GiB: row.peak_gib, tie: TIE[row.tie] ?? row.tie, "than the next": row.reason }));
     return table("The best layouts", ["", "layout", "step, s", "tokens/s/GPU", "MFU, %", "GiB", "tie"], rows, "than the next");
   }
   // Step time over memory: the front as a line, points that lead to their step.
@@ -206,7 +205,7 @@
       card("Searched", `${rounded(found.points)} ways`, [["looked at", rounded(found.evaluated)], ["left out", rounded(found.pruned)], ["ties", tiesSaid(found, "ways")]]));
   }
   function waysTable(found) {
-    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: TIE[row.tie] ?? row.tie, "than the next": spoken(row.reason) }));
+    const rows = found.best.map((row) => ({ "": row.rank, "way to serve": way(row), "tokens/s/GPU": row.tokens_per_s_per_gpu, "tokens/s/user": row.tokens_per_s_per_user, "TTFT, ms": row.ttft_ms, "TPOT, ms": row.tpot_ms, tie: TIE[row.tie] ?? row.tie, "than the next": row.reason }));
     return table("The best ways to serve", ["", "way to serve", "tokens/s/GPU", "tokens/s/user", "TTFT, ms", "TPOT, ms", "tie"], rows, "than the next");
   }
   // Use of GPUs over speed for users: the front as a line, points that lead to their traffic.

@@ -102,7 +102,7 @@ def test_the_front_is_what_no_point_beats(whole: list[SearchReport]) -> None:
 def test_an_answer_explains_itself(whole: list[SearchReport]) -> None:
     found = whole[0]
     assert [row["rank"] for row in found.best] == list(range(1, len(found.best) + 1))
-    assert "better in step_time" in found.best[0]["reason"]
+    assert "better in step time" in found.best[0]["reason"]
     assert {each["axis"] for each in found.sensitivity} >= {"tp", "pp", "micro_batch", "recompute"}
     costs = [each["cost"] for each in found.sensitivity if each["cost"] is not None]
     assert costs == sorted(costs)
