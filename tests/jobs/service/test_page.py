@@ -104,8 +104,10 @@ def test_a_step_shows_its_report_and_two_can_be_compared(page: Any, address: str
         assert page.locator("iframe").count() == 0
         assert "Step time" in (page.text_content(".report") or "")
         page.click("text=Pin to compare")
+    page.evaluate("scrollTo(0, 600)")
     page.click("#tab-compare")
-    page.wait_for_selector("tbody tr")
+    page.wait_for_selector("#said")
+    assert is_in_view(page, "#said")
     rows = page.locator("tbody tr").all_inner_texts()
     assert any(row.startswith("sequence length, tokens") and "256" in row and "512" in row for row in rows)
     assert any(row.startswith("step time") and " ms" in row and "%" in row for row in rows)
