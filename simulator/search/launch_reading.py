@@ -153,7 +153,7 @@ def _or(keys: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
 def _titan_model(keys: Mapping[str, Any]) -> str:
     """The shipped model of torchtitan's name and flavour, where they spell one."""
     spelled = keys.get("model.name"), keys.get("model.flavor")
-    return next((model for model, each in TITAN_MODELS.items() if each == spelled), "")
+    return next((model for model, name in TITAN_MODELS.items() if name == spelled), "")
 
 
 def _titan_sharding(path: Path, keys: Mapping[str, Any], pp: int) -> dict[str, Any]:

@@ -63,8 +63,9 @@ def _too_few_experts(message: str, settings: Mapping[str, Any]) -> list[str]:
     for name, count in settings.items() if TOPK in message else ():
         above, _, last = name.rpartition(".")
         chosen = f"{above}.{CHOSEN}" if above else CHOSEN
-        if last in EXPERTS and isinstance(count, int) and count < settings.get(chosen, 1):
-            few += [each for each in (name, chosen) if each in settings]
+        counts = count, settings.get(chosen, 1)
+        if last in EXPERTS and all(isinstance(number, int) for number in counts) and counts[0] < counts[1]:
+            few += [setting for setting in (name, chosen) if setting in settings]
     return few
 
 
