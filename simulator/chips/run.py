@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...datasets.clusters import Cluster, load_cluster
+from ...datasets.counts import counted
 from ...models.clocks import anchor
 from ..question.canonical import RequestError
 from ..question.place import THIS_MACHINE
@@ -59,8 +60,8 @@ def alike(cluster: Cluster, reference: Cluster) -> Cluster:
     nodes, odd = divmod(reference.devices, cluster.devices_per_node)
     if odd or not nodes:
         raise RequestError(
-            f"{cluster.id} has {cluster.devices_per_node} GPUs a node, which do not make up the {reference.devices} of "
-            f"{reference.id}: change cluster.nodes"
+            f"{cluster.id} has {counted(cluster.devices_per_node, 'GPU')} a node, and no number of nodes has the "
+            f"{reference.devices} of {reference.id}: change cluster.nodes"
         )
     return replace(cluster, nodes=nodes)
 

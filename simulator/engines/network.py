@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ...datasets.clusters import Cluster, ClusterError, check_nccl
+from ...datasets.counts import counted
 from ...datasets.devices import Device
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, LINKS
@@ -94,8 +95,9 @@ class NetworkEngine:
         ranks = np.asarray(columns["ranks"], dtype=np.float64)
         if ranks.max(initial=0) > cluster.devices:
             raise ClusterError(
-                f"a group of {ranks.max():.0f} ranks is larger than {cluster.id} with {cluster.nodes} nodes, "
-                f"which has {cluster.devices} devices"
+                f"a group of {ranks.max():.0f} ranks is larger than {cluster.id} with "
+                f"{counted(cluster.nodes, 'node')}, "
+                f"which has {counted(cluster.devices, 'device')}"
             )
         per_node = np.minimum(columns["ranks_per_node"], cluster.devices_per_node)
         nvlink = cluster.link == "nvlink" and device.link_gbps > 0

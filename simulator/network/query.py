@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...datasets.counts import counted
 from ...datasets.loading import choice
 from ...datasets.near import meant
 from ...datasets.ops import bus_factor
@@ -57,7 +58,7 @@ def parse_group(value: Any, ranks: int | None, stride: int, devices: int) -> tup
         if (check_integer("ranks", ranks, 1) - 1) * check_integer("stride", stride, 1) >= devices:
             stride_text = f", {stride} apart," if stride > 1 else ""
             raise TransferError(
-                f"a group of {ranks} ranks{stride_text} is larger than the {devices} devices of the cluster"
+                f"a group of {ranks} ranks{stride_text} is larger than the {counted(devices, 'device')} of the cluster"
             )
         value = list(range(0, ranks * stride, stride))
     if not isinstance(value, (list, tuple)) or not value:

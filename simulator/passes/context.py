@@ -32,6 +32,7 @@ from math import ceil
 
 import numpy as np
 
+from ...datasets.counts import counted
 from ...datasets.ops import KINDS
 from ..graph import ROLES, Graph, Node
 from ..question.errors import DegreeError
@@ -178,11 +179,15 @@ def _check(calls: list[Attention], length: int, plan: Plan) -> None:
         )
     if length % parts:
         fits = max(d for d in range(1, cp + 1) if d == 1 or length % (d * parts // cp) == 0)
-        raise DegreeError(f"sequences of {length} tokens cannot be cut into {parts} equal parts", "cp", cp, fits)
+        raise DegreeError(
+            f"sequences of {counted(length, 'token')} cannot be cut into {parts} equal parts", "cp", cp, fits
+        )
     heads = min(call.heads_q for call in calls)
     if plan.parallel.cp_style == "ulysses" and heads % cp:
         fits = max(d for d in range(1, cp + 1) if heads % d == 0)
-        raise DegreeError(f"parallel.cp={cp} does not divide {heads} heads (cp_style=ulysses)", "cp", cp, fits)
+        raise DegreeError(
+            f"parallel.cp={cp} does not divide {counted(heads, 'head')} (cp_style=ulysses)", "cp", cp, fits
+        )
 
 
 def zigzag(plan: Plan) -> bool:

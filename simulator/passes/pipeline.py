@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ...datasets.counts import counted
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op, make_op
 from ..graph import ROLES, Block, Graph, Node, Tensor, layer_of, shift_path
@@ -87,7 +88,9 @@ def boundaries(depth: int, chunks: int, layers: Sequence[int], what: str) -> lis
     if chunks > 1 and not depth:
         raise PlanError(f"{what} cannot be cut into pp x vpp = {chunks} chunks; take parallel.pp=1 parallel.vpp=1")
     if chunks > 1 and chunks > depth + 2 * (chunks > 2):  # the first may hold the embedding alone, the last the loss
-        raise PlanError(f"pp x vpp = {chunks} chunks, but {what} has {depth} layers; take pp x vpp of at most {depth}")
+        raise PlanError(
+            f"pp x vpp = {chunks} chunks, but {what} has {counted(depth, 'layer')}; take pp x vpp of at most {depth}"
+        )
     base, more = divmod(depth, chunks)
     order = sorted(range(chunks), key=lambda c: (c in (0, chunks - 1), c))  # ends also hold embedding and loss
     sizes = [base + (c in order[:more]) for c in range(chunks)]

@@ -22,6 +22,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ...datasets.counts import counted
 from ...datasets.loading import nearest
 from ...datasets.ops import KINDS
 from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
@@ -87,7 +88,8 @@ def _layers(kind: str, detail: str, plan: Plan, depth: int) -> np.ndarray:
         longest = int(np.diff(starts).max())
         if count > longest:
             raise PlanError(
-                f"recompute={plan.recompute!r}: no pipeline chunk has more than {longest} layers; take full:{longest}, "
+                f"recompute={plan.recompute!r}: no pipeline chunk has more than {counted(longest, 'layer')}; take "
+                f"full:{longest}, "
                 "or full for all of them"
             )
         for first, last in pairwise(starts):
@@ -114,7 +116,9 @@ def _range(span: str, policy: str, depth: int) -> tuple[int, int]:
         raise PlanError(f"recompute={policy!r}: {span} ends before it starts; take layers:{last}-{first}")
     if last >= depth:
         near = f"{first}-{depth - 1}" if high and first < depth else str(depth - 1)
-        raise PlanError(f"recompute={policy!r}: the last of {depth} layers is {depth - 1}; take layers:{near}")
+        raise PlanError(
+            f"recompute={policy!r}: the last of {counted(depth, 'layer')} is {depth - 1}; take layers:{near}"
+        )
     return first, last
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...datasets.clusters import Cluster
+from ...datasets.counts import counted
 from ...datasets.devices import Device, load_device
 from ...datasets.loading import check_fields, choice, whole
 from ..trace.stored_formats import ModuleRule
@@ -305,19 +306,21 @@ def check_plan(plan: Plan) -> Plan:
     p, devices = plan.parallel, plan.cluster.devices
     if devices % p.model_ranks:
         raise DegreeError(
-            f"tp x cp x pp = {p.tp} x {p.cp} x {p.pp} = {p.model_ranks} does not divide the {devices} devices of "
+            f"tp x cp x pp = {p.tp} x {p.cp} x {p.pp} = {p.model_ranks} does not divide the "
+            f"{counted(devices, 'device')} of "
             f"{plan.cluster.id}",
             *_nearest_degree(p, devices),
         )
     if p.dp and p.dp * p.model_ranks != devices:
         raise PlanError(
-            f"tp x cp x pp x dp = {p.model_ranks * p.dp}, but {plan.cluster.id} with {plan.cluster.nodes} nodes has "
-            f"{devices} devices; take parallel.dp={devices // p.model_ranks}"
+            f"tp x cp x pp x dp = {p.model_ranks * p.dp}, but {plan.cluster.id} with "
+            f"{counted(plan.cluster.nodes, 'node')} has "
+            f"{counted(devices, 'device')}; take parallel.dp={devices // p.model_ranks}"
         )
     stage = devices // p.pp
     if stage % (p.ep * p.etp):
         raise DegreeError(
-            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {stage} ranks of a pipeline stage",
+            f"parallel.ep x etp = {p.ep * p.etp} does not divide the {counted(stage, 'rank')} of a pipeline stage",
             *_nearest("ep", p.ep, stage // p.etp),
         )
     check_devices(p.placement, devices, plan.cluster.id)

@@ -41,7 +41,7 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     if figure == "peak_gib":
         return f"{theirs - ours:.1f} GiB less"
     seconds = worse["step_time_s"] - better["step_time_s"]
-    text = f"{abs(ours / theirs - 1):.1%} better in {objective}"
+    text = f"{abs(ours / theirs - 1):.1%} better in {objective.replace('_', ' ')}"
     parts = {name: (worse.get(key) or 0.0) - (better.get(key) or 0.0) for key, name in PARTS.items()}
     size = max(abs(seconds), max(map(abs, parts.values()), default=0.0))
     named = {name: gain for name, gain in parts.items() if abs(gain) > NAMED * size and size > 0}
@@ -68,9 +68,10 @@ def change(best: Row, axis: str, row: Row, objective: str) -> dict[str, Any]:
 
 
 def reason_between(one: Row, other: Row) -> str:
-    """Which part of the step changes most from one row to another."""
+    """The part of the step that changes most from one row to another, of those that change as the whole step does."""
     gains = {name: (one.get(key) or 0.0) - (other.get(key) or 0.0) for key, name in PARTS.items()}
-    return told(gains, _ms, 1)[0]
+    faster = one["step_time_s"] > other["step_time_s"]
+    return told({name: gain for name, gain in gains.items() if (gain > 0) is faster} or gains, _ms, 1)[0]
 
 
 def _ms(seconds: float) -> str:

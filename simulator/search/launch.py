@@ -30,6 +30,20 @@ STACKS = {  # what each runs, as its files are read back
     "accelerate": "torch",
 }
 TITAN_EAGER = "torchtitan_eager"  # what a file of torchtitan without compile.enable is read back as
+TITAN_MODELS = {  # shipped models that torchtitan has (torchtitan/models of 0.2) -> its model.name, model.flavor
+    **dict.fromkeys(("llama3_8b", "llama3_1_8b"), ("llama3", "8B")),
+    **dict.fromkeys(("llama3_70b", "llama3_1_70b", "llama3_3_70b"), ("llama3", "70B")),
+    **dict.fromkeys(("llama3_405b", "llama3_1_405b"), ("llama3", "405B")),
+    "llama4_scout": ("llama4", "17bx16e"),
+    "llama4_maverick": ("llama4", "17bx128e"),
+    **dict.fromkeys(("deepseek_v3", "deepseek_r1"), ("deepseek_v3", "671B")),
+    **{
+        f"qwen3_{size.lower().replace('-', '_').replace('.', '_')}": ("qwen3", size)
+        for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+    },
+    "gpt_oss_20b": ("gpt_oss", "20b"),
+    "gpt_oss_120b": ("gpt_oss", "120b"),
+}
 FP8 = {"fp8": "hybrid", "mxfp8": "e4m3", "fp8_block": "e4m3"}
 FP8_RECIPES = {"fp8": "tensorwise", "mxfp8": "mxfp8", "fp8_block": "blockwise"}
 
@@ -238,7 +252,7 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
         raise LaunchError(f"schedule={launch.parallel.schedule} is none of Megatron's: take space.schedule=1f1b")
     if framework == "torchtitan":
         _torchtitan_can(launch)
-        return toml(filled(TORCHTITAN, launch), header(launch))
+        return _titan_file(launch)
     if framework in ("deepspeed", "accelerate"):
         return training_script(launch, framework, header(launch), hub_id(launch))
     if framework == "megatron-lm":
@@ -248,6 +262,17 @@ def launch_file(request: SimulateRequest, framework: str) -> str:
         ["# Beside the model's recipe for adapters, whose peft is a LoRA."] if launch.request.work.lora_rank else []
     )
     return "\n".join([*header(launch), *recipe, *lines, ""])
+
+
+def _titan_file(launch: Launch) -> str:
+    """TOML with torchtitan's name of the model, or a line that asks for one: else torchtitan starts a tiny model."""
+    name = resolve(launch.request.model).name
+    spelled = TITAN_MODELS.get(name) if _ships(launch) else None
+    if spelled is None:
+        ask = "# torchtitan has no such model by name: put model.name and model.flavor of one of yours here."
+        return toml(filled(TORCHTITAN, launch), [*header(launch), ask])
+    model = dict(zip(("model.name", "model.flavor"), spelled, strict=True))
+    return toml(model | filled(TORCHTITAN, launch), header(launch))
 
 
 def megatron_script(launch: Launch) -> str:
@@ -297,9 +322,14 @@ def header(launch: Launch) -> list[str]:
     assert launch.request.cluster is not None
     cluster = launch.request.cluster
     name = resolve(launch.request.model).name
-    if dict(resolve(name).language if name in known_models() else {}) != dict(launch.config):
-        name = f"a model like {name}"
+    name = name if _ships(launch) else f"a model like {name}"
     return [f"# {name} on {cluster.nodes} x {cluster.devices_per_node} GPUs ({cluster.id}), dp={launch.dp}"]
+
+
+def _ships(launch: Launch) -> bool:
+    """Whether the model is the one that comes along under its name, and not one with settings of its own."""
+    name = resolve(launch.request.model).name
+    return dict(resolve(name).language if name in known_models() else {}) == dict(launch.config)
 
 
 def arguments(values: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from ...datasets.clusters import ClusterError, load_cluster
 from ...datasets.reading import UNREADABLE, problem, read_text, read_yaml
 from ..trace.models import known_models, resolve
-from .launch import RECIPES, TITAN_EAGER
+from .launch import RECIPES, TITAN_EAGER, TITAN_MODELS
 from .launch_adapters import BRIDGE_LINEARS, linears_pattern
 from .launch_errors import LaunchError
 from .relaunch import megatron_settings
@@ -152,8 +152,8 @@ def _or(keys: Mapping[str, Any], name: str, default: Any) -> tuple[str, Any]:
 
 def _titan_model(keys: Mapping[str, Any]) -> str:
     """The shipped model of torchtitan's name and flavour, where they spell one."""
-    name = f"{keys.get('model.name', '')}_{keys.get('model.flavor', '')}".lower().replace("-", "_").replace(".", "_")
-    return name if name in known_models() else ""
+    spelled = keys.get("model.name"), keys.get("model.flavor")
+    return next((model for model, name in TITAN_MODELS.items() if name == spelled), "")
 
 
 def _titan_sharding(path: Path, keys: Mapping[str, Any], pp: int) -> dict[str, Any]:

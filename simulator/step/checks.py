@@ -66,7 +66,7 @@ def filled(work: Work, plan: Plan) -> Work:
     One micro-batch for each data rank; under a pipeline :data:`FILLING` for each of its stages, so that it is busy for
     most of the step (a bubble of at most 1 in 5 of the time without virtual stages).
     """
-    if work.kind != "train" or work.global_batch is not None:
+    if work.kind != "train" or work.global_batch is not None or not plan.dp:  # what does not fit is refused later
         return work
     stages = plan.parallel.pp
     return replace(work, global_batch=work.micro_batch * plan.dp * (FILLING * stages if stages > 1 else 1))

@@ -15,6 +15,9 @@ from typing import Any
 
 MOST = 4  # settings that are named
 NOT_OF_MODELS = ("torch", "opcast")  # packages whose own lines say nothing of a model's settings
+TOPK = "k not in range"  # torch.topk
+CHOSEN = "num_experts_per_tok"  # of so many:
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 
 
@@ -29,7 +32,7 @@ def explained(error: Exception, config: Mapping[str, Any] | None) -> str:
     """An error in one line, and the settings of a model's configuration that it is about where they are found."""
     settings = dict(_settings(config or {}))
     by_line = (names for call in _calls(error) if (names := _settings_of_line(call, settings)))
-    names = _settings_of_message(str(error), settings) or next(by_line, [])
+    names = _settings_of_message(str(error), settings) or _too_few_experts(str(error), settings) or next(by_line, [])
     values = [f"model.config.{name}={_short(repr(settings[name]), 80)}" for name in names[:MOST]]
     return f"{one_line(error)}; look at {', '.join(values)}" if values else one_line(error)
 
@@ -52,6 +55,18 @@ def _settings_of_message(message: str, settings: Mapping[str, Any]) -> list[str]
     quoted = set(re.findall(r"['\"`]([^'\"`]+)['\"`]", message))
     named = [name for name in settings if name.rpartition(".")[2] in quoted]
     return named or [name for name, value in settings.items() if isinstance(value, str) and value in quoted]
+
+
+def _too_few_experts(message: str, settings: Mapping[str, Any]) -> list[str]:
+    """The number of experts and how many of them a token takes, where torch says that these are more."""
+    few = []
+    for name, count in settings.items() if TOPK in message else ():
+        above, _, last = name.rpartition(".")
+        chosen = f"{above}.{CHOSEN}" if above else CHOSEN
+        counts = count, settings.get(chosen, 1)
+        if last in EXPERTS and all(isinstance(number, int) for number in counts) and counts[0] < counts[1]:
+            few += [setting for setting in (name, chosen) if setting in settings]
+    return few
 
 
 def _calls(error: Exception) -> list[tuple[FrameType, int]]:

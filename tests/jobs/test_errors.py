@@ -97,6 +97,9 @@ def test_bad_input_with_json_is_one_object_on_stdout(capsys: pytest.CaptureFixtu
         ([*STEP, "+engine.oder=1"], "did you mean engine.order?"),
         ([*STEP, "+precision.foo=1"], "precision.foo is no setting"),
         ([*STEP, "model=bert_base"], "it has 512 positions, not 2048; take workload.seq_len=512"),
+        ([*STEP, "cluster=dgx_h100", "cluster.devices_per_node=1", "parallel.tp=2"], "divide the 1 device of"),
+        ([*STEP, "model.config.num_hidden_layers=1", "cluster=dgx_h100", "parallel.pp=8"], "has 1 layer; take"),
+        ([*STEP, "cluster=dgx_h100", "parallel.tp=16"], "does not divide the 8 devices of dgx_h100; take parallel.tp="),
         # settings that do not exist
         ([*GEMM, "+foo=1"], "foo is no setting of `opcast predict`"),
         ([*GEMM, "+chache=cold"], "did you mean cache?"),

@@ -134,6 +134,7 @@ class Watch:
 
     folder = ""
     words: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()  # folders elsewhere
     strays: tuple[str, ...] = ()
     begun = False
     CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
@@ -148,7 +149,7 @@ class Watch:
         path = os.path.abspath(os.fsdecode(place))
         if path.startswith((self.folder, "/dev/null", "/proc/", "/dev/shm/joblib")) or "__pycache__" in path:
             return
-        if any(word in path for word in self.words):
+        if any(word in path for word in self.words) or f"{path}/".startswith(self.named):
             raise PermissionError(13, "a fuzzer writes nothing elsewhere", path)
         self.strays = (*self.strays, path)
         raise StrayError(13, "nothing named it", path)
@@ -179,7 +180,10 @@ def wrong(arguments: list[str], nets: list[BaseException], capsys: pytest.Captur
     """What is wrong with how a command ended; "" where nothing is."""
     nets.clear()
     WATCH.strays = ()
-    WATCH.words = tuple(value for word in arguments if len(value := word.partition("=")[2].strip("'/.~ ")) > 2)
+    values = [word.partition("=")[2].strip("' ") for word in arguments]
+    WATCH.words = tuple(plain for value in values if len(plain := value.strip("'/.~ ")) > 2)
+    elsewhere = [os.path.abspath(os.path.expanduser(value)) for value in values if value.startswith(("/", "..", "~"))]
+    WATCH.named = tuple(f"{folder.rstrip('/')}/" for folder in elsewhere)
     signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
     try:
         code = cli.main(arguments)
@@ -271,6 +275,13 @@ def test_no_words_and_no_files_surprise_the_command(
         if said := wrong(arguments, nets, capsys) or strays(place, arguments, before):
             failed.append(f"opcast {' '.join(map(repr, arguments))}: {said}")
     assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("folder", ["/", "../x"])
+def test_what_words_name_is_no_stray(
+    folder: str, nets: list[BaseException], alarm: None, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert wrong(["simulate", *STEP.split(), f"graphs={folder}"], nets, capsys) == ""
 
 
 @pytest.mark.parametrize("name", READERS)

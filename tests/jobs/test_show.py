@@ -35,7 +35,7 @@ def test_what_fits_stays_one_table() -> None:
 
 def test_numbers_stand_right_and_sentences_left() -> None:
     assert side(1, ["3.54 s", "45 s"]) == side(1, ["+2.9%", "29.5 to 59.1"]) == "right"
-    assert side(1, ["5.0% better in step_time: 80 ms less compute"]) == side(0, ["1"]) == side(1, ["noise"]) == "left"
+    assert side(1, ["5.0% better in step time: 80 ms less compute"]) == side(0, ["1"]) == side(1, ["noise"]) == "left"
 
 
 @pytest.mark.parametrize(

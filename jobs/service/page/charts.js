@@ -118,7 +118,8 @@
     const rows = found.rows.map((row) => ({
       chip: chipName(row), GPUs: row.devices, "tokens/s and GPU": row.tokens_per_s_per_gpu, speed: row.speed.toFixed(2), "J a token": row.joules ?? "", "W": row.power_w ?? "",
       "price of 1M tokens": row.price ?? "", "worth a GPU hour": row.break_even ?? "", "peak GiB": row.peak_gib, fits: row.fits ? "yes" : "no" }));
-    return make("div", {}, table("Chips", Object.keys(rows[0]), rows), ...found.notes.map((note) => make("p", { class: "caption" }, note)));
+    const columns = Object.keys(rows[0]).filter((name) => rows.some((row) => row[name] !== ""));
+    return make("div", {}, table("Chips", columns, rows), ...found.notes.map((note) => make("p", { class: "caption" }, note)));
   }
 
   const LAYOUT = ["tp", "pp", "vpp", "cp", "ep", "zero_stage", "sequence_parallel", "micro_batch", "recompute"];

@@ -1,6 +1,7 @@
   // --- the page: its address says what is asked ------------------------------------------------------------------------
 
   let running = null;
+  let shownTab = null;
   let turn = 0; // which question the page shows: what comes late for another is dropped
   function address() {
     const [tab, query] = location.hash.slice(1).split("?");
@@ -18,6 +19,8 @@
     const page = TABS[tab];
     const mine = ++turn;
     running?.abort();
+    if (shownTab !== null && shownTab !== tab) scrollTo({ top: 0, behavior: "instant" }); // another tab begins at its top
+    shownTab = tab;
     for (const link of document.querySelectorAll(".top nav a")) link.toggleAttribute("aria-current", false);
     $(`tab-${tab}`).setAttribute("aria-current", "page");
     const title = FORMS[tab]?.title || page.title;

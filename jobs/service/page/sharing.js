@@ -67,6 +67,7 @@
     stored(sessionStorage, "opcast-pins", JSON.stringify([...pins(), { tab, body, figures }].slice(-6)));
     $("status").textContent = `Pinned; ${pins().length} ${pins().length === 1 ? "answer" : "answers"} to compare.`;
   }
+  const changed = (value, base) => (value > 10 * base ? `${rounded(value / base)} times` : `${value >= base ? "+" : "−"}${Math.abs((100 * (value - base)) / base).toFixed(1)} %`);
   const WRITTEN = { us: seconds, ms: (ms) => seconds(ms === null ? null : ms * 1e3), s: (s) => seconds(s * 1e6), share: percent, gib: (gib) => `${rounded(gib)} GiB`, gbps: (rate) => `${rounded(rate)} GB/s`, w: (watts) => `${rounded(watts)} W`, j: (joules) => (joules >= 1e6 ? `${rounded(joules / 1e6)} MJ` : joules >= 1e3 ? `${rounded(joules / 1e3)} kJ` : `${rounded(joules)} J`), count: rounded };
   function comparison() {
     const held = pins();
@@ -84,7 +85,7 @@
       const values = held.map((each) => each.figures.find((figure) => figure[0] === name)?.[1]);
       const base = values[0];
       return { figure: name, ...Object.fromEntries(values.map((value, at) => {
-        const change = at && base && typeof value === "number" ? ` (${value >= base ? "+" : "−"}${Math.abs((100 * (value - base)) / base).toFixed(1)} %)` : "";
+        const change = at && base && typeof value === "number" ? ` (${changed(value, base)})` : "";
         return [heads[at], typeof value === "number" ? WRITTEN[kind](value) + change : "–"];
       })) };
     });

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ....datasets.counts import counted
 from ..launch import LaunchError, filled
 from .kubernetes import APP, yaml_of
 from .roles import ServedRole
@@ -82,7 +83,9 @@ def graph(engine: str, title: str, servers: list[ServedRole], words: list[list[s
             "sharedMemory": {"size": "32Gi"},
             "extraPodSpec": {"mainContainer": _container(IMAGES[engine], own_words)},
         }
-    pools = ", ".join(f"{server.replicas} x {server.devices} GPUs {server.role}".strip() for server in servers)
+    pools = ", ".join(
+        f"{server.replicas} x {counted(server.devices, 'GPU')} {server.role}".strip() for server in servers
+    )
     return yaml_of(
         f"# {title}: {pools}\n# kubectl apply -f THIS_FILE, where Dynamo's operator runs; the secret holds HF_TOKEN\n",
         [

@@ -42,7 +42,7 @@ def reason(better: Row, worse: Row, objective: str) -> str:
     figure, _ = OF_SERVING[objective]
     value, theirs = better[figure], worse[figure]
     how = "as good" if value == theirs else f"{abs(value / theirs - 1):.1%} better" if theirs else "better"
-    text = f"{how} in {objective}"
+    text = f"{how} in {objective.replace('_', ' ')}"
     gains = {name: worse[key] - better[key] for key, name in PARTS.items()}
     named = {name: gain for name, gain in gains.items() if abs(gain) > LEAST_MS}
     words = told(named, lambda gain: f"{abs(gain):.1f} ms", 2)

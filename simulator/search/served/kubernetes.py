@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ....datasets.counts import counted
 from ..launch import LaunchError
 from .roles import BOOTSTRAP_PORT, BOTH, PREFILL, ServedRole
 
@@ -59,7 +60,9 @@ def manifest(
         account = engine == "sglang"
         start = router_words() if account else ["trtllm-serve", "disaggregated", "-c", f"{FILES}/servers.yaml"]
         parts += [*(_account() if account else []), _router(engine, start), _service(APP, _labels("router"), PORT)]
-    summary = ", ".join(f"{server.replicas} x {server.devices} GPUs {server.role}".strip() for server in servers)
+    summary = ", ".join(
+        f"{server.replicas} x {counted(server.devices, 'GPU')} {server.role}".strip() for server in servers
+    )
     return yaml_of(f"# {title}: {summary}\n", parts)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....datasets.counts import counted
 from .roles import PREFILL, ServedRole
 
 IMAGE = "vllm/vllm-openai:latest"
@@ -34,7 +35,9 @@ def helm_values(model: str, servers: list[ServedRole], words: list[list[str]]) -
         "decode": pools["decode"],
         "prefill": pools.get(PREFILL, {"create": False}),
     }
-    counts = ", ".join(f"{role.replicas} x {role.role or 'server'} of {role.devices} GPUs" for role in servers)
+    counts = ", ".join(
+        f"{role.replicas} x {role.role or 'server'} of {counted(role.devices, 'GPU')}" for role in servers
+    )
     head = [
         f"# {model}: {counts}",
         f"# Each takes {servers[0].max_len:,} tokens a request, {servers[0].room:,} more than asked for.",

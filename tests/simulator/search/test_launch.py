@@ -15,13 +15,20 @@ import yaml
 
 from opcast.simulator.question.plan import load_stack
 from opcast.simulator.search.architecture import megatron_model
-from opcast.simulator.search.launch import MEGATRON_BRIDGE, STACKS, launch_file, other_stack, stack_of
+from opcast.simulator.search.launch import (
+    MEGATRON_BRIDGE,
+    STACKS,
+    TITAN_MODELS,
+    launch_file,
+    other_stack,
+    stack_of,
+)
 from opcast.simulator.search.launch_errors import LaunchError
 from opcast.simulator.search.launch_reading import settings_of_launch
 from opcast.simulator.search.request import SearchRequest, request_of, set_up
 from opcast.simulator.search.served.servers import settings_of_servers
 from opcast.simulator.search.space import AXES
-from opcast.simulator.trace.models import resolve
+from opcast.simulator.trace.models import known_models, resolve
 
 
 def spelled(text: str) -> list[str]:
@@ -255,6 +262,27 @@ def test_a_script_is_one_that_a_shell_reads_and_comes_back_as_its_model(
     file = tmp_path / "start.sh"
     file.write_text(text)
     assert settings_of_launch(file)["model"] == model
+
+
+@pytest.mark.parametrize("model", ["llama3_1_8b", "qwen3_0_6b", "tiny_llama_100m"])
+def test_torchtitan_is_told_its_name_of_the_model_or_asks_for_it(
+    model: str, step: Callable[..., Any], tmp_path: Path
+) -> None:
+    text = launch_file(replace(step(zero_stage=3), model=model), "torchtitan")
+    names = {"llama3_1_8b": ("llama3", "8B"), "qwen3_0_6b": ("qwen3", "0.6B")}
+    said = tomllib.loads(text).get("model", {})
+    assert tuple(said.values()) == names.get(model, ())
+    assert ("put model.name" in text) is (model not in names)
+    file = tmp_path / "titan.toml"
+    file.write_text(text)
+    assert settings_of_launch(file)["model"] == model
+    if said:
+        file.write_text("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+        assert settings_of_launch(file)["model"] == {"llama3_1_8b": "llama3_8b"}.get(model, model)
+
+
+def test_models_of_torchtitan_ship_under_their_names() -> None:
+    assert set(TITAN_MODELS) <= known_models().keys()
 
 
 OWN = """#!/bin/bash

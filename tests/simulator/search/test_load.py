@@ -158,7 +158,7 @@ def test_what_is_recommended_was_played_and_stands_once(serving: Asking, bench: 
     assert found.evaluated + found.pruned == found.points
     for row, after in zip(found.best, found.best[1:], strict=False):
         figures = {"gpus": "devices", "hourly_cost": "hourly_cost", "tokens_per_s_per_user": "tokens_per_s_per_user"}
-        objective = row["reason"].partition(" better in ")[2].partition(":")[0]
+        objective = row["reason"].partition(" better in ")[2].partition(":")[0].replace(" ", "_")
         assert row[figures[objective]] != after[figures[objective]]
 
 

@@ -18,6 +18,7 @@ from opcast.simulator.question.network import NetworkChoice
 from opcast.simulator.question.stragglers import Straggler
 from opcast.simulator.search.bounds import bound, standing
 from opcast.simulator.search.evaluate import Evaluator
+from opcast.simulator.search.explain import reason_between
 from opcast.simulator.search.rank import dominated, front, losses
 from opcast.simulator.search.request import SearchRequest, request_of, set_up
 from opcast.simulator.search.result import SearchReport
@@ -102,7 +103,7 @@ def test_the_front_is_what_no_point_beats(whole: list[SearchReport]) -> None:
 def test_an_answer_explains_itself(whole: list[SearchReport]) -> None:
     found = whole[0]
     assert [row["rank"] for row in found.best] == list(range(1, len(found.best) + 1))
-    assert "better in step_time" in found.best[0]["reason"]
+    assert "better in step time" in found.best[0]["reason"]
     assert {each["axis"] for each in found.sensitivity} >= {"tp", "pp", "micro_batch", "recompute"}
     costs = [each["cost"] for each in found.sensitivity if each["cost"] is not None]
     assert costs == sorted(costs)
@@ -110,6 +111,13 @@ def test_an_answer_explains_itself(whole: list[SearchReport]) -> None:
     made = found.to_dict()
     assert {"evaluated", "pruned", "best", "pareto", "wall_time_s"} <= set(made)
     assert len(found.to_pandas()) == len(found.rows)
+
+
+def test_a_slower_change_is_explained_by_what_takes_longer() -> None:
+    best = {"step_time_s": 10.0, "compute_s": 7.0, "exposed_dp_s": 2.0, "bubble_s": 1.0}
+    slower = {"step_time_s": 10.1, "compute_s": 7.1, "exposed_dp_s": 1.7, "bubble_s": 1.3 - 1e-3}
+    assert reason_between(best, slower) == "299 ms more pipeline bubble"
+    assert reason_between(slower, best) == "299 ms less pipeline bubble"
 
 
 def test_what_has_no_tensor_parallelism_has_no_sequence_parallelism(whole: list[SearchReport]) -> None:

@@ -23,6 +23,7 @@ PROMPT = Workload("prefill", batch=1, seq_len=16)
         ("llama", "rope_theta", "big"),
         ("llama", "pad_token_id", 50_000),
         ("mixtral", "num_experts_per_tok", 9),  # said where it runs
+        ("mixtral", "num_local_experts", 0),  # said of the choice of experts
     ],
 )
 def test_an_error_of_transformers_names_the_setting_and_its_value(
