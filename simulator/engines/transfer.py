@@ -16,7 +16,7 @@ from ...datasets.devices import RATE_OF, Device, DeviceError, load_device
 from ...datasets.launches import ANYONE, Caller
 from ...datasets.ops import KINDS
 from ...datasets.row_checks import unit_of
-from ...models.choice import ALIKE, KIN
+from ...models.choice import ALIKE, CAUSAL, KIN
 from ...models.donors import ANY_FORMAT, Donor, able, donors, group
 from ...models.intervals import Intervals
 from ...models.kinship import OWN, TIERS, Kin, constant, errors, recast_share, recast_widths, voices, wider
@@ -26,6 +26,7 @@ from .answers import Answers, Columns
 from .coverage import apart, rescale_bounds, widen_for_labs
 from .learned import COMMUNICATION
 from .library import row_sources
+from .masks import each_mask
 
 TIER_ORDER = (OWN, *TIERS)
 MEMORY_BOUND_FAMILIES = ("norm", "pointwise", "optimizer", "copy")  # families that wait for memory
@@ -38,7 +39,8 @@ class TransferEngine:
 
     Where no backend is asked for, kinds alike too. Declines what neither has learned, and what answers from as far were
     no nearer to the truth than physics. ``backend`` counts by its framework, ``preferences`` order several. With
-    ``inside_cluster`` communication is left to the network, which knows the links.
+    ``inside_cluster`` communication is left to the network, which knows the links. Attention is asked by its mask:
+    ``causal`` is that of an engine which knows of no other.
     """
 
     device: Device
@@ -48,9 +50,15 @@ class TransferEngine:
     preferences: Sequence[str] | None = None
     name: str = "transfer"
     caller: Caller = ANYONE
+    causal: int | None = None
     _found: dict[tuple[str, str], Kin | None] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _of_mask: dict[int, TransferEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        if self.causal is None and CAUSAL in columns:
+            return each_mask(
+                lambda causal, columns_: self.of_mask(causal).answer(kind, columns_, dtype, out_dtype, cache), columns
+            )
         answers = Answers.declined(len(next(iter(columns.values()))))
         communication = KINDS[kind].family in COMMUNICATION
         kin = None if communication and self.inside_cluster else self.kin(kind, dtype)
@@ -75,6 +83,12 @@ class TransferEngine:
             answers.latency_us[~able(kind, columns)] = np.nan
         return answers
 
+    def of_mask(self, causal: int) -> TransferEngine:
+        """The same for attention with one mask."""
+        if causal not in self._of_mask:
+            self._of_mask[causal] = replace(self, causal=causal)
+        return self._of_mask[causal]
+
     def kin(self, kind: str, dtype: str) -> Kin | None:
         """Who answers for a kind and format, looked up once. PredictorError when one of them cannot be used."""
         if (kind, dtype) not in self._found:
@@ -83,7 +97,22 @@ class TransferEngine:
         return self._found[kind, dtype]
 
     def _candidates(self, kind: str, dtype: str) -> Iterator[Kin]:
-        """Kin that have learned the kind, then whoever has learned one alike."""
+        """Kin that have learned the kind, then whoever has learned one alike.
+
+        Kernels of a framework differ less than chips: those of kin that are further away than another's are left out.
+        """
+        for kin in self._learners(kind, dtype):
+            nearest = next(replace(self, backend=None)._learners(kind, dtype), kin) if self.backend is not None else kin
+            if TIERS.index(kin.tier) <= TIERS.index(nearest.tier):
+                yield kin
+        widths = recast_widths(kind, group(kind))
+        for donor in donors(kind) if self.backend is None else ():
+            if donor.kind in widths:
+                recast = replace(donor, share=recast_share(kind, donor))
+                yield from self.recast(kind, recast, dtype, errors().get(donor.kind, {}), widths[donor.kind])
+
+    def _learners(self, kind: str, dtype: str) -> Iterator[Kin]:
+        """Kin that have learned the kind: nobody, or one."""
         waits = KINDS[kind].family in MEMORY_BOUND_FAMILIES
         intervals, widths = errors().get(kind, {}), recast_widths(kind, group(kind))
         if not intervals:  # no two kin have the kind: chips differ in a backward pass as in the forward one
@@ -95,10 +124,6 @@ class TransferEngine:
             }
         if intervals:
             yield from self._first(kind, (dtype, *(ANY_FORMAT if waits else RATE_OF.get(dtype, ()))), intervals)
-        for donor in donors(kind) if self.backend is None else ():
-            if donor.kind in widths:
-                recast = replace(donor, share=recast_share(kind, donor))
-                yield from self.recast(kind, recast, dtype, errors().get(donor.kind, {}), widths[donor.kind])
 
     def recast(
         self, kind: str, donor: Donor, dtype: str, intervals: Mapping[str, Intervals], width: float
@@ -126,10 +151,11 @@ class TransferEngine:
         """The device itself, asked as another kind, or the nearest kin that ``intervals`` are known of."""
         framework_name = self.backend and framework(self.backend)
         calls = donor.calls if donor is not None else ""
+        causal = self.causal if donor is None else None  # what carries over was told of the table with most rows
         places = {
             candidate[0].id: candidate
             for candidate in learned_places(
-                self.registries, kind, dtype, framework_name, self.preferences, calls, self.caller
+                self.registries, kind, dtype, framework_name, self.preferences, calls, self.caller, causal
             )
         }
         for name in (self.device.id, self.device.variant_of) if donor is not None else ():
@@ -164,6 +190,7 @@ def learned_places(
     preferences: Sequence[str] | None,
     calls: str = "",
     caller: Caller = ANYONE,
+    causal: int | None = None,
 ) -> list[PredictorPlace]:
     """Each device with a predictor of the kind that has learned the format, where it lies, and of which backend.
 
@@ -179,7 +206,7 @@ def learned_places(
             if calls:
                 name = registry.calling(kind, device_id, calls, dtype)
             else:
-                name = registry.learned(kind, device_id, backend, dtype, preferences, caller)
+                name = registry.learned(kind, device_id, backend, dtype, preferences, caller, causal)
             if name is not None:
                 places.setdefault(device_id, (device, registry, name))
     return list(places.values())
