@@ -16,7 +16,7 @@ from ...datasets.row_checks import unit_of
 from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ...models.choice import ANY as ANY_TABLE
-from ...models.choice import CAUSAL, OTHER, OTHER_FORMAT, OWN, OWN_ROWS, TABLE, has_learned
+from ...models.choice import OTHER, OTHER_FORMAT, OWN, OWN_ROWS, TABLE, has_learned
 from ...models.kinship import TIERS, is_kin
 from ...models.predictor import ANY, Prediction, Predictor
 from ...models.registry import Registry
@@ -45,7 +45,8 @@ class LearnedEngine:
     leave their node, or what was measured of it, are a network's affair; not those of CPUs, whose links nobody knows.
     Messages larger than any that was measured go on from the largest at the rate of ``network``, the formula of a node;
     that alone answers where its cards reach each other as those of the tables did not (``Cluster.peers``).
-    Attention is asked by its mask: ``causal`` is that of an engine which knows of no other.
+    Attention without a mask is asked by its head size: ``unmasked`` is that of an engine which knows of no other, 0 of
+    one for all else.
     """
 
     device: Device
@@ -57,14 +58,15 @@ class LearnedEngine:
     name: str = "learned"
     rows: str = "any"
     caller: Caller = ANYONE
-    causal: int | None = None
+    unmasked: int | None = None
     _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _of_mask: dict[int, LearnedEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _of_head: dict[int, LearnedEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        if self.causal is None and CAUSAL in columns:
+        if self.unmasked is None:
             return each_mask(
-                lambda causal, columns_: self.of_mask(causal).answer(kind, columns_, dtype, out_dtype, cache), columns
+                lambda head_size, columns_: self.of_head(head_size).answer(kind, columns_, dtype, out_dtype, cache),
+                columns,
             )
         predictor = self.predictor(kind, dtype)
         if predictor is None or (self.network is not None and self.network.cluster.peers and _is_communication(kind)):
@@ -140,11 +142,11 @@ class LearnedEngine:
             for name, edge in edges:
                 getattr(answers, name)[far[in_table]] = (edge * rank_factor + share * getattr(at_size, name))[in_table]
 
-    def of_mask(self, causal: int) -> LearnedEngine:
-        """The same for attention with one mask."""
-        if causal not in self._of_mask:
-            self._of_mask[causal] = replace(self, causal=causal)
-        return self._of_mask[causal]
+    def of_head(self, head_size: int) -> LearnedEngine:
+        """The same for attention without a mask of one head size; 0: for all else."""
+        if head_size not in self._of_head:
+            self._of_head[head_size] = replace(self, unmasked=head_size)
+        return self._of_head[head_size]
 
     def predictor(self, kind: str, dtype: str) -> Predictor | None:
         """Who answers for a kind and format, looked up once. PredictorError when that one cannot be used."""
@@ -194,7 +196,7 @@ class LearnedEngine:
         for device_id, framework_backend in places:
             for registry in self.registries:
                 query = kind, device_id, framework_backend, dtype, self.preferences, self.caller
-                backend = registry.matching(*query, foreign=self.rows == "others", causal=self.causal)
+                backend = registry.matching(*query, foreign=self.rows == "others", unmasked=self.unmasked or 0)
                 if backend is not None:
                     return self._check_usable(registry.find(kind, device_id, backend), kind, dtype)
         return None

@@ -11,17 +11,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...models.choice import CAUSAL
+from ...models.choice import CAUSAL, HEAD_SIZE
 from .answers import Answers, Columns
 
 
 def each_mask(ask: Callable[[int, Columns], Answers], columns: Columns) -> Answers:
-    """The answers for attention with columns [n], where ``ask`` is told of one mask (``causal``) at a time."""
-    masks = np.unique(columns[CAUSAL]).tolist()
-    if len(masks) == 1:
-        return ask(masks[0], columns)
-    answers = Answers.declined(len(columns[CAUSAL]))
-    for causal in masks:
-        at = np.flatnonzero(columns[CAUSAL] == causal)
-        answers.put(at, ask(causal, {name: values[at] for name, values in columns.items()}))
+    """The answers for ops with columns [n], where ``ask`` is told of one head size without a mask at a time; 0: of a
+    mask, or of ops that have no such sizes."""
+    if CAUSAL not in columns or HEAD_SIZE not in columns or columns[CAUSAL].all():
+        return ask(0, columns)
+    head_sizes = np.where(columns[CAUSAL] > 0, 0, columns[HEAD_SIZE])
+    answers = Answers.declined(len(head_sizes))
+    for head_size in np.unique(head_sizes).tolist():
+        at = np.flatnonzero(head_sizes == head_size)
+        answers.put(at, ask(head_size, {name: values[at] for name, values in columns.items()}))
     return answers

@@ -16,7 +16,7 @@ from ...datasets.devices import RATE_OF, Device, DeviceError, load_device
 from ...datasets.launches import ANYONE, Caller
 from ...datasets.ops import KINDS
 from ...datasets.row_checks import unit_of
-from ...models.choice import ALIKE, CAUSAL, KIN
+from ...models.choice import ALIKE, KIN
 from ...models.donors import ANY_FORMAT, Donor, able, donors, group
 from ...models.intervals import Intervals
 from ...models.kinship import OWN, TIERS, Kin, constant, errors, recast_share, recast_widths, voices, wider
@@ -39,8 +39,8 @@ class TransferEngine:
 
     Where no backend is asked for, kinds alike too. Declines what neither has learned, and what answers from as far were
     no nearer to the truth than physics. ``backend`` counts by its framework, ``preferences`` order several. With
-    ``inside_cluster`` communication is left to the network, which knows the links. Attention is asked by its mask:
-    ``causal`` is that of an engine which knows of no other.
+    ``inside_cluster`` communication is left to the network, which knows the links. Attention without a
+    mask is asked by its head size: ``unmasked`` is that of an engine which knows of no other, 0 of one for all else.
     """
 
     device: Device
@@ -50,14 +50,15 @@ class TransferEngine:
     preferences: Sequence[str] | None = None
     name: str = "transfer"
     caller: Caller = ANYONE
-    causal: int | None = None
+    unmasked: int | None = None
     _found: dict[tuple[str, str], Kin | None] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _of_mask: dict[int, TransferEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _of_head: dict[int, TransferEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        if self.causal is None and CAUSAL in columns:
+        if self.unmasked is None:
             return each_mask(
-                lambda causal, columns_: self.of_mask(causal).answer(kind, columns_, dtype, out_dtype, cache), columns
+                lambda head_size, columns_: self.of_head(head_size).answer(kind, columns_, dtype, out_dtype, cache),
+                columns,
             )
         answers = Answers.declined(len(next(iter(columns.values()))))
         communication = KINDS[kind].family in COMMUNICATION
@@ -83,11 +84,11 @@ class TransferEngine:
             answers.latency_us[~able(kind, columns)] = np.nan
         return answers
 
-    def of_mask(self, causal: int) -> TransferEngine:
-        """The same for attention with one mask."""
-        if causal not in self._of_mask:
-            self._of_mask[causal] = replace(self, causal=causal)
-        return self._of_mask[causal]
+    def of_head(self, head_size: int) -> TransferEngine:
+        """The same for attention without a mask of one head size; 0: for all else."""
+        if head_size not in self._of_head:
+            self._of_head[head_size] = replace(self, unmasked=head_size)
+        return self._of_head[head_size]
 
     def kin(self, kind: str, dtype: str) -> Kin | None:
         """Who answers for a kind and format, looked up once. PredictorError when one of them cannot be used."""
@@ -151,11 +152,11 @@ class TransferEngine:
         """The device itself, asked as another kind, or the nearest kin that ``intervals`` are known of."""
         framework_name = self.backend and framework(self.backend)
         calls = donor.calls if donor is not None else ""
-        causal = self.causal if donor is None else None  # what carries over was told of the table with most rows
+        unmasked = self.unmasked or 0 if donor is None else 0  # what carries over was told of the table with most rows
         places = {
             candidate[0].id: candidate
             for candidate in learned_places(
-                self.registries, kind, dtype, framework_name, self.preferences, calls, self.caller, causal
+                self.registries, kind, dtype, framework_name, self.preferences, calls, self.caller, unmasked
             )
         }
         for name in (self.device.id, self.device.variant_of) if donor is not None else ():
@@ -190,7 +191,7 @@ def learned_places(
     preferences: Sequence[str] | None,
     calls: str = "",
     caller: Caller = ANYONE,
-    causal: int | None = None,
+    unmasked: int = 0,
 ) -> list[PredictorPlace]:
     """Each device with a predictor of the kind that has learned the format, where it lies, and of which backend.
 
@@ -206,7 +207,7 @@ def learned_places(
             if calls:
                 name = registry.calling(kind, device_id, calls, dtype)
             else:
-                name = registry.learned(kind, device_id, backend, dtype, preferences, caller, causal)
+                name = registry.learned(kind, device_id, backend, dtype, preferences, caller, unmasked)
             if name is not None:
                 places.setdefault(device_id, (device, registry, name))
     return list(places.values())

@@ -15,8 +15,8 @@ from opcast.simulator.question.stack import load_stack
 from opcast.simulator.workbench import SHIPPED_PREDICTORS
 
 
-def attention(causal: int) -> Op:
-    heads = {"heads_q": 16, "heads_kv": 16, "head_dim": 64, "v_head_dim": 64}
+def attention(causal: int, head_size: int = 64) -> Op:
+    heads = {"heads_q": 16, "heads_kv": 16, "head_dim": head_size, "v_head_dim": head_size}
     return make_op("attention_prefill", **heads, batch=32, seq_q=512, seq_kv=512, causal=causal, dtype="bf16")
 
 
@@ -48,6 +48,13 @@ def test_the_tables_of_a_framework_and_of_kin_are_asked_by_mask_too() -> None:
     assert "flash_attention_v3" in answered("h100_sxm", [attention(0)], "sglang").predictor[0]
     assert "vit_flash_attn_fa3/h100_sxm" in answered("h100_pcie", [attention(0)], "vllm").predictor[0]
     assert "vllm_flash_attn_fa3/h100_sxm" in answered("h100_pcie", [attention(1)], "vllm").predictor[0]
+
+
+def test_a_table_without_a_mask_says_nothing_of_larger_heads() -> None:
+    """A head size never seen costs as much as a mask: blocks of a ring have heads of 128, that table 64 to 80."""
+    found = answered("h100_sxm", [attention(0, 128), attention(0, 80)])
+    assert "vllm_flash_attn_fa3" in found.predictor[0]
+    assert "vit_flash_attn_fa3" in found.predictor[1]
 
 
 def test_where_no_table_has_the_mask_others_answer_and_say_that_they_are_outside() -> None:
