@@ -479,9 +479,9 @@ def run_checks(pytest_arguments: list[str], checks: tuple = CHECKS) -> int:
     return int(bool(failed))
 
 
-def threads(pytest_arguments: list[str]) -> dict[str, str]:
-    """Environment of the tests: processes that share the processors start no threads on all of them."""
-    return {"OMP_NUM_THREADS": "1", **os.environ} if "-n" in pytest_arguments else dict(os.environ)
+def threads(arguments: list[str]) -> dict[str, str]:
+    """Environment of the tests: those that share the processors start no threads and no processes for all of them."""
+    return {"OMP_NUM_THREADS": "1", "LOKY_MAX_CPU_COUNT": "1", **os.environ} if "-n" in arguments else dict(os.environ)
 
 
 def ends_well(process: subprocess.Popen[str]) -> bool:

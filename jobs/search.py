@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from ..simulator.search.compare import ComparedPoints
 from ..simulator.search.request import SearchRequest
 from ..simulator.search.result import SearchReport
 from ..simulator.search.served.request import ServedSearchRequest
-from ..simulator.search.spread import Crew
+from ..simulator.search.spread import Crew, processors
 from ..simulator.search.view import RowsView, headline, measurements, tables
 from . import resolve
 from .composing import STEP_ADDED, STEP_CHOICE, quoted
@@ -45,7 +44,7 @@ def run(config: dict[str, Any], verb: str = "search") -> int:
 
 def crew_of(config: Mapping[str, Any]) -> Crew:
     """Who simulates: so many workers, in processes, on a Ray or in Slurm."""
-    count = whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1
+    count = whole(BadInputError, "workers", config["workers"]) or processors()
     settings = config["crew"]
     if not isinstance(settings, Mapping) or not set(settings) <= {"engine", "folder", "options"}:
         raise BadInputError(f"crew={settings} must be settings of their own, as crew.engine=ray")

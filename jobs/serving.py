@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,7 +12,7 @@ from ..datasets.counts import counted
 from ..datasets.loading import choice, number, whole
 from ..simulator.report import served_view
 from ..simulator.report.served import ServingReport
-from ..simulator.search.spread import Crew
+from ..simulator.search.spread import Crew, processors
 from . import resolve
 from .composing import STEP_CHOICE
 from .questions import as_list
@@ -159,7 +158,7 @@ def unit_of(request: ServingRequest) -> str:
 
 def apply_of(config: Mapping[str, Any]) -> Apply:
     """What makes runs: the first here, the others in processes where they take long enough."""
-    crew = Crew(whole(BadInputError, "workers", config["workers"]) or os.cpu_count() or 1)
+    crew = Crew(whole(BadInputError, "workers", config["workers"]) or processors())
 
     def apply(function: Callable[..., Any], parts: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         began = time.perf_counter()

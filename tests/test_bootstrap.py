@@ -273,14 +273,15 @@ def test_tests_that_failed_beside_others_are_asked_once_more_alone(
     assert [("--last-failed" in command) for command in commands] == [False, True][: 1 + (codes[0] == 1)]
 
 
-def test_processes_that_share_the_processors_start_no_threads(
-    bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"])
+def test_processes_that_share_the_processors_start_no_threads_and_no_processes(
+    variable: str, bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert bootstrap.threads(["-n", "2"])["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in bootstrap.threads(["--pdb"])
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert bootstrap.threads(["-n", "2"])["OMP_NUM_THREADS"] == "3"
+    monkeypatch.delenv(variable, raising=False)
+    assert bootstrap.threads(["-n", "2"])[variable] == "1"
+    assert variable not in bootstrap.threads(["--pdb"])
+    monkeypatch.setenv(variable, "3")
+    assert bootstrap.threads(["-n", "2"])[variable] == "3"
 
 
 # ---- engines

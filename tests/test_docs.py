@@ -9,7 +9,6 @@ prints, shortened: each line must be there, in words as they stand and in figure
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import runpy
 import shlex
@@ -103,7 +102,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("reader")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(os, "cpu_count", lambda: 1)
+        patch.setenv("LOKY_MAX_CPU_COUNT", "1")
         patch.setenv("HOME", str(folder))
         patch.setenv("OPCAST_HOME", str(folder / ".opcast"))
         patch.setenv("COLUMNS", "250")  # no table is folded

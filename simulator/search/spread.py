@@ -59,6 +59,13 @@ class Crew:
         return {"joblib": in_processes, "ray": on_ray, "slurm": in_slurm}[self.engine](self, function, parts)
 
 
+def processors() -> int:
+    """Processors that this process may use: by affinity, by a container's limit, and by $LOKY_MAX_CPU_COUNT."""
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
 def in_processes(crew: Crew, function: Function, parts: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
     """By joblib, in processes of this machine."""
     from joblib import Parallel, delayed

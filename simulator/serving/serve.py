@@ -234,16 +234,16 @@ def worth_compiling(outputs: float) -> bool:
 
 
 def plain(run: Callable[..., Any]) -> RunLoop:
-    """A loop in plain Python on objects, which it reads faster than arrays; they are kept while an autoscaler looks."""
-    objects_at_rest: list[LoopState] = []
+    """A loop in plain Python on objects, which it reads faster than arrays; they last until slots are added."""
+    last: tuple[np.ndarray, LoopState] | None = None  # slots, and the objects of their state
 
     def on_objects(state: LoopState, setup: ServingSetup, chunk: RequestChunk, more: bool) -> None:
-        objects = objects_at_rest.pop() if objects_at_rest else as_objects(state)
-        objects.totals[0].desired = int(state.totals["desired"][0])
+        nonlocal last
+        objects = last[1] if last is not None and last[0] is state.slots else as_objects(state)
+        objects.totals[0].desired, objects.totals[0].left = (int(state.totals[name][0]) for name in ("desired", "left"))
         run(objects, as_lists(setup), as_lists(chunk), more)
         write_back(objects, state)
-        if objects.totals[0].paused:
-            objects_at_rest.append(objects)
+        last = state.slots, objects
 
     return on_objects
 

@@ -310,7 +310,7 @@ def _longer(records: np.ndarray, more: int) -> np.ndarray:
 
 def as_objects(state: LoopState) -> LoopState:
     """The state with a list of objects in place of each array of records: what plain Python reads fastest."""
-    lists: Any = {name: [SimpleNamespace(**_named(record)) for record in getattr(state, name)] for name in RECORDS}
+    lists: Any = {name: _objects(getattr(state, name)) for name in RECORDS}
     lists |= {name: getattr(state, name).tolist() for name in NUMBERS}
     return state._replace(**lists | {"table": state.table.data, "found": state.found.data})
 
@@ -322,15 +322,16 @@ def as_lists(columns: Any) -> Any:
     return type(columns)(*map(as_lists, columns)) if hasattr(columns, "_fields") else columns
 
 
-def _named(record: Any) -> dict[str, Any]:
-    return dict(zip(record.dtype.names, record.item(), strict=True))
+def _objects(records: np.ndarray) -> list[SimpleNamespace]:
+    names = records.dtype.names or ()
+    return [SimpleNamespace(**dict(zip(names, values, strict=True))) for values in records.tolist()]
 
 
 def write_back(objects: LoopState, state: LoopState) -> None:
-    """Copy what :func:`as_objects` made into the arrays it was made from."""
+    """Copy what :func:`as_objects` made, and a loop has changed, into the arrays it was made from."""
+    counts = {"log": objects.totals[0].logged, "left": objects.totals[0].left}  # the loop writes these rows alone
     for name in RECORDS:
-        array, records = getattr(state, name), getattr(objects, name)
-        for field in array.dtype.names:
-            array[field] = [getattr(record, field) for record in records]
+        count = counts.get(name)
+        getattr(state, name)[:count] = [tuple(vars(record).values()) for record in getattr(objects, name)[:count]]
     for name in NUMBERS:
         getattr(state, name)[:] = getattr(objects, name)

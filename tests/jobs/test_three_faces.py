@@ -35,13 +35,13 @@ from opcast.simulator.serving.studies import sweep_values, ways_values
 SEED, FEW, QUESTIONS = 20261126, 3, 60
 SLOW_VERBS = ("serving", "search", "search serving", "posttrain")  # three questions take ten seconds and more
 IN_EVERY_RUN = {
-    "search": 6,
-    "search serving": 6,
-    "serving": 6,
+    "search": 4,
+    "search serving": 4,
+    "serving": 4,
     "fleet": 3,
-    "posttrain": 6,
+    "posttrain": 4,
 }  # of verbs whose answers take long; of others as below
-USUALLY = 20  # each is answered three times; all of them: --every-model
+USUALLY = 12  # each is answered three times; all of them: --every-model
 TIMES = ("wall_time_s",)  # what an answer says of itself
 Drawn = dict[str, tuple[str, tuple[Any, ...]]]  # name in Python and HTTP -> words of the command line, values
 
