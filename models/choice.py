@@ -50,6 +50,7 @@ LAW = "physics"
 """Clauses of the rule, as answers name them."""
 
 OWN_ROWS = "own rows"  # the source of what was timed here; others go by the names of their labs
+CAUSAL, HEAD_SIZE = "causal", "head_dim"  # dimensions of attention: whether later keys are masked, and columns of a key
 CORRECTED = f", corrected by {OWN_ROWS}"  # behind the name of a lab whose table they correct
 
 
@@ -108,12 +109,14 @@ def matching(
     preferences: Sequence[str],
     kind: str = "",
     caller: Caller = ANYONE,
+    unmasked: int = 0,
 ) -> str | None:
     """Of backends with a predictor the one meant by ``wanted``: itself, or the best of a framework; None where none is.
 
     A format that none has learned is answered by those that know the units which it is computed on, one of 16 bits or
-    more never by those of fewer bits alone: their kernels do not run it. Cards are asked for only where it takes them
-    to choose.
+    more never by those of fewer bits alone: their kernels do not run it. Attention without a mask, whose head
+    size ``unmasked`` is (0: anything else), is answered by those that were timed so, where there are any. Cards are
+    asked for only where it takes them to choose.
     """
     if label is None:
         labels = [candidate for candidate in labels if caller.admits(kind, candidate)]
@@ -123,6 +126,7 @@ def matching(
     if label in labels or len(labels) < 2:
         return label if label in labels else next(iter(labels), None)
     cards = {backend: card_of(backend) for backend in labels}
+    labels = [candidate for candidate in labels if not unmasked or has_unmasked(cards[candidate], unmasked)] or labels
     formats = () if dtype is None else (dtype, *RATE_OF.get(dtype, ()))
     taught = [[backend for backend in labels if has_learned(cards[backend], candidate)] for candidate in formats]
     if dtype is not None and itemsize(dtype) >= 2:
@@ -133,6 +137,16 @@ def matching(
     return ranked({backend: cards[backend].get("n", 0) for backend in taught_label}, label, preferences, kind, caller)[
         0
     ]
+
+
+def has_unmasked(card: Card, head_size: int) -> bool:
+    """Whether a predictor has rows of attention without a mask alone, and heads as small and as large.
+
+    Of one that has both the range of heads does not say which it saw without a mask.
+    """
+    ranges = card.get("range", {})
+    least, most = ranges.get(HEAD_SIZE, (0, 0))
+    return ranges.get(CAUSAL, (0, 1))[1] == 0 and least <= head_size <= most
 
 
 def has_learned(card: Card, dtype: str) -> bool:

@@ -89,6 +89,7 @@ class Registry:
         preferences: Sequence[str] | None = None,
         caller: Caller = ANYONE,
         foreign: bool = False,
+        unmasked: int = 0,
     ) -> str | None:
         """The backend meant by ``wanted``: itself, or the best of a framework (``vllm``, ``trtllm-1.3.0rc20``).
 
@@ -100,7 +101,7 @@ class Registry:
         labels = self.backends(kind, device_id)
         if foreign:
             labels = [candidate for candidate in labels if not is_own(sources_of(card_of(candidate)))]
-        return matching(labels, card_of, label, dtype, order, kind, caller)
+        return matching(labels, card_of, label, dtype, order, kind, caller, unmasked)
 
     def learned(
         self,
@@ -110,9 +111,10 @@ class Registry:
         dtype: str,
         preferences: Sequence[str] | None = None,
         caller: Caller = ANYONE,
+        unmasked: int = 0,
     ) -> str | None:
         """:meth:`matching`, where its predictor has learned the format."""
-        backend = self.matching(kind, device_id, label, dtype, preferences, caller)
+        backend = self.matching(kind, device_id, label, dtype, preferences, caller, unmasked=unmasked)
         return backend if backend and has_learned(self._card(kind, device_id, backend), dtype) else None
 
     def launched(

@@ -108,7 +108,7 @@ def few_row_engines(engines: Sequence[Engine], chain: Sequence[Engine], stack: S
     kernel_engines: list[Engine] = [] if kernels is None else [kernels]
     if device.synchronous:
         return kernel_engines
-    few_rows = FewRowsEngine(chain, eight_bits, kernels)
+    few_rows = FewRowsEngine(chain, eight_bits, kernels, device)
     unpackings = stack.unpackings if stack is not None else ()
     table_engines: list[Engine] = [StreamEngine(device, [few_rows, *chain]), few_rows]
     return [*kernel_engines, UnpackedEngine(device, [*table_engines, *chain], unpackings), *table_engines]

@@ -15,6 +15,8 @@ import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.dtypes import BITS, WEIGHT_BITS, weight_itemsize
+from ...datasets.vocabulary import OpColumns
+from ...models import analytical
 from ...models.analytical.matmul import RAMP_CLOCKS
 from ...models.choice import BEYOND, FEWER_BYTES, KIN, MAT_VEC, MORE_ROWS, OWN, SIXTEEN_BITS_FASTER
 from ..question.kernels import MatVec
@@ -82,12 +84,14 @@ class FewRowsEngine:
     """Answers products of few rows, and experts of few bits, where who would answer contradicts bytes over bandwidth.
 
     ``others`` are asked for these and for what has as much to read, in ``eight_bits`` for one: formats of the device.
-    A product of more rows than ``kernels`` of the stack take is no faster than one that they take.
+    A product of more rows than ``kernels`` of the stack take is no faster than one that they take, and none that
+    another of as many bytes answers is faster than the matrix units of the ``device``, where they are cut.
     """
 
     others: Sequence[Engine]
     eight_bits: Sequence[str] = ()
     kernels: MatVecEngine | None = None
+    device: Device | None = None
     name: str = "learned"
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
@@ -96,6 +100,8 @@ class FewRowsEngine:
 
         if kind == "gemm":
             answers = few_row_products(columns, dtype, self.eight_bits, ask)
+            if self.device is not None:
+                raise_to_roofline(answers, OpColumns(kind, columns, dtype, out_dtype, cache), self.device)
             if self.kernels is not None:
                 one_row = {**columns, "m": np.ones_like(columns["m"])}
                 raise_to(answers, self.kernels.answer(kind, one_row, dtype, out_dtype, cache))
@@ -163,6 +169,15 @@ def raise_to(answers: Answers, least: Answers) -> None:
         at = np.flatnonzero(is_told(answers) & (answers.latency_us < least.latency_us))
     if len(at):
         answers.put(at, least.take(at))
+
+
+def raise_to_roofline(answers: Answers, ops: OpColumns, device: Device) -> None:
+    """Raise what another product answers for one of as many bytes [n], which has fewer FLOPs, to the roofline."""
+    at = np.flatnonzero(answers.clause.astype(str) == FEWER_BYTES)
+    if len(at):
+        slower = np.maximum(analytical.roofline_us(ops.take(at), device) / answers.latency_us[at], 1.0)
+        for values in (answers.latency_us, answers.low_us, answers.high_us):
+            values[at] *= slower
 
 
 def put_wrong(

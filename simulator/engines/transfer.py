@@ -26,6 +26,7 @@ from .answers import Answers, Columns
 from .coverage import apart, rescale_bounds, widen_for_labs
 from .learned import COMMUNICATION
 from .library import row_sources
+from .masks import each_mask
 
 TIER_ORDER = (OWN, *TIERS)
 MEMORY_BOUND_FAMILIES = ("norm", "pointwise", "optimizer", "copy")  # families that wait for memory
@@ -38,7 +39,8 @@ class TransferEngine:
 
     Where no backend is asked for, kinds alike too. Declines what neither has learned, and what answers from as far were
     no nearer to the truth than physics. ``backend`` counts by its framework, ``preferences`` order several. With
-    ``inside_cluster`` communication is left to the network, which knows the links.
+    ``inside_cluster`` communication is left to the network, which knows the links. Attention without a
+    mask is asked by its head size: ``unmasked`` is that of an engine which knows of no other, 0 of one for all else.
     """
 
     device: Device
@@ -48,9 +50,16 @@ class TransferEngine:
     preferences: Sequence[str] | None = None
     name: str = "transfer"
     caller: Caller = ANYONE
+    unmasked: int | None = None
     _found: dict[tuple[str, str], Kin | None] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _of_head: dict[int, TransferEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        if self.unmasked is None:
+            return each_mask(
+                lambda head_size, columns_: self.of_head(head_size).answer(kind, columns_, dtype, out_dtype, cache),
+                columns,
+            )
         answers = Answers.declined(len(next(iter(columns.values()))))
         communication = KINDS[kind].family in COMMUNICATION
         kin = None if communication and self.inside_cluster else self.kin(kind, dtype)
@@ -75,6 +84,12 @@ class TransferEngine:
             answers.latency_us[~able(kind, columns)] = np.nan
         return answers
 
+    def of_head(self, head_size: int) -> TransferEngine:
+        """The same for attention without a mask of one head size; 0: for all else."""
+        if head_size not in self._of_head:
+            self._of_head[head_size] = replace(self, unmasked=head_size)
+        return self._of_head[head_size]
+
     def kin(self, kind: str, dtype: str) -> Kin | None:
         """Who answers for a kind and format, looked up once. PredictorError when one of them cannot be used."""
         if (kind, dtype) not in self._found:
@@ -83,7 +98,22 @@ class TransferEngine:
         return self._found[kind, dtype]
 
     def _candidates(self, kind: str, dtype: str) -> Iterator[Kin]:
-        """Kin that have learned the kind, then whoever has learned one alike."""
+        """Kin that have learned the kind, then whoever has learned one alike.
+
+        Kernels of a framework differ less than chips: those of kin that are further away than another's are left out.
+        """
+        for kin in self._learners(kind, dtype):
+            nearest = next(replace(self, backend=None)._learners(kind, dtype), kin) if self.backend is not None else kin
+            if TIERS.index(kin.tier) <= TIERS.index(nearest.tier):
+                yield kin
+        widths = recast_widths(kind, group(kind))
+        for donor in donors(kind) if self.backend is None else ():
+            if donor.kind in widths:
+                recast = replace(donor, share=recast_share(kind, donor))
+                yield from self.recast(kind, recast, dtype, errors().get(donor.kind, {}), widths[donor.kind])
+
+    def _learners(self, kind: str, dtype: str) -> Iterator[Kin]:
+        """Kin that have learned the kind: nobody, or one."""
         waits = KINDS[kind].family in MEMORY_BOUND_FAMILIES
         intervals, widths = errors().get(kind, {}), recast_widths(kind, group(kind))
         if not intervals:  # no two kin have the kind: chips differ in a backward pass as in the forward one
@@ -95,10 +125,6 @@ class TransferEngine:
             }
         if intervals:
             yield from self._first(kind, (dtype, *(ANY_FORMAT if waits else RATE_OF.get(dtype, ()))), intervals)
-        for donor in donors(kind) if self.backend is None else ():
-            if donor.kind in widths:
-                recast = replace(donor, share=recast_share(kind, donor))
-                yield from self.recast(kind, recast, dtype, errors().get(donor.kind, {}), widths[donor.kind])
 
     def recast(
         self, kind: str, donor: Donor, dtype: str, intervals: Mapping[str, Intervals], width: float
@@ -126,10 +152,11 @@ class TransferEngine:
         """The device itself, asked as another kind, or the nearest kin that ``intervals`` are known of."""
         framework_name = self.backend and framework(self.backend)
         calls = donor.calls if donor is not None else ""
+        unmasked = self.unmasked or 0 if donor is None else 0  # what carries over was told of the table with most rows
         places = {
             candidate[0].id: candidate
             for candidate in learned_places(
-                self.registries, kind, dtype, framework_name, self.preferences, calls, self.caller
+                self.registries, kind, dtype, framework_name, self.preferences, calls, self.caller, unmasked
             )
         }
         for name in (self.device.id, self.device.variant_of) if donor is not None else ():
@@ -164,6 +191,7 @@ def learned_places(
     preferences: Sequence[str] | None,
     calls: str = "",
     caller: Caller = ANYONE,
+    unmasked: int = 0,
 ) -> list[PredictorPlace]:
     """Each device with a predictor of the kind that has learned the format, where it lies, and of which backend.
 
@@ -179,7 +207,7 @@ def learned_places(
             if calls:
                 name = registry.calling(kind, device_id, calls, dtype)
             else:
-                name = registry.learned(kind, device_id, backend, dtype, preferences, caller)
+                name = registry.learned(kind, device_id, backend, dtype, preferences, caller, unmasked)
             if name is not None:
                 places.setdefault(device_id, (device, registry, name))
     return list(places.values())

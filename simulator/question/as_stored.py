@@ -55,7 +55,7 @@ def as_stored(plan: Plan, model: Any, work: Work, precision: str, device: Device
     stored = _read(source, strict=not precision)
     if stored is None:
         return plan
-    if isinstance(stored, str) or (precision and stored.precision and precision != stored.precision):
+    if isinstance(stored, str) or (precision and stored.precision and precision not in _alike(plan, stored)):
         return _said(plan, f"the checkpoint stores {_format(stored)}; simulated in {precision}, as asked")
     return _packed(plan, stored, precision, device)
 
@@ -116,6 +116,12 @@ def _packed(plan: Plan, stored: StoredFormat, precision: str, device: Device) ->
             replace(r, weights=WEIGHTS_ALONE[r.weights.name]) if r.weights.name in lacking else r for r in rules
         )
     main = WEIGHTS_ALONE[stored.precision].name if stored.precision in lacking else stored.precision
+    rounding = {} if precision == stored.precision else _roundings(plan, device)
+    rules = tuple(
+        replace(r, weights=replace(r.weights, name=rounding.get(r.weights.name, r.weights.name))) for r in rules
+    )
+    rounded = sorted(rounding[name] for name in {main, *(r.weights.name for r in stored.rules)} if name in rounding)
+    main = rounding.get(main, main)
     plan = replace(
         plan,
         quantization=main,
@@ -127,9 +133,20 @@ def _packed(plan: Plan, stored: StoredFormat, precision: str, device: Device) ->
         f"{device.name} has no {name} units: such weights stay packed, products are in {plan.precision}"
         for name in lacking
     ]
+    notes += [f"{plan.stack.name} rounds what such weights are multiplied by ({name})" for name in rounded]
     if stored.kv_dtype and plan.kv_dtype == stored.kv_dtype:
         notes.append(f"keys and values in {stored.kv_dtype}, as the checkpoint says ({stored.where})")
     return _said(plan, *notes, *stored.remarks)
+
+
+def _alike(plan: Plan, stored: StoredFormat) -> tuple[str, ...]:
+    """What a user may call the format of a checkpoint: its own name, and what the framework multiplies it in."""
+    return stored.precision, plan.stack.multiplies.get(stored.precision, stored.precision)
+
+
+def _roundings(plan: Plan, device: Device) -> dict[str, str]:
+    """The formats that the framework multiplies weights in, by that of the weights, which the device has units for."""
+    return {name: rounded for name, rounded in plan.stack.multiplies.items() if device.supports(rounded)}
 
 
 def _chosen(stored: StoredFormat, main: str) -> str:

@@ -156,6 +156,9 @@ class Stack:
     packs_head: bool = setting(False, "the head of the language model is stored in few bits as other linear layers are")
     reduced_norms: tuple[ReducedNorm, ...] = setting((), "all-reduces that normalise, too, each with its source")
     kv_dtype: Mapping[str, str] = setting({}, "format of the cache by that of the products")
+    multiplies: Mapping[str, str] = setting(
+        {}, "format that products have by that of a checkpoint's weights, on chips with the units"
+    )
     windows: str = setting(
         "own", "alike: layers that see a window have blocks for all tokens; own: for it alone", choices=WINDOWS
     )
@@ -181,7 +184,7 @@ class Stack:
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in ("scale", "sources", "kv_dtype")
+            if name not in ("scale", "sources", "kv_dtype", "multiplies")
             and (type(value) in (int, float) or (isinstance(value, Mapping) and value))
             and value != by_name[name].default
         }

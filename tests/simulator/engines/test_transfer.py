@@ -17,6 +17,7 @@ from opcast.models.registry import Registry
 from opcast.simulator.engines import ask, build_engine
 from opcast.simulator.engines.backends import known_backends
 from opcast.simulator.engines.transfer import TransferEngine
+from opcast.simulator.question.stack import load_stack
 
 SHIPPED = Path(__file__).resolve().parents[3] / "models" / "shipped"
 PRODUCT = make_op("gemm", m=4096, n=4096, k=4096, dtype="bf16")
@@ -128,3 +129,17 @@ def test_backends_of_kin_may_be_asked_for() -> None:
     assert "sglang-" in asked.name
     found = known_backends(load_device("mi300x"), [], [SHIPPED])
     assert found == {"torch:aten", "torch:rocblas", "aiter:tuned", "aiter:preshuffled", "aiter:asm"}
+
+
+@pytest.mark.parametrize(("device", "nearest"), [("rtx_3090", "rtx_a6000"), ("rtx_5090", "rtx_pro_6000_server")])
+@pytest.mark.parametrize("stack", ["vllm", "sglang"])
+def test_the_nearest_chip_goes_before_the_framework_of_one_further_away(device: str, nearest: str, stack: str) -> None:
+    """16-bit products of RTX 3090 under SGLang by an A100, of RTX 5090 by L40S, V100 and A100 together, before."""
+    engines = replace(build_engine(load_device(device), [], [SHIPPED]), stack=load_stack(stack))
+    found = ask(engines, [PRODUCT])
+    assert found.predictor[0].split("/")[-1].startswith(nearest)
+
+
+def test_of_chips_as_near_those_of_the_framework_answer() -> None:
+    engines = replace(build_engine(load_device("l40"), [], [SHIPPED]), stack=load_stack("sglang"))
+    assert ask(engines, [PRODUCT]).predictor[0].startswith("gemm@sglang-")

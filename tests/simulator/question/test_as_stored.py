@@ -211,6 +211,22 @@ def test_a_precision_that_auto_chooses_can_be_typed_for_the_same_answer() -> Non
     assert typed == chosen
 
 
+@pytest.mark.parametrize(("stack", "rounds"), [("trtllm", True), ("sglang", True), ("vllm", False), ("torch", False)])
+def test_a_framework_multiplies_weights_of_four_bits_in_eight_where_the_chip_can(stack: str, rounds: bool) -> None:
+    """TensorRT-LLM and SGLang have no other kernel for gpt-oss on B200; 2 to 4 times as long, before."""
+    of_stack = {"stack": load_stack(stack)}
+    b200, h100 = (plan("gpt_oss_20b", load_device(name), **of_stack) for name in ("b200_sxm", "h100_sxm"))
+    assert b200.quantization == ("mxfp4a8" if rounds else "mxfp4a16")
+    assert {rule.weights.name for rule in b200.weight_rules} - {""} == {b200.quantization}
+    assert any("rounds what such weights are multiplied by (mxfp4a8)" in note for note in b200.notes) == rounds
+    assert h100.quantization == "mxfp4a16"
+    for asked in ("mxfp4a16", b200.quantization):
+        dtype, quantization = precision_of(asked)
+        typed = plan("gpt_oss_20b", load_device("b200_sxm"), precision=dtype, quantization=quantization, **of_stack)
+        assert typed.quantization == asked
+        assert {rule.weights.name for rule in typed.weight_rules} - {""} == {asked}
+
+
 def test_what_is_asked_goes_before_what_is_stored_and_is_said() -> None:
     made = plan("gpt_oss_20b", precision="bf16")
     assert (made.precision, made.quantization, made.weight_rules, made.options) == ("bf16", "", (), {})

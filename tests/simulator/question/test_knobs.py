@@ -227,7 +227,8 @@ KNOBS: dict[str, dict[str, Row]] = {
 }
 KINDS_OF_KNOB: dict[str, set[str]] = {
     "parallel": {each.name for each in fields(Parallel)},
-    "framework": {each.name for each in fields(Stack)} - {"id", "name", "family", "sources"},  # what it is called
+    "framework": {each.name for each in fields(Stack)}
+    - {"id", "name", "family", "sources", "multiplies"},  # what it is called, and of checkpoints (test_as_stored.py)
     "work": {each.name for each in fields(Work)},
     "plan": {each.name for each in fields(Plan)}
     - {
