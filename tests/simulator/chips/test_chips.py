@@ -81,7 +81,7 @@ def test_an_interval_of_a_ratio_has_the_errors_of_both() -> None:
         (["cluster=dgx_h100", "others=[[dgx_h200]]"], "others has ['dgx_h200']: name clusters"),
         (["cluster=dgx_h100", "power_caps_w=[-5]"], "-5"),
         (["cluster=dgx_h100", "power_caps_w=[400]", "power_cap_w=500"], "leave power_cap_w out"),
-        (["cluster=pcie_4xa100", "others=[dgx_h200]"], "dgx_h200 has 8 GPUs a node, which do not make up the 4"),
+        (["cluster=pcie_4xa100", "others=[dgx_h200]"], "dgx_h200 has 8 GPUs a node, and no number of nodes has the 4"),
     ],
 )
 def test_what_cannot_be_compared_is_said_in_one_line(
