@@ -26,7 +26,8 @@ def headline(report: PlanReport) -> str:
     """One line of what is asked."""
     layout = f" ({', '.join(report.layout)})" if report.layout else ""
     steps = f"{counted(report.steps, 'step')} of {time_text(1e6 * report.step_time_s)}"
-    return f"{report.model} on {report.devices:,} x {report.device}{layout}: {report.tokens:.4g} tokens, {steps}"
+    unfit = " (does not fit)" if report.step is not None and not report.step.fits else ""
+    return f"{report.model} on {report.devices:,} x {report.device}{layout}: {report.tokens:.4g} tokens, {steps}{unfit}"
 
 
 def tables(report: PlanReport) -> list[ViewTable]:

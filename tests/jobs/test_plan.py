@@ -236,3 +236,10 @@ def test_a_job_that_nothing_interrupts_has_no_setbacks() -> None:
         TINY, **NODE, steps=100, step_time_s=2.0, checkpoint={"size_gb": 1}, failures={"fleet": "none"}
     )
     assert report.days.p10 == report.days.p90
+
+
+def test_a_step_that_does_not_fit_is_told_before_the_days(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=llama2_7b", "device=rtx_4090", "workload.seq_len=128", "workload.global_batch=8", "steps=100"]
+    assert main(["plan", *words, "lives=20"]) == 0
+    shown = capsys.readouterr()
+    assert next(line for line in (shown.err + shown.out).splitlines() if "steps of" in line).endswith("(does not fit)")
