@@ -29,5 +29,10 @@ def test_card_that_has_no_less_of_anything_is_no_slower(stack: str, precision: s
     times = {card: decode_ms(card, stack, precision) for card in CARDS}
     pairs = [pair for pair in permutations(CARDS, 2) if no_less(*map(load_device, pair))]
     assert ("rtx_4090", "rtx_3090") in pairs
-    slower = {pair: [times[card] for card in pair] for pair in pairs if times[pair[0]] > 1.01 * times[pair[1]]}
+    slower = {pair: [times[card] for card in pair] for pair in pairs if times[pair[0]] > most(*pair) * times[pair[1]]}
     assert slower == {}
+
+
+def most(one: str, other: str) -> float:
+    """How much slower one may be: cards of two generations are answered by tables that two labs timed."""
+    return 1.01 if load_device(one).architecture == load_device(other).architecture else 1.03

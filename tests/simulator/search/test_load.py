@@ -183,7 +183,7 @@ def test_ways_that_cost_the_same_are_as_good(serving: Asking, bench: Workbench) 
     two = {"pools": "together", "cluster": ("dgx_h100", "dgx_h200"), "tp": (1,)}
     found = bench.search_serving(serving(two, slo=SLO, confirm=0, rate=5.0, objectives=("hourly_cost",)))
     assert [row["hourly_cost"] for row in found.best[:2]] == [2.0, 2.0]
-    assert found.best[0]["reason"].startswith("as good in hourly_cost")
+    assert found.best[0]["reason"].startswith("as good in hourly cost")
     assert "cluster" in found.best[0]["differs_from_next"]
 
 

@@ -63,7 +63,7 @@ def test_an_answer_explains_itself(whole: SearchReport) -> None:
         how, _, rest = row["reason"].partition(" in ")
         objective, _, parts = rest.partition(":")
         assert how == "as good" or float(how.removesuffix("% better")) >= 0
-        assert objective in whole.objectives
+        assert objective in {name.replace("_", " ") for name in whole.objectives}
         assert not parts or " ms " in parts or parts.endswith("under way")
     for before, row in zip(whole.best, whole.best[1:], strict=False):
         near = abs(before["tokens_per_s_per_gpu"] / row["tokens_per_s_per_gpu"] - 1) <= 0.03
