@@ -168,7 +168,7 @@ def belongings(process: int) -> dict[str, int]:
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="what a process has is looked up in /proc")
 def test_two_hundred_that_leave_in_mid_answer_leave_nothing_behind(tmp_path: Path) -> None:
     """A server of its own, which sends each a table: it goes on, with no more files, threads and processes."""
-    table, path = arrow_table(5_000), "predict/table?kind=gemm&device=h100_sxm"
+    table, path = arrow_table(2_000), "predict/table?kind=gemm&device=h100_sxm"
     head = HEAD.format(ARROW).replace("predict", path) + f"Content-Length: {len(table)}\r\n\r\n"
     with own_server(tmp_path, "workers=1") as server, httpx.Client(base_url=server.address, timeout=300) as patient:
         whole = patient.post(f"/v1/{path}", content=table, headers={"Content-Type": ARROW})

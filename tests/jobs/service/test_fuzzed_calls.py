@@ -29,7 +29,8 @@ from ..test_fuzz import place as place
 from .test_traversal import BODIES
 
 BLOCKS = 1  # each starts a process that answers
-SECONDS = 4.0  # that a question or a search is given: a random one may be large, and 504 is an answer
+SECONDS = 12.0  # for a question or a search: a random one may be large, and 504 is an answer. Its worker is ended
+# then, and a new one takes seconds on a busy machine: with less time the next question would be late for that alone
 METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD")
 TAILS = ("", "/", "/x", "?part=body", "?part=x", "?part=page&part=", "?device=%00", "?%ff", "/%2e%2e", "?kind=gemm")
 KINDS = ("application/json", "application/json", "text/plain", "application/vnd.apache.arrow.stream", "")

@@ -247,7 +247,7 @@ class Ends:
 @pytest.mark.parametrize("path", sorted(BODIES))
 def test_what_a_field_takes_is_not_looked_up(path: str, watched: OwnServer) -> None:
     """Names of what lies in the server's folder, and odd texts where patterns and kernels of tables may stand."""
-    assert check(watched, path, asked(path, (*ODD[:2], *PLAIN), may=True), 422) > 8
+    assert check(watched, path, asked(path, (ODD[0], *PLAIN), may=True), 422) > 8
 
 
 def test_a_configuration_names_no_code(watched: OwnServer) -> None:
@@ -269,12 +269,12 @@ def test_a_configuration_names_no_code(watched: OwnServer) -> None:
 def test_what_a_configuration_may_say_is_not_looked_up(watched: OwnServer) -> None:
     """What no trace reads is left out, and names of what lies in the server's folder stay names."""
     made = []
-    for text in (*ODD[:1], *PLAIN):
+    for text in PLAIN[:2]:
         for config in configurations(text):
             with suppress(RequestError):
                 admit({"model": config})
                 made.append({**BODIES["/v1/simulate"], "model": config})
-    assert check(watched, "/v1/simulate", made, 400) > 100
+    assert check(watched, "/v1/simulate", made, 400) > 40
 
 
 def test_what_the_operator_allows_runs_in_a_process_of_its_own(folder: Path, tmp_path: Path) -> None:
