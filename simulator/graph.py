@@ -113,6 +113,16 @@ class Node:
     group: str = ""
     stream: str = "compute"
 
+    @property
+    def kind(self) -> str:
+        """The kind of its op; empty where no kind covers it."""
+        return self.op.kind if self.op is not None else ""
+
+    @property
+    def touches(self) -> tuple[int, ...]:
+        """What it reads and writes."""
+        return (*self.reads, *self.writes)
+
 
 class Touches(NamedTuple):
     """Tensors that nodes of a block touch: id in the first repetition, what is added per repetition, and which node.

@@ -13,15 +13,13 @@ with ``sync.``, to the first with ``refresh.``; :func:`micro_batch_variant` leav
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import partial
 
 from ...datasets.dtypes import itemsize
 from ..graph import Graph, Node
 from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import addition, collective, elementwise
+from .rewriting.nodes import Place, addition, collective, elementwise
 from .zero.families import GRADIENT, WeightFamily, families, rename_gradient, summing, units
 from .zero.sharded import buckets, gather_weights, scatter_gradients
 from .zero.update import insert_update
@@ -117,8 +115,7 @@ def _widen(
     addend, casts = rename_gradient(draft, gradient, places, numel * itemsize(old), old), []
     if stack.converts_gradients and dtype != old:
         product, addend = addend, draft.local(section, numel * itemsize(dtype), dtype)
-        cast = partial(elementwise, "aten._to_copy", numel, (product,), (addend,), frees=(product,))
-        casts = [cast(phase=node.phase, path=node.path, dtype=old, out_dtype=dtype)]
+        casts = [elementwise("aten._to_copy", numel, node, (product,), (addend,), old, dtype, frees=(product,))]
     insertions.after(section, position, [*casts, addition(gradient, addend, numel, dtype, node)])
     return False
 
@@ -133,14 +130,10 @@ def _sync_buckets(draft: Draft, plan: Plan, family: WeightFamily) -> None:
 
 def _sums(draft: Draft, plan: Plan, family: WeightFamily, gradients: tuple[int, ...], path: str) -> list[Node]:
     """The collectives that sum a bucket in place beside the backward pass; none for a single rank."""
-    size, dtype = float(draft.sizes[list(gradients)].sum()), draft.dtype(gradients[0])
+    size, near = float(draft.sizes[list(gradients)].sum()), Place("backward", path)
+    summed = near, gradients, gradients, draft.dtype(gradients[0])
     return [
-        replace(
-            collective(
-                kind, amount, group, gradients, gradients, phase="backward", path=path, dtype=dtype, stream="comm:dp"
-            ),
-            source=SYNC + kind,
-        )
+        collective(kind, amount, group, *summed, stream="comm:dp", issuer=SYNC)
         for kind, amount, group in summing(plan, family, size)
     ]
 
@@ -151,16 +144,11 @@ def _refresh_weights(draft: Draft, family: WeightFamily) -> None:
     for unit in units(draft, ("forward",)) if family.shard.ranks > 1 else ():
         weights = tuple(t for t in unit.weights if t in mine)
         if weights:
-            node = collective(
-                "all_gather",
+            size, near, dtype = (
                 float(draft.sizes[list(weights)].sum()),
-                family.shard,
-                weights,
-                weights,
-                phase="forward",
-                path=unit.path,
-                dtype=draft.dtype(weights[0]),
-                stream="comm:dp",
+                Place("forward", unit.path),
+                draft.dtype(weights[0]),
             )
-            insertions.before(unit.section, unit.first, [replace(node, source=f"{REFRESH}all_gather")])
+            gather = "all_gather", size, family.shard, near, weights, weights, dtype
+            insertions.before(unit.section, unit.first, [collective(*gather, stream="comm:dp", issuer=REFRESH)])
     insertions.apply()

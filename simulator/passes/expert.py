@@ -32,7 +32,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
 import numpy as np
 
@@ -281,7 +280,7 @@ def _dispatch(
     received = draft.local(section, rows * region.hidden * itemsize(draft.dtype(entry)), draft.dtype(entry))
     for item in users:
         item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
-    node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, skew, (dtype, dtype))
+    node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, skew, dtype)
     users[-1].free(received)
     first = section.place(users[0])
     section.items[first:first] = map(Item, (node, *_by_expert(region, plan, received, copies, dtype)))
@@ -295,21 +294,10 @@ def _combine(
     item, tensor = last
     dtype = draft.dtype(tensor)
     nodes = [*_by_expert(region, plan, tensor, copies, dtype)]
-    nodes.append(_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, skew, (dtype, dtype)))
+    nodes.append(_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, skew, dtype))
     if copies > 1:
-        size, near = float(draft.sizes[tensor]), item.node
-        nodes.append(
-            collective(
-                "all_gather",
-                size,
-                plan.group("tp", copies, plan.parallel.etp),
-                (tensor,),
-                (tensor,),
-                phase=near.phase,
-                path=near.path,
-                dtype=dtype,
-            )
-        )
+        together, size = plan.group("tp", copies, plan.parallel.etp), float(draft.sizes[tensor])
+        nodes.append(collective("all_gather", size, together, item.node, (tensor,), (tensor,), dtype))
     after = section.place(item) + 1
     section.items[after:after] = [Item(node) for node in nodes]
 
@@ -317,10 +305,9 @@ def _combine(
 def _sum(draft: Draft, section: Section, last: tuple[Item, int], plan: Plan) -> None:
     """Sums what each tensor rank's experts say of the tokens that all hold."""
     item, tensor = last
-    near, size, ranks = item.node, float(draft.sizes[tensor]), plan.group("tp")
-    about: Any = {"phase": near.phase, "path": near.path, "dtype": draft.dtype(tensor)}
-    after = section.place(item) + 1
-    section.items[after:after] = [Item(collective("all_reduce", size, ranks, (tensor,), (tensor,), **about))]
+    size, mine, dtype = float(draft.sizes[tensor]), (tensor,), draft.dtype(tensor)
+    total = collective("all_reduce", size, plan.group("tp"), item.node, mine, mine, dtype)
+    section.items.insert(section.place(item) + 1, Item(total))
 
 
 def _by_expert(region: ExpertRegion, plan: Plan, tensor: int, copies: int, dtype: str) -> Iterator[Node]:
@@ -339,24 +326,22 @@ def _exchange(
     writes: tuple[int, ...],
     copies: int,
     skew: float,
-    dtypes: tuple[str, str],
+    dtype: str,
 ) -> Node:
     group, near = plan.group("ep"), region.items[0].node
     stream = "comm:ep" if "ep" in plan.stack.overlap else "compute"
     mode = mode_of(plan)
     tokens = ceil(region.tokens * skew / copies)
-    about: Any
     if mode == GATHERED:
-        size = tokens * group.ranks * region.hidden * itemsize(dtypes[0])
-        about = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
-        return collective(GATHERS[kind], size, group, reads, writes, **about)
+        size = tokens * group.ranks * region.hidden * itemsize(dtype)
+        return collective(GATHERS[kind], size, group, near, reads, writes, dtype, stream=stream)
     if mode == "alltoall":
-        size = tokens * region.topk * region.hidden * itemsize(dtypes[0]) * (capacity_of(plan) or 1)
-        about = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
-        return collective("all_to_all", size, group, reads, writes, **about)
+        size = tokens * region.topk * region.hidden * itemsize(dtype) * (capacity_of(plan) or 1)
+        return collective("all_to_all", size, group, near, reads, writes, dtype, stream=stream)
     op = make_op(
         kind,
-        *dtypes,
+        dtype,
+        dtype,
         tokens=tokens,
         hidden=region.hidden,
         topk=region.topk,

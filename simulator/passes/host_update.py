@@ -23,13 +23,12 @@ from ..graph import Node
 from ..question.plan import Plan
 from .micro_batches import SYNC
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import copy_kernel, kernel, name_of, reduction
+from .rewriting.nodes import Ids, copy_kernel, kernel, name_of, reduction
 from .zero.families import GRADIENT, STATE, WEIGHT
 
 COPY, COPY_OUT = "copy", "copy_out"  # from the host and to it: PCIe carries both at once
 ADAM_BYTES = 28.0  # that a fused update reads and writes for an fp32 parameter: p, g, m, v in, p, m, v out
 ON_HOST = ("_foreach_mul_", "_foreach_copy_")  # scaling by the norm and rounding to weights, when the host updates
-Ids = tuple[int, ...]
 
 
 def update_on_host(draft: Draft, plan: Plan) -> None:
@@ -76,7 +75,7 @@ def _update(draft: Draft, plan: Plan, node: Node, offloaded: dict[int, int], res
     size = op.cost.bytes * plan.stack.host_bytes / ADAM_BYTES
     rate = plan.cluster.host_share_gbps(plan.stack.host_threads)
     work = make_op("host_pass", size_bytes=max(round(size), 1), host_mbps=max(round(rate * 1e3), 1))
-    nodes.append(kernel(work, "host.adamw", node.path, node.phase, (*weights, *outside), (there,)))
+    nodes.append(kernel(work, "host.adamw", node, (*weights, *outside), (there,)))
     if resident:
         back = op.numel * itemsize(draft.dtype(weights[0]))
         nodes.append(_come("copy.weights_in", back, (*weights, there), weights, node))
@@ -122,10 +121,7 @@ class _Leaving:
         last: list[Node] = []
         if self.norm:
             stream = writer.stream if writer.stream != "compute" else COPY_OUT
-            node = reduction(
-                "aten._foreach_norm", numel, mine, self.norm, phase=writer.phase, path=writer.path, dtype=dtype
-            )
-            last.append(replace(node, stream=stream))
+            last.append(replace(reduction("aten._foreach_norm", numel, writer, mine, self.norm, dtype), stream=stream))
         kernels: list[Node] = []
         if self.summed_on_device and dtype != self.dtype:
             earlier = draft.local(section, size, dtype, "buffer")
@@ -142,21 +138,12 @@ class _Leaving:
 
 def _gone(size: float, reads: Ids, writes: Ids, near: Node) -> Node:
     """A copy of gradients to the host."""
-    return copy_kernel(
-        "copy.gradients_out",
-        size,
-        reads,
-        writes,
-        phase=near.phase,
-        path=near.path,
-        direction="d2h",
-        stream=COPY_OUT,
-    )
+    return copy_kernel("copy.gradients_out", size, near, reads, writes, "d2h", stream=COPY_OUT)
 
 
 def _come(source: str, size: float, reads: Ids, writes: Ids, near: Node) -> Node:
     """A copy from the host."""
-    return copy_kernel(source, size, reads, writes, phase=near.phase, path=near.path, direction="h2d", stream=COPY)
+    return copy_kernel(source, size, near, reads, writes, "h2d", stream=COPY)
 
 
 def _norm(draft: Draft) -> Ids:

@@ -109,9 +109,7 @@ def _attend(draft: Draft, section: Section, product_results: set[int], item: Ite
 def _pass(source: str, draft: Draft, near: Node, reads: Ids, writes: Ids) -> Item:
     """A kernel that reads and writes each element once."""
     numel = sum(map(draft.numel, writes))
-    dtype, out = draft.dtype(reads[0]), draft.dtype(writes[0])
-    node = elementwise(source, numel, reads, writes, phase=near.phase, path=near.path, dtype=dtype, out_dtype=out)
-    return Item(node)
+    return Item(elementwise(source, numel, near, reads, writes, draft.dtype(reads[0]), draft.dtype(writes[0])))
 
 
 def _round(draft: Draft, section: Section, products: list[Item]) -> None:
@@ -123,8 +121,7 @@ def _round(draft: Draft, section: Section, products: list[Item]) -> None:
         for tensor in _operands(draft, product):
             if tensor not in rounded:
                 rounded[tensor] = draft.local(section, draft.numel(tensor), INT8)
-                formats = {"dtype": draft.dtype(tensor), "out_dtype": INT8}
-                cast = make_op("quantize", rows=op.m, cols=op.k, part="apply", **formats)
-                rounding = kernel(cast, "fused.quantize", node.path, node.phase, (tensor,), (rounded[tensor],))
+                cast = make_op("quantize", draft.dtype(tensor), INT8, rows=op.m, cols=op.k, part="apply")
+                rounding = kernel(cast, "fused.quantize", node, (tensor,), (rounded[tensor],))
                 section.items.insert(section.place(product), Item(rounding))
         product.change(reads=tuple(rounded.get(t, t) for t in node.reads))

@@ -18,7 +18,7 @@ from ..graph import Node
 from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
-from .rewriting.nodes import elementwise
+from .rewriting.nodes import Ids, elementwise
 
 PRODUCTS = ("gemm", "grouped_gemm")
 SIXTEEN_BITS = ("bf16", "fp16")
@@ -121,7 +121,7 @@ class KbitWeights:
             copies[tensor] = self.draft.local(section, numel * itemsize("bf16"), "bf16")
             reads = (tensor, *self._scales(section, tensor))
             kernels += self._scales_unpacked(section, item.node, self.packed[tensor]) if stored.packed_scales else []
-            kernels.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
+            kernels.append(_kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
         if copies:
             item.change(reads=tuple(copies.get(t, t) for t in item.node.reads))
         return kernels
@@ -139,29 +139,10 @@ class KbitWeights:
         """Scales that are packed themselves in fp32, and their mean added."""
         count = ceil(packed.numel / packed.format.block)
         scales = self.draft.local(section, count * itemsize("fp32"), "fp32")
-        first = self._kernel("dequantize_blockwise", count, near, (), scales, "uint8", "fp32")
-        return [first, self._kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]
+        first = _kernel("dequantize_blockwise", count, near, (), scales, "uint8", "fp32")
+        return [first, _kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]
 
-    def _kernel(
-        self,
-        name: str,
-        numel: int,
-        near: Node,
-        reads: tuple[int, ...],
-        result: int,
-        dtype: str,
-        out_dtype: str = "bf16",
-    ) -> Item:
-        return Item(
-            elementwise(
-                f"bitsandbytes.{name}",
-                numel,
-                reads,
-                (result,),
-                phase=near.phase,
-                path=near.path,
-                dtype=dtype,
-                out_dtype=out_dtype,
-                fn="cast",
-            )
-        )
+
+def _kernel(name: str, numel: int, near: Node, reads: Ids, result: int, dtype: str, out_dtype: str = "bf16") -> Item:
+    source = f"bitsandbytes.{name}"
+    return Item(elementwise(source, numel, near, reads, (result,), dtype, out_dtype, fn="cast"))

@@ -62,4 +62,4 @@ def _all(call: Attention) -> int:
 def _copy(near: Node, numel: int, tensors: tuple[int, ...]) -> Node:
     """One copy of so many elements, in the place of ``near``: what is copied lives no longer than before."""
     dtype = near.op.dtype if near.op is not None else "bf16"
-    return elementwise("aten.copy_", numel, tensors, (), phase=near.phase, path=near.path, dtype=dtype)
+    return elementwise("aten.copy_", numel, near, tensors, (), dtype)

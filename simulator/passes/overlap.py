@@ -45,7 +45,7 @@ def overlap(graph: Graph, plan: Plan) -> Graph:
     def beside(node: Node) -> bool:
         return (
             node.group in groups
-            and not node.source.startswith(f"{ALONE}.")
+            and not node.source.startswith(ALONE)
             and not (half and node.group in TENSOR and node.phase not in FORWARD_PHASES)
         )
 

@@ -320,7 +320,7 @@ class _Rounding:
         """
         copy = self._copy(section, weight, recipe.weight)
         op = make_op("copy", size_bytes=ceil(self.draft.numel(weight) * itemsize(recipe.weight)), dtype="uint8")
-        return Item(kernel(op, TRANSPOSE, node.path, node.phase, (weight,), (copy,)))
+        return Item(kernel(op, TRANSPOSE, node, (weight,), (copy,)))
 
     def _matrix(self, tensor: int, op: Op) -> bool:
         """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""
@@ -394,7 +394,7 @@ class _Rounding:
         items: list[Item] = []
 
         def add(op: Op, name: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-            items.append(Item(kernel(op, f"fused.{name}", node.path, node.phase, reads, writes)))
+            items.append(Item(kernel(op, f"fused.{name}", node, reads, writes)))
 
         dtype, out = self.draft.dtype(tensors[0]), self.draft.dtype(copies[0][0])
         whole = make_op("quantize", rows=rows, cols=cols, block=recipe.block, dtype=dtype, out_dtype=out)
@@ -462,8 +462,7 @@ def _attend(draft: Draft, dtype: str) -> None:
                 rows = op.batch * op.seq_q
                 rounded = draft.local(section, rows * cols * itemsize(dtype), dtype)
                 cast = make_op("quantize", rows=rows, cols=cols, dtype=op.dtype, out_dtype=dtype)
-                inputs, path, phase = item.node.reads[:1], item.node.path, item.node.phase
-                items.append(Item(kernel(cast, "fused.quantize", path, phase, inputs, (rounded,))))
+                items.append(Item(kernel(cast, "fused.quantize", item.node, item.node.reads[:1], (rounded,))))
                 item.change(op=op.replace(dtype=dtype, out_dtype=op.dtype), reads=(*item.node.reads, rounded))
                 item.free(rounded)
             items.append(item)

@@ -334,12 +334,12 @@ def _absorb(draft: Draft, section: Section, attention: Item, up: Item, latent: O
     queries, attended = (draft.local(section, rows * heads * rank * itemsize(op.dtype), op.dtype) for _ in range(2))
     into = make_op("gemm", op.dtype, batch=heads, m=rows, n=rank, k=nope, layout="nn")
     out = make_op("gemm", op.dtype, batch=heads, m=rows, n=op.v_head_dim, k=rank, layout="nt")
-    node, path, phase = attention.node, up.node.path, up.node.phase
+    node = attention.node
     reads = tuple(t for t in node.reads if t not in up.node.writes)
     activations = tuple(t for t in reads if draft.role(t) == "activation")
-    before = kernel(into, "fused.absorb_keys", path, phase, distinct((*activations, *weights)), (queries,))
-    attend = kernel(latent, f"fused.{latent.kind}", node.path, phase, distinct((queries, *reads)), (attended,))
-    after = kernel(out, "fused.absorb_values", path, phase, distinct((attended, *weights)), node.writes[:1])
+    before = kernel(into, "fused.absorb_keys", up.node, distinct((*activations, *weights)), (queries,))
+    attend = kernel(latent, f"fused.{latent.kind}", node, distinct((queries, *reads)), (attended,))
+    after = kernel(out, "fused.absorb_values", up.node, distinct((attended, *weights)), node.writes[:1])
     insert(section, section.place(attention), map(Item, (before, attend, after)))
     drop(section, (up, attention))
 

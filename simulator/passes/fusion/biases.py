@@ -24,5 +24,4 @@ def _with_addition(item: Item) -> list[Item]:
     if node.phase == "backward" or op is None or op.kind != "gemm" or name_of(node) != "addmm":
         return [item]
     numel, written = op.batch * op.m * op.n, node.writes[:1]
-    addition = elementwise("aten.add_", numel, written, written, dtype=op.out_dtype, phase=node.phase, path=node.path)
-    return [item, Item(addition)]
+    return [item, Item(elementwise("aten.add_", numel, node, written, written, op.out_dtype))]

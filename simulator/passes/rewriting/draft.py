@@ -45,6 +45,15 @@ class Item:
         lasting = set(tensors)
         self._free(lambda frees: tuple(t for t in frees if t not in lasting))
 
+    def read_instead(self, names: Mapping[int, int]) -> None:
+        """Read other tensors in the place of some."""
+        self.change(reads=tuple(names.get(t, t) for t in self.node.reads))
+
+    def touch_instead(self, names: Mapping[int, int]) -> None:
+        """Read and write other tensors in the place of some, and free the same ones as before."""
+        self.read_instead(names)
+        self.change(writes=tuple(names.get(t, t) for t in self.node.writes))
+
     def rename(self, names: Mapping[int, int]) -> None:
         """Know tensors by other ids."""
 
@@ -171,6 +180,16 @@ class Draft:
         dtypes = [self.dtype_names[code] for code in self.dtypes[firsts].tolist()]
         roles = [ROLES[code] for code in self.roles[firsts].tolist()]
         return tuple(map(Tensor, firsts.tolist(), self.sizes[firsts].tolist(), dtypes, roles, counts))
+
+
+def begin_token(draft: Draft, section: Section, position: int) -> tuple[int, ...]:
+    """An empty tensor that the repetition before writes as its item at ``position`` begins; none without repetition."""
+    if section.repeat == 1:
+        return ()
+    token, first = draft.new(0, "int8", "buffer", section.repeat + 1), section.items[position]
+    section.steps.update({token: 1, token + 1: 1})
+    first.change(writes=(*first.node.writes, token + 1))
+    return (token,)
 
 
 class Insertions:
