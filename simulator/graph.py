@@ -119,6 +119,12 @@ class Node:
         return self.op.kind if self.op is not None else ""
 
     @property
+    def work(self) -> Op:
+        """The op of a node that has one."""
+        assert self.op is not None, self.source
+        return self.op
+
+    @property
     def touches(self) -> tuple[int, ...]:
         """What it reads and writes."""
         return (*self.reads, *self.writes)

@@ -39,8 +39,7 @@ def _size(draft: Draft, section: Section, context: int) -> None:
     kernels = [(item, _caches(draft, item)) for item in section.items if keeps(item.node.op)]
     kernels = [(item, caches) for item, caches in kernels if caches or not _encodes(item)]
     for item, caches in kernels:
-        op = item.node.op
-        assert op is not None
+        op = item.node.work
         size = cache_bytes(op, context if op.kind in TOKENWISE else 0)
         if not caches:
             caches.append(draft.local(section, size, op.dtype, "cache"))
@@ -56,8 +55,7 @@ def _size(draft: Draft, section: Section, context: int) -> None:
 
 def _encodes(item: Item) -> bool:
     """Whether a kernel attends in both directions, as encoders do, which no step reads again."""
-    op = item.node.op
-    return op is not None and op.kind in ("attention_prefill", "mla_prefill") and not op.causal
+    return item.node.kind in ("attention_prefill", "mla_prefill") and not item.node.work.causal
 
 
 def _caches(draft: Draft, item: Item) -> list[int]:

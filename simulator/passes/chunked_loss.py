@@ -96,12 +96,11 @@ def _head(draft: Draft) -> Head | None:
             products = any(_product(section.items[at].node, "backward", "nn", "tn") for at in back)
             if products and layer_of(node.path) is None and any(draft.role(t) in HELD for t in node.reads):
                 heads.append(Head(section, first, back[-1]))
-    return max(heads, key=lambda head: head.product.op.n, default=None)  # type: ignore[union-attr]
+    return max(heads, key=lambda head: head.product.work.n, default=None)
 
 
 def _product(node: Node, phase: str, *layouts: str) -> bool:
-    is_gemm = node.op is not None and node.op.kind == "gemm" and node.phase == phase
-    return is_gemm and LAYOUT.choices[node.op.layout] in layouts  # type: ignore[union-attr]
+    return node.kind == "gemm" and node.phase == phase and LAYOUT.choices[node.work.layout] in layouts
 
 
 def _sums(node: Node) -> bool:
@@ -111,8 +110,7 @@ def _sums(node: Node) -> bool:
 
 def _loop(draft: Draft, head: Head, way: str, fused_gradients: bool) -> None:
     """Puts in the place of the section what comes before head and loss, their chunks, and what comes after."""
-    op, section = head.product.op, head.section
-    assert op is not None
+    op, section = head.product.work, head.section
     tokens = chunk_tokens(way, op.m, op.n, op.k)
     parts, loop = Fraction(op.m, tokens), Section([], -(-op.m // tokens), {}, "", 0)
     before, inside, after = _split_at_head(head)
@@ -172,9 +170,8 @@ def _split_at_head(head: Head) -> tuple[list[Item], list[Item], list[Item]]:
 def _one_kernel(head: Head, inside: Sequence[Item]) -> list[Item]:
     """Products with one kernel between them that puts the logits' gradient in their place."""
     product, (logits, *_) = head.product, head.product.writes
-    op = product.op
-    assert op is not None
-    products = [item for item in inside if item.node.op is not None and item.node.op.kind == "gemm"]
+    op = product.work
+    products = [item for item in inside if item.node.kind == "gemm"]
     losses = [item.node for item in inside if not any(item is other for other in products)]
     outside = dict.fromkeys(t for node in losses for t in node.reads)
     written = dict.fromkeys(t for node in losses for t in node.writes)

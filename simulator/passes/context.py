@@ -86,7 +86,7 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
 
 def _refuse_sparse(graph: Graph, cp: int) -> None:
     """PlanError for attention to chosen tokens: what others hold would have to be chosen from first."""
-    if any(node.op is not None and node.op.kind.startswith("sparse") for node, _ in graph.weighted()):
+    if any(node.kind.startswith("sparse") for node, _ in graph.weighted()):
         raise PlanError(f"parallel.cp={cp}: {graph.name} attends to tokens that an indexer chooses; take parallel.cp=1")
 
 
@@ -202,7 +202,7 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
     numbers = [draft.code(name) for name in ("int64", "int32", "bool")]
     mine = (draft.roles == CACHE) & ~np.isin(draft.dtypes, numbers)
     for section, item in draft.walk():
-        if item.node.op is not None and item.node.op.kind in STATEFUL:  # states are of sequences, not of tokens
+        if item.node.kind in STATEFUL:  # states are of sequences, not of tokens
             for tensor in item.node.reads:
                 mine[section.ids(tensor)] = False
     for section in draft.sections:
@@ -242,7 +242,7 @@ def _in_place(item: Item, nodes: list[Node], buffers: tuple[int, ...]) -> list[I
 
 def _rewrite_attention(draft: Draft, section: Section, item: Item, plan: Plan) -> list[Item]:
     """The items that take the place of one: attention with its communication, everything else as it is."""
-    if item.node.op is not None and item.node.op.kind in SCANS:
+    if item.node.kind in SCANS:
         return _in_place(item, scattered_scan(item.node, plan.group("cp")), ())
     call = attention_of(item.node)
     if call is None:

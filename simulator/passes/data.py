@@ -31,9 +31,7 @@ def data_parallel(graph: Graph, plan: Plan) -> Graph:
     """The graph of one data rank. Unchanged for a single rank that keeps every dtype, and without an optimizer."""
     draft = Draft(graph)
     weight_families = families(draft, plan)
-    if not any(node.op and node.op.kind == "adamw" for node, _ in graph.weighted()) or not _changes(
-        weight_families, plan
-    ):
+    if not any(node.kind == "adamw" for node, _ in graph.weighted()) or not _changes(weight_families, plan):
         return graph
     parallel, overlap = plan.parallel, plan.stack.overlap
     if plan.sums_whole_gradients:
@@ -90,7 +88,7 @@ def _stand_ins(draft: Draft, fused: Iterable[tuple[Item, list[float]]]) -> None:
     """
     buffers: dict[float, int] = {}
     for item, sizes in fused:
-        experts = getattr(item.node.op, "experts", 1) if item.node.op and item.node.op.kind == "grouped_gemm" else 1
+        experts = getattr(item.node.work, "experts", 1) if item.node.kind == "grouped_gemm" else 1
         size = sum(sizes) / experts
         if size not in buffers:
             buffers[size] = draft.new(size, "bf16", "buffer")

@@ -113,7 +113,7 @@ def _width_parts(plan: Plan) -> int:
 
 
 def _product(node: Node) -> Op | None:
-    return node.op if node.op is not None and node.op.kind in PRODUCTS and is_expert(node.path) else None
+    return node.op if node.kind in PRODUCTS and is_expert(node.path) else None
 
 
 def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
@@ -167,10 +167,9 @@ def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]
     if product.kind == "fused_moe":
         return product.tokens, product.hidden, product.topk
     shapes = [
-        item.node.op
+        item.node.work
         for item in items
-        if item.node.op is not None
-        and item.node.op.kind == "moe_permute"
+        if item.node.kind == "moe_permute"
         and not any(draft.roles[t] in HELD for t in (*item.node.reads, *item.node.writes))
     ]
     tokens = [op for op in shapes if op.tokens != product.experts] or shapes
@@ -405,7 +404,7 @@ def _share_weights(draft: Draft, section: Section, mine: np.ndarray, ep: int) ->
         if node.phase == "optimizer" or not is_expert(node.path):
             continue
         weights = [t for t in (*node.reads, *node.writes) if draft.roles[t] in HELD]
-        gradient = op is not None and op.kind == "grouped_gemm" and op.layout == LAYOUT.choices.index("tn")
+        gradient = node.kind == "grouped_gemm" and node.work.layout == LAYOUT.choices.index("tn")
         only = bool(node.reads) and all(draft.roles[t] in HELD or mine[t] for t in node.reads)
         for tensor in (*weights, *(node.writes if gradient or only else ())):
             mine[section.ids(tensor)] = True

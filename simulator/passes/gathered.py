@@ -46,7 +46,7 @@ def _items(layer: Layer) -> list[Item]:
 
 
 def _gathers(node: Node) -> bool:
-    return node.group == "tp" and node.op is not None and node.op.kind == "all_gather"
+    return node.group == "tp" and node.kind == "all_gather"
 
 
 def _replace(layer: Layer, partner: Layer, shard: int, gathered: int) -> bool:

@@ -33,7 +33,7 @@ ON_HOST = ("_foreach_mul_", "_foreach_copy_")  # scaling by the norm and roundin
 
 def update_on_host(draft: Draft, plan: Plan) -> None:
     """Moves the optimizer to the host, in place."""
-    updates = [item for _, item in draft.walk() if item.node.op is not None and item.node.op.kind == "adamw"]
+    updates = [item for _, item in draft.walk() if item.node.kind == "adamw"]
     if not updates:
         return
     early, resident = plan.parallel.shards_gradients, not plan.masters_are_shards
@@ -60,8 +60,7 @@ def _done_on_host(node: Node, early: bool) -> bool:
 
 def _update(draft: Draft, plan: Plan, node: Node, offloaded: dict[int, int], resident: bool) -> list[Node]:
     """What takes the place of an update: gradients that go out now, the host's work, weights that come in."""
-    op = node.op
-    assert op is not None
+    op = node.work
     gradients = tuple(t for t in node.reads if draft.roles[t] == GRADIENT)
     weights = tuple(t for t in node.reads if draft.roles[t] == WEIGHT)
     outside = tuple(dict.fromkeys(offloaded[t] for t in gradients if t in offloaded))
@@ -95,7 +94,7 @@ def _gradients_out(draft: Draft, resident: bool, updates: Sequence[Node]) -> dic
     offloaded: dict[int, int] = {}
     for section, item, tensor in {(id(i), t): (s, i, t) for s, i, t in last.values()}.values():
         outside = draft.local(section, 0, "int8", "buffer")
-        leaving = _Leaving(tensor, outside, norm, updates[0].op.dtype, resident)  # type: ignore[union-attr]
+        leaving = _Leaving(tensor, outside, norm, updates[0].work.dtype, resident)
         insertions.after(section, section.place(item), leaving.nodes(draft, section, item.node))
         offloaded.update(zip(section.ids(tensor).tolist(), section.ids(outside).tolist(), strict=True))
     insertions.apply()

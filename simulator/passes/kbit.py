@@ -108,7 +108,7 @@ class KbitWeights:
 
     def _format(self, node: Node, tensor: int) -> KbitFormat | None:
         """How a weight of a product is packed; None for one that is added as a bias, or read by anything else."""
-        if node.op is None or node.op.kind not in PRODUCTS or self.draft.numel(tensor) <= node.op.n:
+        if node.kind not in PRODUCTS or self.draft.numel(tensor) <= node.work.n:
             return None
         return self.format_of(node.path, node.source)
 

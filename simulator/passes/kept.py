@@ -87,12 +87,11 @@ def kept_bytes(graphs: Iterable[Graph], context: int) -> KeptBytes:
         for block in graph.blocks:
             for node in block.nodes:
                 if keeps(node.op):
-                    sums[_class(node.op, context)] += _uncounted_bytes(graph, block, node, counted)
+                    sums[_class(node.work, context)] += _uncounted_bytes(graph, block, node, counted)
     return KeptBytes(*sums)
 
 
-def _class(op: Op | None, context: int) -> int:
-    assert op is not None
+def _class(op: Op, context: int) -> int:
     return 2 if op.kind not in TOKENWISE else int(op.seq_kv < context)
 
 

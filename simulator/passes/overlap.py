@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...datasets.ops import LAYOUT, Op
+from ...datasets.ops import LAYOUT
 from ..graph import REST_SUFFIX, Graph, Node
 from ..question.plan import Plan
 from .reorder import COMPUTE, reorder_section
@@ -118,8 +118,7 @@ def _cuts(product: Node, node: Node) -> bool:
 
 def _overlap_gather(draft: Draft, section: Section, gather: Node, product: Node) -> list[Item]:
     """Gather and product, cut in a first and a last piece each."""
-    assert gather.op is not None
-    ranks, gathered = gather.op.ranks, gather.writes[0]
+    ranks, gathered = gather.work.ranks, gather.writes[0]
     head = draft.local(section, draft.sizes[gathered] / ranks, draft.dtype(gathered))
     first, others = _parts(gather, ranks, first=True)
     begun, ended = _rows(product, ranks, first=False)
@@ -134,8 +133,7 @@ def _overlap_gather(draft: Draft, section: Section, gather: Node, product: Node)
 
 def _own_rows(gather: Node, product: Node) -> list[Item]:
     """A gather, beside it the product of the rank's own rows, then that of all others."""
-    assert gather.op is not None
-    begun, ended = _rows(product, gather.op.ranks, first=True)
+    begun, ended = _rows(product, gather.work.ranks, first=True)
     reads = tuple(t for tensor in product.reads for t in (gather.reads if tensor == gather.writes[0] else (tensor,)))
     return [
         Item(gather),
@@ -146,8 +144,7 @@ def _own_rows(gather: Node, product: Node) -> list[Item]:
 
 def _overlap_scatter(draft: Draft, section: Section, product: Node, scatter: Node) -> list[Item]:
     """Product and scatter, cut in a first and a last piece each."""
-    assert scatter.op is not None
-    ranks, partial, out = scatter.op.ranks, product.writes[0], scatter.writes[0]
+    ranks, partial, out = scatter.work.ranks, product.writes[0], scatter.writes[0]
     head = draft.local(section, draft.sizes[partial] / ranks, draft.dtype(partial))
     summed = draft.local(section, draft.sizes[out] / ranks, draft.dtype(out))
     begun, ended = _rows(product, ranks, first=True)
@@ -162,24 +159,19 @@ def _overlap_scatter(draft: Draft, section: Section, product: Node, scatter: Nod
 
 def _parts(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
     """A collective in two: one chunk and the rest, or the rest and one chunk, on their own stream."""
-    assert node.op is not None
-    one = node.op.size_bytes // ranks
-    sizes = (one, node.op.size_bytes - one) if first else (node.op.size_bytes - one, one)
-    chunks = [
-        replace(node, op=node.op.replace(size_bytes=s), bytes_moved=s, stream=f"comm:{node.group}", frees=())
-        for s in sizes
-    ]
-    return chunks[0], replace(chunks[1], source=f"{node.source}{REST_SUFFIX}")
+    return _in_two(replace(node, stream=f"comm:{node.group}"), "size_bytes", ranks, first)
 
 
 def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
     """A product in two by rows: one chunk and the rest, or the rest and one chunk."""
-    assert node.op is not None
-    one = node.op.m // ranks
-    rows = (one, node.op.m - one) if first else (node.op.m - one, one)
-    chunks = [_with(node, node.op.replace(m=m)) for m in rows]
-    return chunks[0], replace(chunks[1], source=f"{node.source}{REST_SUFFIX}")
+    return _in_two(node, "m", ranks, first)
 
 
-def _with(node: Node, op: Op) -> Node:
-    return replace(node, op=op, bytes_moved=int(op.cost.bytes), frees=())
+def _in_two(node: Node, dim: str, ranks: int, first: bool) -> tuple[Node, Node]:
+    """A node in two along a dimension; a collective moves what lies in its buffer."""
+    whole = getattr(node.work, dim)
+    one = whole // ranks
+    ops = [node.work.replace(**{dim: size}) for size in ((one, whole - one) if first else (whole - one, one))]
+    moved = [op.size_bytes if node.group else int(op.cost.bytes) for op in ops]
+    begun, ended = (replace(node, op=op, bytes_moved=m, frees=()) for op, m in zip(ops, moved, strict=True))
+    return begun, replace(ended, source=f"{node.source}{REST_SUFFIX}")

@@ -162,7 +162,7 @@ def _layers_apart(graph: Graph, formats: ProductFormats) -> Graph:
 
 def _formats_of(block: Block, formats: ProductFormats) -> list[tuple[WeightFormat | None, ...]]:
     """By repetition: how the weights of each product are packed."""
-    products = [node for node in block.nodes if node.op is not None and node.op.kind in PRODUCTS]
+    products = [node for node in block.nodes if node.kind in PRODUCTS]
     named = list(dict.fromkeys((node.path, node.source) for node in products))
     moved = [at * block.stride for at in range(block.repeat)]
     return [
@@ -180,7 +180,7 @@ def shard_scales(graph: Graph, plan: Plan) -> Graph:
     draft, formats = Draft(graph), ProductFormats(plan)
     for section, item in draft.walk():
         node, reads = item.node, item.node.reads
-        weight_format = formats.of(node.path, node.source) if node.op is not None and node.op.kind in PRODUCTS else None
+        weight_format = formats.of(node.path, node.source) if node.kind in PRODUCTS else None
         recipe = weight_format and recipe_of(weight_format)
         if not recipe or not recipe.weight_block:
             continue
@@ -272,7 +272,7 @@ class _Rounding:
 
     def _format(self, node: Node) -> WeightFormat | None:
         """How the weights of a product with (or for) them are packed; None for any other node and in 16 bits."""
-        if node.op is None or node.op.kind not in PRODUCTS or node.op.dtype not in HIGH:
+        if node.kind not in PRODUCTS or node.work.dtype not in HIGH:
             return None
         if node.source in ABSORBED:
             return None
@@ -290,8 +290,7 @@ class _Rounding:
         weights: dict[int, tuple[Section, Recipe]],
     ) -> list[Item]:
         """Give a product its format; the nodes that round what it reads."""
-        node, op, recipe = item.node, item.node.op, recipe_of(weight_format)
-        assert op is not None
+        node, op, recipe = item.node, item.node.work, recipe_of(weight_format)
         weights_of_node = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
         trained = not weights_of_node or any(self.draft.role(t) == "weight" for t in weights_of_node)
         operands = [t for t in node.reads if recipe.activation and self._operand(t, op)]

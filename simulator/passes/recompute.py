@@ -191,14 +191,14 @@ def regions(layer: Layer, kind: str, modules: Sequence[str]) -> list[RecomputedR
 
 def _saved_positions(nodes: dict[int, Node]) -> frozenset[int]:
     """What torchtitan keeps: attention, reduce-scatters, and every second product."""
-    kinds = {position: node.op.kind for position, node in nodes.items() if node.op is not None}
+    kinds = {position: node.kind for position, node in nodes.items()}
     products = [position for position, kind in kinds.items() if kind == "gemm"]
     return frozenset([p for p, kind in kinds.items() if kind in (*ATTENTION, "reduce_scatter")] + products[::2])
 
 
 def _belongs(node: Node, module: str) -> bool:
     names = node.path.split(".")
-    kind = node.op.kind if node.op is not None else ""
+    kind = node.kind
     purpose = KINDS[kind].purpose if kind else ""
     expert = "experts" in names
     if module == "core_attn":
@@ -219,7 +219,7 @@ def _belongs(node: Node, module: str) -> bool:
 def _until_attention(nodes: dict[int, Node], first: int) -> frozenset[int]:
     """Nodes of the attention module itself between its up-projections and its core: rotation and concatenation."""
     module = nodes[first].path.rsplit(".", 1)[0]
-    core = next((p for p, node in nodes.items() if node.op is not None and node.op.kind in ATTENTION), first)
+    core = next((p for p, node in nodes.items() if node.kind in ATTENTION), first)
     return frozenset(p for p, node in nodes.items() if first <= p < core and node.path == module)
 
 

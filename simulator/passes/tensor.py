@@ -253,7 +253,7 @@ class _TensorWalk:
         else:
             self._gather_logits()
         for _, item in optimizer:
-            if item.node.op is not None and item.node.op.kind == "adamw":
+            if item.node.kind == "adamw":
                 self._shrink(item)
 
     def _sum_gradients(self, section: Section | None) -> None:
@@ -287,8 +287,7 @@ class _TensorWalk:
 
     def _shrink(self, item: Item) -> None:
         """An optimizer step over shares of weights; its state follows the weights."""
-        op, reads = item.node.op, np.array(item.node.reads)
-        assert isinstance(op, Op)
+        op, reads = item.node.work, np.array(item.node.reads)
         full, sizes = self.sharing.full, self.draft.sizes
         weights = reads[: op.tensors]
         for first in range(len(reads) - MOMENTS * op.tensors, len(reads), op.tensors):

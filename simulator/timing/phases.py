@@ -198,7 +198,7 @@ def weight_us(costs: Costs) -> float:
     gradient = ROLES.index("gradient")
 
     def only_gradients(node: Node) -> bool:
-        is_product = node.op is not None and node.op.kind in ("gemm", "grouped_gemm")
+        is_product = node.kind in ("gemm", "grouped_gemm")
         return is_product and bool(node.writes) and all(roles[t] == gradient for t in node.writes)
 
     chosen = [i for i, n in enumerate(costs.nodes) if n.phase == "backward" and only_gradients(n)]

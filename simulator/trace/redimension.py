@@ -185,7 +185,7 @@ def _sample_rows(graph: Graph, tokens: int, samples: int) -> Graph:
     """A graph traced as one prompt, whose products of a single row have ``samples`` of them."""
 
     def node_at(node: Node) -> Node:
-        if tokens == 1 or node.op is None or node.op.kind != "gemm" or node.op.m != 1:
+        if tokens == 1 or node.kind != "gemm" or node.work.m != 1:
             return node
         op = node.op.replace(m=samples)
         return replace(node, op=op, bytes_moved=int(op.cost.bytes))

@@ -38,16 +38,11 @@ def find(
     return [
         item
         for item in section.items
-        if (not kinds or kind_of(item) in kinds)
+        if (not kinds or item.node.kind in kinds)
         and (not sources or item.node.source in sources)
         and path in (None, item.node.path)
         and (below is None or item.node.path.startswith(f"{below}."))
     ]
-
-
-def kind_of(item: Item) -> str:
-    """The kind of a node's op; empty where no kind covers it."""
-    return item.node.op.kind if item.node.op is not None else ""
 
 
 def weights_of(draft: Draft, node: Node) -> Ids:

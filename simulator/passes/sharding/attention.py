@@ -261,8 +261,7 @@ def scattered_scan(node: Node, group: Group) -> list[Node]:
 
     So does Megatron-Core, whatever attention does (``megatron/core/ssm/mamba_context_parallel.py``).
     """
-    op = node.op
-    assert op is not None
+    op = node.work
     tokens = op.batch * op.seq / group.ranks * itemsize(op.dtype)
     keys, values, gates = (float(operand) * tokens for operand in operands(op))
     sizes = (values, keys + values + gates) if op.kind.endswith("backward") else (keys + values + gates, values)

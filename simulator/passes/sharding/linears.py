@@ -61,7 +61,7 @@ class DataFlow:
                 if heads_after or self._product(after):
                     product, heads = product or not heads_after, heads or heads_after
                     continue
-                if after.op is not None and after.op.kind in CHOOSING and width != self.vocab:
+                if after.kind in CHOOSING and width != self.vocab:
                     return REPLICATED, None
                 normed = normed or self._norms(after, width)
                 waiting.extend(after.writes)
@@ -80,7 +80,7 @@ class DataFlow:
         return _thin(node) and any(self._product(after) for after in readers if after.phase == node.phase)
 
     def _product(self, node: Node) -> bool:
-        if node.op is None or node.op.kind not in ("gemm", "grouped_gemm", "fused_moe"):
+        if node.kind not in ("gemm", "grouped_gemm", "fused_moe"):
             return False
         return any(self.weight[t] for t in node.reads)
 
@@ -96,7 +96,7 @@ class DataFlow:
 
 def _thin(node: Node) -> bool:
     """Whether a product keeps so few of its input's features that the ranks had better all have its result."""
-    return node.op is not None and node.op.kind == "gemm" and node.op.n <= min(THIN, node.op.k // 4)
+    return node.kind == "gemm" and node.work.n <= min(THIN, node.work.k // 4)
 
 
 def attention_heads(node: Node, tokens: int) -> Heads | None:

@@ -21,7 +21,7 @@ from .work import Limit, RankWork
 
 def shared(sharing: Sharing, position: int, node: Node) -> RankWork:
     """One rank's share of a node, at a position of its section, whose operands are summed."""
-    kind = node.op.kind if node.op is not None else ""
+    kind = node.kind
     if kind == "gemm":
         return _product(sharing, position, node)
     if kind in ("grouped_gemm", "fused_moe"):
@@ -30,8 +30,7 @@ def shared(sharing: Sharing, position: int, node: Node) -> RankWork:
 
 
 def _product(sharing: Sharing, position: int, node: Node) -> RankWork:
-    op, shards = node.op, sharing.shards
-    assert op is not None
+    op, shards = node.work, sharing.shards
     weights = _weights(sharing, node, op)
     inputs = [t for t in node.reads if not shards.weight[t]]
     if not weights:
@@ -185,8 +184,7 @@ def _absorb(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> RankWor
 
 def _experts(sharing: Sharing, node: Node) -> RankWork:
     """Experts' products: whole, on this rank's own tokens, or their inner width shared by expert-tensor ranks."""
-    op, shards, degree = node.op, sharing.shards, sharing.expert_parts
-    assert op is not None
+    op, shards, degree = node.work, sharing.shards, sharing.expert_parts
     weights = [t for t in node.reads if shards.weight[t]]
     for tensor in (*weights, *(t for t in node.writes if sharing.draft.role(t) == "gradient")):
         sharing.expert[list(sharing.section.ids(tensor))] = True

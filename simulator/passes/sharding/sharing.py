@@ -128,7 +128,7 @@ class Sharing:
 
     def no_product(self, node: Node) -> RankWork:
         """One rank's share of a node that is no product and whose operands are summed."""
-        kind = node.op.kind if node.op is not None else ""
+        kind = node.kind
         if self._looks_up(node):
             return self._table(node)
         self.note_sources(node)
@@ -207,7 +207,7 @@ class Sharing:
         return RankWork(op, pending=sums, parts=Fraction(self.tp))
 
     def _features(self, node: Node, top: int) -> RankWork:
-        shards, kind = self.shards, node.op.kind if node.op is not None else ""
+        shards, kind = self.shards, node.kind
         sources = [t for t in (*node.reads, *node.writes) if shards.kind[t] == top and not shards.weight[t]]
         cached = any(self.draft.role(t) == "cache" for t in (*node.reads, *node.writes))
         new = [t for t in sources if self.draft.role(t) != "cache"] or sources
@@ -251,8 +251,7 @@ class Sharing:
 
     def _wide_norm(self, node: Node) -> RankWork:
         """A norm over all queries or keys: each rank has its features and weights, and the statistics are summed."""
-        op, shards = node.op, self.shards
-        assert op is not None
+        op, shards = node.work, self.shards
         source = self._largest(node, FEATURES)
         parts = shards.share(source)
         for tensor in node.reads:
@@ -299,8 +298,7 @@ class Sharing:
     # --- sums inside an op -----------------------------------------------------------------------------------
 
     def _reduce(self, node: Node, top: int) -> RankWork:
-        op, result = node.op, node.writes[0]
-        assert op is not None
+        op, result = node.work, node.writes[0]
         if top == TOKENS:
             return self._reduce_tokens(node, op, result)
         source = self._largest(node, top)
@@ -342,7 +340,7 @@ class Sharing:
     def _gradients(self, node: Node, top: int) -> RankWork:
         """Norms and tables of positions: gradients of the input and of a gate are shared, those of weights sums."""
         work = self.by_tokens(node) if top == TOKENS else self._features(node, top)
-        table = node.op is not None and node.op.kind == "embedding_backward"
+        table = node.kind == "embedding_backward"
         stream = -1 if table else max(node.writes, key=lambda t: int(self.shards.numel[t]))
         for tensor in (t for t in node.writes if stream < 0 or self.shards.numel[t] < self.shards.numel[stream]):
             ids = list(self.section.ids(tensor))
@@ -362,8 +360,7 @@ class Sharing:
 
     def _table(self, node: Node) -> RankWork:
         """Rows of the table of embeddings that this rank holds: others' rows are zeros until summed."""
-        op, shards = node.op, self.shards
-        assert op is not None
+        op, shards = node.work, self.shards
         parts = Fraction(self.vocab, -(-self.vocab // self.tp))
         shared = share(op, "vocab", parts) if op.kind != "elementwise" else op
         if op.kind != "embedding_backward":
@@ -400,5 +397,5 @@ def _vocabulary(draft: Draft) -> tuple[int, int, int]:
 
 
 def _weigh(draft: Draft, node: Node) -> bool:
-    product = node.op is not None and node.op.kind == "gemm" and node.phase == "forward" and node.op.batch == 1
+    product = node.kind == "gemm" and node.phase == "forward" and node.work.batch == 1
     return product and any(draft.role(t) in ("weight", "frozen") for t in node.reads)

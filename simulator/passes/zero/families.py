@@ -92,7 +92,7 @@ def summing(plan: Plan, family: WeightFamily, size: float) -> list[tuple[str, fl
 
 def _experts(draft: Draft) -> np.ndarray:
     """Which tensors belong to experts: weights and gradients of the modules that run grouped products."""
-    modules = {_module(item.node) for _, item in draft.walk() if item.node.op and item.node.op.kind == "grouped_gemm"}
+    modules = {_module(item.node) for _, item in draft.walk() if item.node.kind == "grouped_gemm"}
     expert = np.zeros(len(draft.sizes), dtype=bool)
     if modules:
         for section, item in draft.walk():

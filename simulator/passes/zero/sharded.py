@@ -100,7 +100,7 @@ class _Gatherer:
             self.shard_of[made] = self.shard_of[ids if len(ids) == len(made) else ids[:1]]
         for item in section.items[unit.first : unit.last + 1]:
             if item.node.phase != "forward":
-                item.change(reads=tuple(renamed.get(t, t) for t in item.node.reads))
+                item.read_instead(renamed)
         return replace(unit, weights=tuple(renamed.values()))
 
     def gather(self, unit: Unit, phase: str, prefix: str) -> None:
@@ -213,9 +213,8 @@ def _sum_shards(draft: Draft, shard_of: dict[int, int], ranks: int) -> None:
         elements = draft.elements(np.array(node.reads))
         kept_share = 1.0 - elements[scattered].sum() / elements.sum() * (1 - 1 / ranks)
         shards = tuple(dict.fromkeys(shard_of.get(tensor, tensor) for tensor in node.reads))
-        assert node.op is not None
-        size_bytes = int(np.ceil(node.op.size_bytes * kept_share))
-        item.change(op=node.op.replace(size_bytes=size_bytes), reads=shards, writes=shards)
+        size_bytes = int(np.ceil(node.work.size_bytes * kept_share))
+        item.change(op=node.work.replace(size_bytes=size_bytes), reads=shards, writes=shards)
 
 
 def _bucket_buffer(draft: Draft, plan: Plan, family: WeightFamily) -> int:

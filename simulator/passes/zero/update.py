@@ -45,7 +45,7 @@ def insert_update(
     for update in parts:
         nodes += update.gathered()
     for section in draft.sections:
-        others = [item for item in section.items if item.node.op is None or item.node.op.kind != "adamw"]
+        others = [item for item in section.items if item.node.kind != "adamw"]
         if len(others) < len(section.items):
             section.items = [*others, *map(Item, nodes)]
             nodes = []
@@ -55,7 +55,7 @@ def _moments(draft: Draft) -> dict[int, Ids]:
     """The states of every weight, by the weight's id: AdamW nodes name them in the order of the weights."""
     found: dict[int, Ids] = {}
     for _, item in draft.walk():
-        if item.node.op is not None and item.node.op.kind == "adamw":
+        if item.node.kind == "adamw":
             states = [t for t in item.node.reads if draft.roles[t] == STATE]
             weights = [t for t in item.node.writes if draft.roles[t] != STATE]
             for index, weight in enumerate(weights):
