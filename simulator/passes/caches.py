@@ -60,5 +60,5 @@ def _encodes(item: Item) -> bool:
 
 def _caches(draft: Draft, item: Item) -> list[int]:
     """The caches that a node touches, without counters of positions."""
-    touched = dict.fromkeys((*item.node.reads, *item.node.writes))
+    touched = dict.fromkeys(item.node.touches)
     return [t for t in touched if draft.role(t) == "cache" and draft.dtype(t) not in WHOLE_NUMBERS]

@@ -130,7 +130,7 @@ def _loop(draft: Draft, head: Head, way: str, fused_gradients: bool) -> None:
 
 def _shrink(draft: Draft, loop: Section, tokens: int, parts: Fraction) -> None:
     """Has the nodes of the loop work on a part of the ``tokens``; what nobody else needs is of a chunk's own."""
-    others = {t for section, item in draft.walk() if section is not loop for t in (*item.node.reads, *item.node.writes)}
+    others = {t for section, item in draft.walk() if section is not loop for t in item.node.touches}
     sums = {t for item in loop.items if _sums(item.node) for t in item.node.writes}
     names = {}
     for tensor in dict.fromkeys(t for item in loop.items for t in item.node.writes):
@@ -159,7 +159,7 @@ def _split_at_head(head: Head) -> tuple[list[Item], list[Item], list[Item]]:
         if node is head.product or not chunked.isdisjoint(node.reads):
             inside.append(item)
             (gradients if _product(node, "backward", "nn", "tn") else chunked).update(node.writes)
-        elif not gradients.isdisjoint((*node.reads, *node.writes)):
+        elif not gradients.isdisjoint(node.touches):
             after.append(item)
             gradients.update(node.writes)
         else:

@@ -214,7 +214,7 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
                 items += _in_place(item, nodes, buffers)
                 continue
             items.append(item)
-            if not any(t < len(mine) and mine[t] for t in (*node.reads, *node.writes)) or node.op is None:
+            if not any(t < len(mine) and mine[t] for t in node.touches) or node.op is None:
                 continue
             if KINDS[node.op.kind].family == "gemm":
                 raise PlanError(

@@ -169,8 +169,7 @@ def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]
     shapes = [
         item.node.work
         for item in items
-        if item.node.kind == "moe_permute"
-        and not any(draft.roles[t] in HELD for t in (*item.node.reads, *item.node.writes))
+        if item.node.kind == "moe_permute" and not any(draft.roles[t] in HELD for t in item.node.touches)
     ]
     tokens = [op for op in shapes if op.tokens != product.experts] or shapes
     if not tokens:
@@ -403,7 +402,7 @@ def _share_weights(draft: Draft, section: Section, mine: np.ndarray, ep: int) ->
         node, op = item.node, item.node.op
         if node.phase == "optimizer" or not is_expert(node.path):
             continue
-        weights = [t for t in (*node.reads, *node.writes) if draft.roles[t] in HELD]
+        weights = [t for t in node.touches if draft.roles[t] in HELD]
         gradient = node.kind == "grouped_gemm" and node.work.layout == LAYOUT.choices.index("tn")
         only = bool(node.reads) and all(draft.roles[t] in HELD or mine[t] for t in node.reads)
         for tensor in (*weights, *(node.writes if gradient or only else ())):

@@ -114,7 +114,7 @@ def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[
         and name_of(item.node) in pattern.members
         and matches_path(pattern.path, item.node.path)
         and matches_path(pattern.within, item.node.path)
-        and not any(state.cached[t] for t in (*item.node.reads, *item.node.writes))
+        and not any(state.cached[t] for t in item.node.touches)
     ]
     names = {name_of(section.items[position].node) for position in accepted}
     if not names.issuperset(pattern.needs):
@@ -138,7 +138,7 @@ def _connected_groups(_: Fusing, section: Section, accepted: Sequence[int], patt
     meeting: dict[object, int] = {}
     for position in accepted:
         node = section.items[position].node
-        for tensor in (*node.reads, *node.writes):
+        for tensor in node.touches:
             key = (tensor, node.path if pattern.module else "")
             if key in meeting:
                 parent[root(position)] = root(meeting[key])
@@ -163,7 +163,7 @@ def _grow_groups(state: Fusing, section: Section, accepted: Sequence[int], patte
             if not begun or not left_out.isdisjoint(node.reads):
                 left_out.update(node.writes)
                 continue
-        near = {meeting[t, module] for t in (*node.reads, *node.writes) if (t, module) in meeting}
+        near = {meeting[t, module] for t in node.touches if (t, module) in meeting}
         newest = sorted(near, reverse=True)
         for choice in [newest, *([n] for n in newest), []]:
             together = sorted([*(p for n in choice for p in groups[n]), position])
@@ -257,7 +257,7 @@ def _kernel_position(section: Section, positions: Sequence[int]) -> Item | None:
             reads_after.subtract(node.reads)
             writes_after.subtract(node.writes)
             continue
-        touched = (*node.reads, *node.writes)
+        touched = node.touches
         late = late and written_before.isdisjoint(touched) and read_before.isdisjoint(node.writes)
         early = early and not any(writes_after[t] > 0 and t not in written_before for t in touched)
         early = early and not any(reads_after[t] > 0 for t in node.writes)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import make_op
@@ -23,6 +24,7 @@ from ..graph import Node
 from ..question.plan import Plan
 from .micro_batches import SYNC
 from .rewriting.draft import Draft, Insertions, Item, Section
+from .rewriting.match import expand
 from .rewriting.nodes import Ids, copy_kernel, kernel, name_of, reduction
 from .zero.families import GRADIENT, STATE, WEIGHT
 
@@ -38,14 +40,14 @@ def update_on_host(draft: Draft, plan: Plan) -> None:
         return
     early, resident = plan.parallel.shards_gradients, not plan.masters_are_shards
     offloaded = _gradients_out(draft, resident, [item.node for item in updates]) if early else {}
+
+    def on_host(item: Item) -> list[Item]:
+        if any(item is update for update in updates):
+            return [Item(node) for node in _update(draft, plan, item.node, offloaded, resident)]
+        return [] if _done_on_host(item.node, early) else [item]
+
     for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            if any(item is update for update in updates):
-                items += map(Item, _update(draft, plan, item.node, offloaded, resident))
-            elif not _done_on_host(item.node, early):
-                items.append(item)
-        section.items = items
+        expand(section, on_host)
     if not resident:
         _weights_in(draft)
     draft.sizes[draft.roles == STATE] = 0
@@ -153,17 +155,18 @@ def _norm(draft: Draft) -> Ids:
 
 def _weights_in(draft: Draft) -> None:
     """Brings shards from the host before whatever reads them."""
+
+    def with_copy(section: Section, item: Item) -> list[Item]:
+        node = item.node
+        shards = tuple(t for t in node.reads if draft.roles[t] == WEIGHT and draft.sizes[t])
+        if node.phase == "optimizer" or not shards:
+            return [item]
+        size = float(draft.sizes[list(shards)].sum())
+        staging = draft.local(section, size, draft.dtype(shards[0]), "buffer")
+        item.change(reads=(staging, *(t for t in node.reads if t not in shards)))
+        item.free(staging)
+        return [Item(_come("copy.weights_in", size, node.reads, (staging,), node)), item]
+
     for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            node = item.node
-            shards = tuple(t for t in node.reads if draft.roles[t] == WEIGHT and draft.sizes[t])
-            if node.phase != "optimizer" and shards:
-                size = float(draft.sizes[list(shards)].sum())
-                staging = draft.local(section, size, draft.dtype(shards[0]), "buffer")
-                items.append(Item(_come("copy.weights_in", size, node.reads, (staging,), node)))
-                item.change(reads=(staging, *(t for t in node.reads if t not in shards)))
-                item.free(staging)
-            items.append(item)
-        section.items = items
+        expand(section, partial(with_copy, section))
     draft.sizes[draft.roles == WEIGHT] >>= 20  # next to nothing, by which pipeline stages still share the update

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 
 from ...datasets.dtypes import itemsize
@@ -18,6 +19,7 @@ from ..graph import Node
 from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
+from .rewriting.match import expand
 from .rewriting.nodes import Ids, elementwise
 
 PRODUCTS = ("gemm", "grouped_gemm")
@@ -79,11 +81,7 @@ class KbitWeights:
         released = freed_tensors(self.draft)
         self.packed = self._find_weights()
         for section in self.draft.sections:
-            items: list[Item] = []
-            for item in section.items:
-                items += self._unpack(section, item)
-                items.append(item)
-            section.items = items
+            expand(section, partial(self._unpack, section))
         for tensor, packed in self.packed.items():
             self.draft.sizes[tensor] = ceil(packed.numel * itemsize(packed.format.dtype))
             self.draft.dtypes[tensor] = self.draft.code(packed.format.dtype)
@@ -113,7 +111,7 @@ class KbitWeights:
         return self.format_of(node.path, node.source)
 
     def _unpack(self, section: Section, item: Item) -> list[Item]:
-        """The kernels that unpack what a product reads; the product reads the copies."""
+        """The kernels that unpack what a product reads, and the product, which reads the copies."""
         copies: dict[int, int] = {}
         kernels: list[Item] = []
         for tensor in (t for t in item.node.reads if t in self.packed):
@@ -123,8 +121,8 @@ class KbitWeights:
             kernels += self._scales_unpacked(section, item.node, self.packed[tensor]) if stored.packed_scales else []
             kernels.append(_kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
         if copies:
-            item.change(reads=tuple(copies.get(t, t) for t in item.node.reads))
-        return kernels
+            item.read_instead(copies)
+        return [*kernels, item]
 
     def _scales(self, section: Section, tensor: int) -> tuple[int, ...]:
         """The scales of a weight, made where it is first read; later readers find them in memory."""

@@ -98,7 +98,7 @@ def _class(op: Op, context: int) -> int:
 def _uncounted_bytes(graph: Graph, block: Block, node: Node, counted: np.ndarray) -> float:
     """Bytes of a node's caches, in all repetitions, that no node before had."""
     size = 0.0
-    for tensor in dict.fromkeys((*node.reads, *node.writes)):
+    for tensor in dict.fromkeys(node.touches):
         if graph.tensor_roles[tensor] != CACHE:
             continue
         step = block.steps.get(tensor, 0)

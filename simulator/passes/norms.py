@@ -80,7 +80,7 @@ def _reduce_sum(_: Draft, section: Section) -> bool:
 
 def _reduced_alone(before: Sequence[Item], tensor: int) -> Item | None:
     """The all-reduce that touched a tensor last."""
-    touched = [item for item in before if tensor in (*item.node.reads, *item.node.writes)]
+    touched = [item for item in before if tensor in item.node.touches]
     return touched[-1] if touched and touched[-1].node.kind == "all_reduce" else None
 
 

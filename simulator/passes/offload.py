@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...datasets.loading import choice
-from ..graph import ROLES, Graph, Node
+from ..graph import ROLES, Graph
 from ..question.plan import OFFLOAD, Plan, PlanError
 from .host_update import COPY, COPY_OUT, update_on_host
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Insertions, Item, Section, begin_token
-from .rewriting.layers import Layer, covers, layers_of, mapping, read_ids
+from .rewriting.layers import Layer, layer_pairs, mapping, read_elsewhere, read_ids
 from .rewriting.lifetimes import move_frees
 from .rewriting.nodes import Place, copy_kernel
 from .sharding.attention import attention_of
@@ -98,7 +98,7 @@ def _uses(draft: Draft, section: Section, numbers: set[int]) -> dict[int, CacheU
     for position, item in enumerate(section.items):
         node, call = item.node, attention_of(item.node)
         share = call.seq_q / call.seq_kv if call is not None else 0.0
-        for tensor in dict.fromkeys((*node.reads, *node.writes)):
+        for tensor in dict.fromkeys(node.touches):
             if draft.roles[tensor] != CACHE or draft.dtypes[tensor] in numbers or not draft.sizes[tensor]:
                 continue
             comes = tensor in node.reads and (call is None or share < 1)
@@ -112,16 +112,12 @@ def _uses(draft: Draft, section: Section, numbers: set[int]) -> dict[int, CacheU
 
 def _activations(draft: Draft, stack: str) -> None:
     """Copies what each layer keeps out and back."""
-    reads = {id(section): read_ids(draft, section) for section in draft.sections}
+    reads = read_ids(draft)
     moved: list[slice] = []
     late: list[slice] = []
-    backward = list(layers_of(draft, ("recompute", "backward"), stack))
     sent: list[tuple[Item, tuple[int, ...]]] = []
     offloaded: set[int] = set()
-    for layer in reversed(list(layers_of(draft, ("forward",), stack))):
-        partners = [b for b in backward if covers(layer, b)]
-        if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
-            continue
+    for layer, partners in reversed(layer_pairs(draft, ("recompute", "backward"), stack)):
         activations = tuple(t for t in _saved_activations(draft, layer, partners, reads) if t not in offloaded)
         if not activations:
             continue
@@ -139,13 +135,8 @@ def _saved_activations(
     draft: Draft, layer: Layer, partners: list[Layer], reads: dict[int, np.ndarray]
 ) -> tuple[int, ...]:
     """Activations that only this layer and its backward pass use."""
-    section = layer.section
-    sections = {id(section), *(id(partner.section) for partner in partners)}
-    others = np.zeros(len(draft.sizes), dtype=bool)
-    for key, mask in reads.items():
-        if key not in sections:
-            others[: len(mask)] |= mask
-    touched = dict.fromkeys(t for p in layer.positions for t in (*_node(section, p).reads, *_node(section, p).writes))
+    section, others = layer.section, read_elsewhere(draft, reads, (layer, *partners))
+    touched = dict.fromkeys(t for p in layer.positions for t in section.items[p].node.touches)
     freed = {t for item in section.items for t in item.node.frees}
     activations = []
     for tensor in touched:
@@ -158,10 +149,6 @@ def _saved_activations(
         if used and not others[section.span(tensor)].any():
             activations.append(tensor)
     return tuple(activations)
-
-
-def _node(section: Section, position: int) -> Node:
-    return section.items[position].node
 
 
 def _send(draft: Draft, layer: Layer, activations: tuple[int, ...], size: float) -> tuple[Item, int]:

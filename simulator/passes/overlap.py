@@ -99,7 +99,7 @@ def _reader(section: Section, position: int) -> Item | None:
     for item in section.items[position + 1 :]:
         node = item.node
         if gather.writes[0] in node.reads and _cuts(node, gather):
-            return item if touched.isdisjoint((*node.reads, *node.writes)) else None
+            return item if touched.isdisjoint(node.touches) else None
         touched.update(node.writes)
     return None
 
@@ -120,25 +120,25 @@ def _overlap_gather(draft: Draft, section: Section, gather: Node, product: Node)
     """Gather and product, cut in a first and a last piece each."""
     ranks, gathered = gather.work.ranks, gather.writes[0]
     head = draft.local(section, draft.sizes[gathered] / ranks, draft.dtype(gathered))
-    first, others = _parts(gather, ranks, first=True)
-    begun, ended = _rows(product, ranks, first=False)
+    first, others = _in_two(gather, "size_bytes", ranks, first=True)
+    begun, ended = _in_two(product, "m", ranks, first=False)
     reads = tuple(head if t == gathered else t for t in product.reads)
     return [
         Item(replace(first, writes=(head,))),
         Item(replace(others, reads=(*gather.reads, head))),
         Item(replace(begun, reads=reads)),
-        Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
+        Item(replace(ended, reads=tuple(dict.fromkeys(product.touches)))),
     ]
 
 
 def _own_rows(gather: Node, product: Node) -> list[Item]:
     """A gather, beside it the product of the rank's own rows, then that of all others."""
-    begun, ended = _rows(product, gather.work.ranks, first=True)
+    begun, ended = _in_two(product, "m", gather.work.ranks, first=True)
     reads = tuple(t for tensor in product.reads for t in (gather.reads if tensor == gather.writes[0] else (tensor,)))
     return [
         Item(gather),
         Item(replace(begun, reads=reads)),
-        Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
+        Item(replace(ended, reads=tuple(dict.fromkeys(product.touches)))),
     ]
 
 
@@ -147,8 +147,8 @@ def _overlap_scatter(draft: Draft, section: Section, product: Node, scatter: Nod
     ranks, partial, out = scatter.work.ranks, product.writes[0], scatter.writes[0]
     head = draft.local(section, draft.sizes[partial] / ranks, draft.dtype(partial))
     summed = draft.local(section, draft.sizes[out] / ranks, draft.dtype(out))
-    begun, ended = _rows(product, ranks, first=True)
-    first, others = _parts(scatter, ranks, first=False)
+    begun, ended = _in_two(product, "m", ranks, first=True)
+    first, others = _in_two(scatter, "size_bytes", ranks, first=False)
     return [
         Item(replace(begun, writes=(head,))),
         Item(ended),
@@ -157,21 +157,16 @@ def _overlap_scatter(draft: Draft, section: Section, product: Node, scatter: Nod
     ]
 
 
-def _parts(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
-    """A collective in two: one chunk and the rest, or the rest and one chunk, on their own stream."""
-    return _in_two(replace(node, stream=f"comm:{node.group}"), "size_bytes", ranks, first)
-
-
-def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
-    """A product in two by rows: one chunk and the rest, or the rest and one chunk."""
-    return _in_two(node, "m", ranks, first)
-
-
 def _in_two(node: Node, dim: str, ranks: int, first: bool) -> tuple[Node, Node]:
-    """A node in two along a dimension; a collective moves what lies in its buffer."""
-    whole = getattr(node.work, dim)
+    """A node in two along a dimension: one chunk and the rest, or the rest and one chunk; collectives on their stream.
+
+    A collective moves what lies in its buffer.
+    """
+    whole, stream = getattr(node.work, dim), f"comm:{node.group}" if node.group else node.stream
     one = whole // ranks
     ops = [node.work.replace(**{dim: size}) for size in ((one, whole - one) if first else (whole - one, one))]
-    moved = [op.size_bytes if node.group else int(op.cost.bytes) for op in ops]
-    begun, ended = (replace(node, op=op, bytes_moved=m, frees=()) for op, m in zip(ops, moved, strict=True))
+    begun, ended = (
+        replace(node, op=op, bytes_moved=op.size_bytes if node.group else int(op.cost.bytes), frees=(), stream=stream)
+        for op in ops
+    )
     return begun, replace(ended, source=f"{node.source}{REST_SUFFIX}")

@@ -258,7 +258,7 @@ def _bypass_rotary(_: Draft, section: Section) -> None:
 
 def _drop_layouts(draft: Draft, section: Section) -> None:
     """Drop copies around attention that only change the layout: kernels write what the next one reads."""
-    attended = {t for i in find(section, CACHING) for t in (*i.node.reads, *i.node.writes)}
+    attended = {t for i in find(section, CACHING) for t in i.node.touches}
     same: dict[int, tuple[int, ...]] = {}
     copies = []
     for item in find(section, sources=LAYOUTS):

@@ -56,7 +56,7 @@ def skip_fills(draft: Draft, released: np.ndarray) -> bool:
             return False
         tensor = node.writes[0]
         after = section.items[section.place(item) + 1 :]
-        user = next((i for i in after if tensor in (*i.node.reads, *i.node.writes)), None)
+        user = next((i for i in after if tensor in i.node.touches), None)
         if user is None:
             return bool(released[section.ids(tensor)].all())
         overwritten = tensor in user.node.writes

@@ -93,6 +93,14 @@ class Section:
         """The position of an item; StopIteration when it is not here."""
         return next(position for position, other in enumerate(self.items) if other is item)
 
+    def readers(self) -> dict[int, list[int]]:
+        """The positions of the items that read each tensor, in order."""
+        readers: dict[int, list[int]] = {}
+        for position, item in enumerate(self.items):
+            for tensor in item.node.reads:
+                readers.setdefault(tensor, []).append(position)
+        return readers
+
     def span(self, tensor: int) -> slice:
         """The same ids, in the same order, as a slice."""
         step = self.steps.get(tensor, 0)

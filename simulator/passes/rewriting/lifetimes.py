@@ -153,7 +153,7 @@ def _repetition_mask(section: Section, repetitions: slice) -> np.ndarray:
 
 def _free_last(section: Section, item: Item, todo: np.ndarray) -> None:
     """Lets a node free what it uses of ``todo``, and takes that out."""
-    for tensor in dict.fromkeys((*item.node.reads, *item.node.writes)):
+    for tensor in dict.fromkeys(item.node.touches):
         if not todo[section.span(tensor)].any():
             continue
         due, shared = _flags(todo, section, tensor), section.repeat > 1 and tensor not in section.steps

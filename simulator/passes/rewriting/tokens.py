@@ -72,7 +72,7 @@ def _works_on_tokens(draft: Draft, node: Node, along: np.ndarray, length: int) -
     """Whether a node reads something along tokens, or makes it out of constants alone."""
     if node.phase == "optimizer":
         return False
-    if any(along[t] for t in (*node.reads, *node.writes)):
+    if any(along[t] for t in node.touches):
         return True
     constant = all(ROLES[draft.roles[t]] == "buffer" for t in node.reads)
     return constant and node.op is not None and bool(token_dim(node.op, length))

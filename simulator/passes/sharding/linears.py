@@ -39,10 +39,7 @@ class DataFlow:
 
     def __init__(self, section: Section, weight: np.ndarray, tokens: int, vocab: int) -> None:
         self.section, self.weight, self.tokens, self.vocab = section, weight, tokens, vocab
-        self.readers: dict[int, list[int]] = {}
-        for position, item in enumerate(section.items):
-            for tensor in item.node.reads:
-                self.readers.setdefault(tensor, []).append(position)
+        self.readers = section.readers()
 
     def cut(self, position: int) -> tuple[int, Heads | None]:
         """How the weight of the product at ``position`` is cut, and the heads that its result belongs to, if any."""
@@ -104,16 +101,12 @@ def attention_heads(node: Node, tokens: int) -> Heads | None:
     op = node.op
     if op is None:
         return None
-    if op.kind.startswith("attention"):
+    if op.kind.startswith("sparse_attention") and op.latent:
+        return Heads(op.heads_q, op.heads_q, 0, 0)
+    if op.kind.startswith(("attention", "sparse_attention")):
         return Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
     if op.kind.startswith("mla") or KINDS[op.kind].family == "linear_attention":
         return Heads(op.heads, op.heads, 0, 0)
-    if op.kind.startswith("sparse_attention"):
-        return (
-            Heads(op.heads_q, op.heads_q, 0, 0)
-            if op.latent
-            else Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
-        )
     if op.kind == "gemm" and op.batch > 1 and op.batch * op.m % tokens == 0:
         heads = op.batch * op.m // tokens
         return Heads(heads, heads, op.k, op.k)

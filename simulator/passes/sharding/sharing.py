@@ -161,7 +161,7 @@ class Sharing:
     def top(self, node: Node) -> int:
         """The state that decides a node: the most shared of its operands, weights apart."""
         shards = self.shards
-        return max((int(shards.kind[t]) for t in (*node.reads, *node.writes) if not shards.weight[t]), default=WHOLE)
+        return max((int(shards.kind[t]) for t in node.touches if not shards.weight[t]), default=WHOLE)
 
     def note_sources(self, node: Node) -> None:
         """What is made of weights alone is a weight; what is made of nothing takes the state of its use."""
@@ -208,8 +208,8 @@ class Sharing:
 
     def _features(self, node: Node, top: int) -> RankWork:
         shards, kind = self.shards, node.kind
-        sources = [t for t in (*node.reads, *node.writes) if shards.kind[t] == top and not shards.weight[t]]
-        cached = any(self.draft.role(t) == "cache" for t in (*node.reads, *node.writes))
+        sources = [t for t in node.touches if shards.kind[t] == top and not shards.weight[t]]
+        cached = any(self.draft.role(t) == "cache" for t in node.touches)
         new = [t for t in sources if self.draft.role(t) != "cache"] or sources
         parts = shards.share(new[0])
         largest = max(shards.numel[t] for t in sources)

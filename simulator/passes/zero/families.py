@@ -97,7 +97,7 @@ def _experts(draft: Draft) -> np.ndarray:
     if modules:
         for section, item in draft.walk():
             if item.node.phase != "optimizer" and _module(item.node) in modules:
-                for tensor in (*item.node.reads, *item.node.writes):
+                for tensor in item.node.touches:
                     if draft.roles[tensor] in (WEIGHT, FROZEN, GRADIENT):
                         expert[section.ids(tensor)] = True
     return expert
@@ -141,6 +141,6 @@ def rename_gradient(draft: Draft, tensor: int, places: Sequence[tuple[Section, i
 
     for section, position in sections:
         for item in section.items[: position + 1]:
-            if item.node.phase != "optimizer" and tensor in (*item.node.reads, *item.node.writes):
+            if item.node.phase != "optimizer" and tensor in item.node.touches:
                 item.change(reads=swap(item.node.reads), writes=swap(item.node.writes))
     return made
