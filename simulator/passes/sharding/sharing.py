@@ -7,6 +7,7 @@ products stand in :mod:`.products`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -99,9 +100,8 @@ class Sharing:
         how = self._carries(node, waiting)
         if not how:
             return None
-        for tensor in node.writes:
-            if how == SUM and self.sequence:
-                self.shards.mark(self.section, tensor, TOKENS, self.tp)
+        if how == SUM:
+            self.scatter(node.writes)
         sums = dict.fromkeys(node.writes, how)
         if how == EXPERT_SUM and len(node.writes) > 1:  # gradients: of the rows, and of the weights that summed them
             largest = max(int(self.shards.numel[t]) for t in node.writes)
@@ -138,9 +138,7 @@ class Sharing:
         if kind == "reduce":
             return self._reduce(node, top)
         if kind == "quantize" and top == TOKENS and self.plan.settings.fp8_scaling == "rowwise":
-            return RankWork(
-                node.op, tuple(t for t in node.reads if self.shards.kind[t] == TOKENS)
-            )  # rows of all tokens
+            return RankWork(node.op, self.to_gather(node.reads))  # rows of all tokens
         norm = bool(kind) and KINDS[kind].purpose == "norm"
         if norm and top == FEATURES and self._spans_ranks(node):
             return self._wide_norm(node)
@@ -220,8 +218,7 @@ class Sharing:
             if node.op is not None and kind == "rope" and self._one_for_all(tensor, node.op.head_dim, sources):
                 if node.phase == "backward":
                     pending[tensor] = SUM
-                    if self.sequence:
-                        shards.mark(self.section, tensor, TOKENS, self.tp)
+                    self.scatter((tensor,))
                 continue
             parts = shards.share(new[0]) if cached else shards.derived(tensor, sources)
             shards.mark(self.section, tensor, top, parts, tensor in node.reads)
@@ -233,7 +230,7 @@ class Sharing:
             parts = Fraction(self.tp)
         picks = "nll_loss_forward" in node.source  # one word's logit of each row
         statistics = 1 if picks else KINDS[kind].statistics if kind else 0
-        gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
+        gathers = self.to_gather(node.reads)
         op = node.op if picks else self._of_features(node.op, parts, top)
         return RankWork(op, gathers, pending, statistics if top == VOCAB else 0, parts)
 
@@ -284,15 +281,8 @@ class Sharing:
         elif KINDS[op.kind].purpose in ("norm", "softmax"):
             axis = "vocab" if top == VOCAB else "heads"
         else:
-            axis = "vocab" if top == VOCAB and "vocab" in axes_of_op else "heads"
-            axis = (
-                axis
-                if axis in axes_of_op and "features" not in axes_of_op
-                else "vocab"
-                if axis == "vocab"
-                else "features"
-            )
-            axis = axis if axis in axes_of_op else "elements"
+            ways = ("vocab", "features", "heads") if top == VOCAB else ("features", "heads")
+            axis = next((way for way in ways if way in axes_of_op), "elements")
         return share(op, axis, parts, uneven=True) if axis in axes_of_op else op
 
     # --- sums inside an op -----------------------------------------------------------------------------------
@@ -312,8 +302,7 @@ class Sharing:
         if op.length > self.tokens and op.length % self.tokens == 0:
             return RankWork(share(op, "length", parts, uneven=True), pending={result: GRADIENT_SUM}, parts=parts)
         if op.length == self.queries:
-            if self.sequence:
-                self.shards.mark(self.section, result, TOKENS, self.tp)
+            self.scatter((result,))
             return RankWork(share(op, "length", parts, uneven=True), pending={result: SUM}, parts=parts)
         return self._keep_axis(op, "outer" if op.outer > 1 else "inner", result, parts, self.shards.of_width(result))
 
@@ -367,9 +356,8 @@ class Sharing:
             table = max(node.reads, key=lambda t: int(shards.numel[t]))
             self.cut(table, TABLE, VOCAB, parts)
             return self.summed(shared, node, parts)
-        for tensor in node.writes:
-            shards.mark(self.section, tensor, VOCAB, parts, tensor in node.reads)
-        return RankWork(shared, tuple(t for t in node.reads if shards.kind[t] == TOKENS), parts=parts)
+        self.mark(node, parts, VOCAB)
+        return RankWork(shared, self.to_gather(node.reads), parts=parts)
 
     def cut(self, weight: int, cut: int, kind: int, parts: Fraction | int) -> None:
         self.shards.mark(self.section, weight, kind, parts)
@@ -377,10 +365,22 @@ class Sharing:
         self.shards.cut[ids] = np.where(self.shards.cut[ids] == 0, cut, self.shards.cut[ids])
 
     def summed(self, op: Op | None, node: Node, parts: Fraction, how: int = SUM) -> RankWork:
-        if self.sequence:
-            for tensor in node.writes:
-                self.shards.mark(self.section, tensor, TOKENS, self.tp)
+        self.scatter(node.writes)
         return RankWork(op, pending=dict.fromkeys(node.writes, how), parts=parts)
+
+    def to_gather(self, tensors: Iterable[int]) -> tuple[int, ...]:
+        """Those that are shared by tokens."""
+        return tuple(t for t in tensors if self.shards.kind[t] == TOKENS)
+
+    def mark(self, node: Node, parts: Fraction | int, kind: int = FEATURES) -> None:
+        """What a node writes is shared so."""
+        for tensor in node.writes:
+            self.shards.mark(self.section, tensor, kind, parts, tensor in node.reads)
+
+    def scatter(self, tensors: Iterable[int]) -> None:
+        """Sums are shared by tokens, under sequence parallelism."""
+        for tensor in tensors if self.sequence else ():
+            self.shards.mark(self.section, tensor, TOKENS, self.tp)
 
 
 def _vocabulary(draft: Draft) -> tuple[int, int, int]:

@@ -192,8 +192,9 @@ def scatter_gradients(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndar
     every = plan.reduces_every_micro_batch
     insertions, shards, buffer = Insertions(), [], _bucket_buffer(draft, plan, family)
     shard_of: dict[int, int] = {}
-    for section, position, path, gradients in buckets(draft, plan, family):
-        shard, nodes = _scatter_bucket(draft, plan, family, section, path, gradients, FSDP if every else SYNC, buffer)
+    for bucket in buckets(draft, plan, family):
+        section, position, _, gradients = bucket
+        shard, nodes = _scatter_bucket(draft, plan, family, bucket, FSDP if every else SYNC, buffer)
         insertions.after(section, position, nodes)
         shards.append(section.ids(shard))
         for gradient in gradients:
@@ -225,15 +226,9 @@ def _bucket_buffer(draft: Draft, plan: Plan, family: WeightFamily) -> int:
 
 
 def _scatter_bucket(
-    draft: Draft,
-    plan: Plan,
-    family: WeightFamily,
-    section: Section,
-    path: str,
-    gradients: tuple[int, ...],
-    prefix: str,
-    buffer: int,
+    draft: Draft, plan: Plan, family: WeightFamily, bucket: Bucket, prefix: str, buffer: int
 ) -> tuple[int, list[Node]]:
+    section, _, path, gradients = bucket
     stack, old, ranks = plan.stack, draft.dtype(gradients[0]), family.shard.ranks
     dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype
     numel = float(draft.elements(np.array(gradients)).sum())
