@@ -279,19 +279,10 @@ def _settle(state: Fusing, kernel: Fused) -> None:
 
 
 def _kernel(op: Op, rule: Rule, match: Match) -> Node:
-    nodes = match.nodes
+    nodes, path = match.nodes, _common_module([node.path for node in match.nodes])
     host = HostCalls(modules=sum(n.host.modules for n in nodes), autograd=int(any(n.host.autograd for n in nodes)))
-    return replace(
-        nodes[0],
-        op=op,
-        source=f"fused.{rule.name}",
-        path=_common_module([node.path for node in nodes]),
-        reads=match.inputs,
-        writes=match.outputs,
-        bytes_moved=int(op.cost.bytes),
-        frees=(),
-        host=host,
-    )
+    one = replace(nodes[0], op=op, bytes_moved=int(op.cost.bytes), frees=(), host=host)
+    return replace(one, source=f"fused.{rule.name}", path=path, reads=match.inputs, writes=match.outputs)
 
 
 def _common_module(paths: Sequence[str]) -> str:

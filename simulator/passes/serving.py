@@ -289,20 +289,10 @@ def _attend_latents(draft: Draft, section: Section, attention: Item, up: Item) -
     if op.kind in SPARSE:
         latent = op.replace(heads_kv=1, head_dim=gemm.k + op.head_dim - nope, v_head_dim=gemm.k, latent="yes")
     else:
-        latent = make_op(
-            op.kind.replace("attention", "mla"),
-            op.dtype,
-            op.out_dtype,
-            batch=op.batch,
-            heads=op.heads_q,
-            seq_q=op.seq_q,
-            seq_kv=op.seq_kv,
-            kv_lora_rank=gemm.k,
-            qk_nope_head_dim=nope,
-            qk_rope_head_dim=op.head_dim - nope,
-            v_head_dim=op.v_head_dim,
-            causal=op.causal,
-        )
+        alike = {name: getattr(op, name) for name in ("batch", "seq_q", "seq_kv", "v_head_dim", "causal")}
+        widths = {"kv_lora_rank": gemm.k, "qk_nope_head_dim": nope, "qk_rope_head_dim": op.head_dim - nope}
+        kind = op.kind.replace("attention", "mla")
+        latent = make_op(kind, op.dtype, op.out_dtype, heads=op.heads_q, **alike, **widths)
     if op.kind == "attention_prefill":
         attention.change(op=latent)
         _gather_keys(section, attention, up, up.node.writes)
@@ -362,17 +352,9 @@ def _fused_moe(ops: list[Op]) -> Op | None:
     if len(products) != 2 or not routes:
         return None
     (first, second), topk = products, routes[0].topk
-    return make_op(
-        "fused_moe",
-        tokens=first.tokens // topk,
-        hidden=second.n,
-        inter=second.k,
-        topk=topk,
-        experts=first.experts,
-        gated=int(first.n == 2 * second.k),
-        dtype=first.dtype,
-        out_dtype=second.out_dtype,
-    )
+    sizes = {"tokens": first.tokens // topk, "hidden": second.n, "inter": second.k, "topk": topk}
+    gated = int(first.n == 2 * second.k)
+    return make_op("fused_moe", first.dtype, second.out_dtype, **sizes, experts=first.experts, gated=gated)
 
 
 def _route(section: Section, router: list[Item], moe: Op) -> None:

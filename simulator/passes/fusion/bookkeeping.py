@@ -41,7 +41,7 @@ def compute_once(draft: Draft, released: np.ndarray) -> bool:
 
 
 def _is_precomputed(draft: Draft, section: Section, node: Node, constant: np.ndarray) -> bool:
-    if node.phase != "forward" or name_of(node) in RANDOM or (node.kind == "embedding"):
+    if node.phase != "forward" or name_of(node) in RANDOM or node.kind == "embedding":
         return False
     small = sum(int(draft.sizes[t]) for t in node.writes) < FEW_BYTES
     return all(constant[t] for t in node.reads) and (section.repeat == 1 or small)

@@ -31,9 +31,9 @@ def gated(kind: str, name: str, match: Match) -> Op | None:
     node = match.find(name)
     if node is None or node.kind != "elementwise":
         return None
-    cols = node.op.run or _width(match)
-    rows = max(node.op.numel // cols, 1)
-    return make_op(kind, rows=rows, cols=node.op.numel // rows, dtype=node.op.dtype, out_dtype=node.op.out_dtype)
+    cols = node.work.run or _width(match)
+    rows = max(node.work.numel // cols, 1)
+    return make_op(kind, rows=rows, cols=node.work.numel // rows, dtype=node.work.dtype, out_dtype=node.work.out_dtype)
 
 
 def _width(match: Match) -> int:
@@ -53,23 +53,14 @@ def _width(match: Match) -> int:
 
 def rotary(match: Match) -> Op | None:
     """Queries and keys turned in one kernel; heads are counted by the elements that come out."""
-    attention = next(
-        (i.node.work for i in match.section.items if i.node.kind.startswith(HEADED)),
-        None,
-    )
+    attention = next((i.node.work for i in match.section.items if i.node.kind.startswith(HEADED)), None)
     if attention is None:
         return None
     tokens, width = attention.batch * attention.seq_q, attention.head_dim
     turned = sum(match.elements(t) for t in match.results)
     dtype, out_dtype = match.formats()
-    return make_op(
-        "rope",
-        tokens=tokens,
-        heads=max(turned // (tokens * width), 1),
-        head_dim=width,
-        dtype=dtype,
-        out_dtype=out_dtype,
-    )
+    heads = max(turned // (tokens * width), 1)
+    return make_op("rope", dtype, out_dtype, tokens=tokens, heads=heads, head_dim=width)
 
 
 def loss(kind: str, name: str, match: Match) -> Op | None:
