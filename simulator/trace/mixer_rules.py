@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...datasets.ops import Op, make_op
-from .aten import DECODE_QUERIES, rule
+from .aten import DECODE_QUERIES, op_of, rule
 from .calls import Call
 from .layout import dtype_of, numel
 
@@ -53,7 +53,7 @@ def _index(call: Call) -> Op | None:
     batch, tokens, heads, width = query.shape
     sizes = {"batch": batch, "heads": heads, "head_dim": width, "seq_q": tokens, "seq_kv": key.shape[1]}
     kind = "sparse_index_decode" if _decoding(tokens, key.shape[1]) else "sparse_index_prefill"
-    return make_op(kind, dtype=dtype_of(query.dtype), topk=call.arguments["topk"], **sizes)
+    return op_of(kind, query, topk=call.arguments["topk"], **sizes)
 
 
 @rule("sparse_attention", "sparse_attention_backward")
@@ -62,18 +62,9 @@ def _attention(call: Call) -> Op | None:
     batch, heads, tokens, width = query.shape
     suffix = "decode" if _decoding(tokens, key.shape[2]) else "prefill"
     suffix = "backward" if call.name.endswith("backward") else suffix
-    return make_op(
-        f"sparse_attention_{suffix}",
-        dtype=dtype_of(query.dtype),
-        batch=batch,
-        heads_q=heads,
-        heads_kv=key.shape[1],
-        head_dim=width,
-        v_head_dim=value.shape[3],
-        seq_q=tokens,
-        seq_kv=key.shape[2],
-        topk=call.arguments["topk"],
-    )
+    heads_of = {"heads_q": heads, "heads_kv": key.shape[1], "head_dim": width, "v_head_dim": value.shape[3]}
+    sizes = {"batch": batch, "seq_q": tokens, "seq_kv": key.shape[2], "topk": call.arguments["topk"]}
+    return op_of(f"sparse_attention_{suffix}", query, **heads_of, **sizes)
 
 
 def _decoding(queries: int, keys: int) -> bool:

@@ -124,8 +124,6 @@ ADD_NORM = _both(
     updates=True,
 )
 GATED = ("silu_backward", "mul", "cat")
-IN_EXPERTS = {"path": "expert", "siblings": True, "grow": True, "updates": True}
-IN_ATTENTION = {"path": r"attn|attention", "siblings": True, "module": True, "grow": True, "reads": r"rotary|rope"}
 
 SHIPPED: tuple[Rule, ...] = (
     Rule("int_bookkeeping", rewrite=compute_once),
@@ -153,7 +151,17 @@ SHIPPED: tuple[Rule, ...] = (
             siblings=True,
         ),
     ),
-    Rule("rope", _both((TURNS, rotary, ("mul",)), **IN_ATTENTION)),
+    Rule(
+        "rope",
+        _both(
+            (TURNS, rotary, ("mul",)),
+            path=r"attn|attention",
+            reads=r"rotary|rope",
+            module=True,
+            siblings=True,
+            grow=True,
+        ),
+    ),
     Rule(
         "softcap",
         _both(
@@ -167,7 +175,7 @@ SHIPPED: tuple[Rule, ...] = (
         "moe",
         (
             *_both((ROUTER, route, ("topk",)), (ROUTER, joint, ()), path=GATES, siblings=True, grow=True),
-            *_both((PERMUTE, permute, ()), **IN_EXPERTS),
+            *_both((PERMUTE, permute, ()), path="expert", siblings=True, grow=True, updates=True),
         ),
         remakes=False,
     ),
