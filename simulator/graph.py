@@ -41,6 +41,7 @@ from ..datasets.ops import Op
 FORMAT = 2
 PHASES = ("forward", "recompute", "backward", "optimizer")
 ROLES = ("activation", "weight", "frozen", "buffer", "gradient", "optimizer_state", "input", "cache")
+ACTIVATION, WEIGHT, FROZEN, BUFFER, GRADIENT, STATE, INPUT, CACHE = range(len(ROLES))  # as arrays have them
 
 REST_SUFFIX = ".rest"  # ends the source of a node that was cut off another, and is issued with it
 

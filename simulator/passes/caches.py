@@ -12,9 +12,7 @@ from math import ceil
 from ..graph import Graph
 from ..question.plan import Plan
 from .kept import TOKENWISE, cache_bytes, keeps
-from .rewriting.draft import Draft, Item, Section
-
-WHOLE_NUMBERS = ("int64", "int32", "bool")
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Item, Section
 
 
 def size_caches(graph: Graph, plan: Plan) -> Graph:

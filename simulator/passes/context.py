@@ -34,11 +34,11 @@ import numpy as np
 
 from ...datasets.counts import counted
 from ...datasets.ops import KINDS
-from ..graph import ROLES, Graph, Node
+from ..graph import ACTIVATION, CACHE, Graph, Node
 from ..question.errors import DegreeError
 from ..question.plan import Plan, PlanError
 from .dynamic_context import Assignment, Placement, attention_work, dynamic_context
-from .rewriting.draft import Draft, Item, Section
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Item, Section
 from .rewriting.tokens import share_tokens
 from .sharding.attention import (
     SCANS,
@@ -52,7 +52,6 @@ from .sharding.attention import (
     scattered_scan,
 )
 
-CACHE = ROLES.index("cache")
 STATEFUL = ("linear_attention_decode", "causal_conv1d")
 STYLES = {"ring": ring, "ring_allgather": gathered_ring, "allgather": gather_attention, "ulysses": scattered_heads}
 
@@ -199,7 +198,7 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
     """A step of generation over a rank's part of the cache. PlanError where keys are computed from it before."""
     cp, group = plan.parallel.cp, plan.group("cp")
     draft = Draft(graph)
-    numbers = [draft.code(name) for name in ("int64", "int32", "bool")]
+    numbers = [draft.code(name) for name in WHOLE_NUMBERS]
     mine = (draft.roles == CACHE) & ~np.isin(draft.dtypes, numbers)
     for section, item in draft.walk():
         if item.node.kind in STATEFUL:  # states are of sequences, not of tokens
@@ -223,7 +222,7 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
                 )
             if node.op.kind == "copy":  # a cache that grows by copying
                 for tensor in node.writes:
-                    mine[section.ids(tensor)] |= draft.roles[tensor] in (CACHE, ROLES.index("activation"))
+                    mine[section.ids(tensor)] |= draft.roles[tensor] in (CACHE, ACTIVATION)
                 item.compute(node.op.replace(size_bytes=max(ceil(node.op.size_bytes / cp), 1)))
         section.items = items
     draft.sizes[: len(mine)][mine] = -(-draft.sizes[: len(mine)][mine] // cp)

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...datasets.dtypes import itemsize
-from ..graph import Graph, Node
+from ..graph import GRADIENT, Graph, Node
 from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.nodes import Place, addition, collective, elementwise
-from .zero.families import GRADIENT, WeightFamily, families, rename_gradient, summing, units
+from .zero.families import WeightFamily, families, rename_gradient, summing, units
 from .zero.sharded import buckets, gather_weights, scatter_gradients
 from .zero.update import insert_update
 

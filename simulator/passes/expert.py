@@ -38,7 +38,7 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.loading import choice
 from ...datasets.ops import LAYOUT, Op, make_op
-from ..graph import ROLES, Graph, Node
+from ..graph import FROZEN, GRADIENT, STATE, WEIGHT, Graph, Node
 from ..question.errors import DegreeError
 from ..question.options import EP_MODES
 from ..question.plan import Group, Plan, PlanError
@@ -55,8 +55,7 @@ MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
 PRODUCTS = ("grouped_gemm", "fused_moe")
 REPLICATED, GATHERED = "replicated", "gathered"
 GATHERS = {"ep_dispatch": "all_gather", "ep_combine": "reduce_scatter"}
-HELD = tuple(ROLES.index(role) for role in ("weight", "frozen", "gradient"))
-STATE = ROLES.index("optimizer_state")
+HELD = (WEIGHT, FROZEN, GRADIENT)
 
 
 def is_expert(path: str) -> bool:
@@ -401,7 +400,7 @@ def _share_optimizer(draft: Draft, mine: np.ndarray, ep: int) -> None:
         node, op = item.node, item.node.op
         if op is None or op.kind != "adamw":
             continue
-        weights = [t for t in node.reads if ROLES[draft.roles[t]] == "weight"]
+        weights = [t for t in node.reads if draft.roles[t] == WEIGHT]
         local = np.array([t for t in weights if mine[t]], dtype=np.int64)
         if not len(local):
             continue

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...datasets.ops import Op
-from ..graph import ROLES, Graph, HostCalls, Node
+from ..graph import CACHE, Graph, HostCalls, Node
 from ..question.plan import Plan
 from .fusion.patterns import Match, Pattern, Rule, matches_path, name_of
 from .fusion.remake import Fused, remake
@@ -43,7 +43,7 @@ class Fusing:
 
     def __post_init__(self) -> None:
         self.released = freed_tensors(self.draft)
-        self.cached = self.draft.roles == ROLES.index("cache")
+        self.cached = self.draft.roles == CACHE
         self.makers = {t: item.node.path for _, item in self.draft.walk() for t in item.node.writes}
         self.recount()
 
@@ -305,6 +305,4 @@ def _overwrite(draft: Draft, released: np.ndarray, kernel: Fused) -> None:
     if section.repeat > 1 or not alike or not released[result]:
         return
     for item in section.items:
-        reads = tuple(alike[0] if t == result else t for t in item.node.reads)
-        writes = tuple(alike[0] if t == result else t for t in item.node.writes)
-        item.change(reads=reads, writes=writes)
+        item.touch_instead({result: alike[0]})

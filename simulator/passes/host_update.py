@@ -20,13 +20,12 @@ from functools import partial
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import make_op
-from ..graph import Node
+from ..graph import GRADIENT, STATE, WEIGHT, Node
 from ..question.plan import Plan
 from .micro_batches import SYNC
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.match import expand
 from .rewriting.nodes import Ids, copy_kernel, kernel, name_of, reduction
-from .zero.families import GRADIENT, STATE, WEIGHT
 
 COPY, COPY_OUT = "copy", "copy_out"  # from the host and to it: PCIe carries both at once
 ADAM_BYTES = 28.0  # that a fused update reads and writes for an fp32 parameter: p, g, m, v in, p, m, v out

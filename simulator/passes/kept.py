@@ -19,7 +19,7 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.mixer_ops import STATE_BYTES, state_elements
 from ...datasets.ops import KINDS, Op
-from ..graph import ROLES, Block, Graph, Node
+from ..graph import CACHE, Block, Graph, Node
 
 STEPS = ("prefill", "decode")
 TOKENWISE = tuple(
@@ -27,7 +27,6 @@ TOKENWISE = tuple(
 )
 STATES = tuple(f"linear_attention_{step}" for step in STEPS)
 CONVOLUTION = "causal_conv1d"
-CACHE = ROLES.index("cache")
 
 
 def token_bytes(op: Op) -> float:

@@ -13,18 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ...datasets.loading import choice
-from ..graph import ROLES, Graph
+from ..graph import ACTIVATION, CACHE, Graph
 from ..question.plan import OFFLOAD, Plan, PlanError
 from .host_update import COPY, COPY_OUT, update_on_host
 from .pipeline import layer_stack
-from .rewriting.draft import Draft, Insertions, Item, Section, begin_token
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Insertions, Item, Section, begin_token
 from .rewriting.layers import Layer, layer_pairs, mapping, read_elsewhere, read_ids
 from .rewriting.lifetimes import move_frees
 from .rewriting.nodes import Place, copy_kernel
 from .sharding.attention import attention_of
-
-ACTIVATION, CACHE = ROLES.index("activation"), ROLES.index("cache")
-WHOLE_NUMBERS = ("int64", "int32", "bool")
 
 
 def offload(graph: Graph, plan: Plan) -> Graph:

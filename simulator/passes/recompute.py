@@ -25,7 +25,7 @@ import numpy as np
 from ...datasets.counts import counted
 from ...datasets.loading import nearest
 from ...datasets.ops import KINDS
-from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
+from ..graph import ACTIVATION, Block, Graph, Node, layer_of, shift_path
 from ..question.plan import Plan, PlanError
 from .pipeline import boundaries, layer_stack, slice_block
 from .rewriting.draft import Draft, Item, Section
@@ -36,7 +36,6 @@ from .rewriting.match import insert
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
 DISCARDED = ("moe_act", "layernorm", "mla_up_proj")
 ATTENTION = ("attention_prefill", "mla_prefill")
-ACTIVATION = ROLES.index("activation")
 
 
 @dataclass(frozen=True)

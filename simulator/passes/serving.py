@@ -23,7 +23,7 @@ from ...datasets.ops import Op, make_op
 from ..graph import Graph, Node
 from ..question.plan import Plan
 from ..trace.workload import load_text, skew_of
-from .rewriting.draft import Draft, Item, Section
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
 from .rewriting.match import (
     bypass,
@@ -50,7 +50,6 @@ KEEPING = (*CACHING, "linear_attention_prefill")
 READING = (*CACHING, "causal_conv1d", "linear_attention_decode", "gemm")  # a product reads a prompt's latents
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
 LAYOUTS = ("aten.clone", "aten.contiguous")
-WHOLE_NUMBERS = ("int64", "int32", "bool")
 # Of memory's time that reading again from the last-level cache takes: assumed, between what L2 could at best (5,120 B a
 # clock on A100, NVIDIA's white paper of its architecture: 0.28) and no gain.
 REREAD = 0.5

@@ -22,7 +22,7 @@ import numpy as np
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op
-from ..graph import ROLES, Graph, Node
+from ..graph import GRADIENT, Graph, Node
 from ..question.errors import DegreeError
 from ..question.options import ALL_TO_ALL
 from ..question.plan import Group, Plan
@@ -259,7 +259,7 @@ class _TensorWalk:
     def _sum_gradients(self, section: Section | None) -> None:
         """One small all-reduce of gradients that every rank has a part of: norms, routers, keys held by several."""
         shards, count = self.shards, len(self.shards.kind)
-        gradient = self.draft.roles[:count] == ROLES.index("gradient")
+        gradient = self.draft.roles[:count] == GRADIENT
         copied = (shards.kind == FEATURES) & (shards.den == 1) & (shards.num < self.sharing.tp) & ~self.sharing.expert
         where = np.flatnonzero(gradient & ((shards.pending == GRADIENT_SUM) | copied))
         if not len(where):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...graph import ROLES, Node
+from ...graph import BUFFER, INPUT, Node
 from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.match import distinct, drop
 from ..rewriting.nodes import name_of
@@ -25,15 +25,15 @@ def compute_once(draft: Draft, released: np.ndarray) -> bool:
     What the forward pass makes from inputs and buffers only, without weights, is dropped; inside repeated layers only
     where it is small. The tensors that others read stay, as buffers.
     """
-    constant = draft.roles == ROLES.index("input")
-    constant |= draft.roles == ROLES.index("buffer")
+    constant = draft.roles == INPUT
+    constant |= draft.roles == BUFFER
 
     def precomputed(section: Section, item: Item) -> bool:
         once = _is_precomputed(draft, section, item.node, constant)
         for tensor in item.node.writes if once else ():
             constant[section.ids(tensor)] = True
             released[section.ids(tensor)] = False
-            draft.roles[section.ids(tensor)] = ROLES.index("buffer")
+            draft.roles[section.ids(tensor)] = BUFFER
         return once
 
     changed = [_drop_where(section, precomputed) for section in draft.sections]

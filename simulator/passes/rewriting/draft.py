@@ -18,6 +18,7 @@ from ....datasets.ops import Op
 from ...graph import ROLES, Block, Graph, Node, Tensor
 
 Frees = tuple[int, ...]
+WHOLE_NUMBERS = ("int64", "int32", "bool")  # dtypes of positions, counters and masks
 
 
 @dataclass

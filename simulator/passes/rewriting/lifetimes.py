@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ...graph import ROLES
+from ...graph import ACTIVATION
 from .draft import Draft, Item, Section
 
 
@@ -47,7 +47,7 @@ def free_after_last_use(draft: Draft, released: np.ndarray) -> None:
     So are activations that were added since ``released`` was made, which may be shorter than the tensors are by now.
     Where the last use of a tensor is not the same in all middle repetitions of a section, it lives to the end.
     """
-    added = draft.roles[len(released) :] == ROLES.index("activation")
+    added = draft.roles[len(released) :] == ACTIVATION
     released = np.concatenate([released, added])
     last = np.full(len(draft.sizes), -1, dtype=np.int64)
     uses, base = [], 0

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....datasets.ops import LAYOUT, Op
-from ...graph import ROLES
+from ...graph import ACTIVATION
 from ...question.plan import Group, PlanError
 from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.nodes import collective
 from ..rewriting.split import share
 
-ACTIVATION = ROLES.index("activation")
 TN = LAYOUT.choices.index("tn")
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ...graph import ROLES
+from ...graph import FROZEN, WEIGHT
 from ..rewriting.draft import Draft, Section
 
 WHOLE, TOKENS, FEATURES, VOCAB = range(4)
@@ -43,7 +43,7 @@ class Shards:
         count = len(self.draft.sizes)
         self.kind, self.pending, self.cut = (np.zeros(count, dtype=np.int8) for _ in range(3))
         self.num, self.den = np.ones(count, dtype=np.int64), np.ones(count, dtype=np.int64)
-        trained = [ROLES.index("weight"), ROLES.index("frozen")]
+        trained = [WEIGHT, FROZEN]
         self.weight = np.isin(self.draft.roles, trained)
         self.generated, self.thin = (np.zeros(count, dtype=bool) for _ in range(2))
         self.numel = self.draft.elements(np.arange(count)).astype(np.int64)

@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from ....datasets.ops import KINDS, Op
-from ...graph import ROLES, Node
+from ...graph import GRADIENT, Node
 from ...question.plan import Plan
 from ..rewriting.draft import Draft, Section
 from ..rewriting.nodes import name_of
@@ -318,7 +318,7 @@ class Sharing:
         """Sums over all tokens are gradients of whole weights; others stay with their tokens."""
         over_tokens = op.inner > 1 and op.outer == 1 and op.length % self.tokens == 0
         if over_tokens or (op.inner == 1 and op.outer < self.tp):
-            gradient = self.draft.roles[result] == ROLES.index("gradient") or over_tokens
+            gradient = self.draft.roles[result] == GRADIENT or over_tokens
             return RankWork(
                 share(op, "length", self.tp, uneven=True), pending={result: GRADIENT_SUM} if gradient else {}
             )

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...graph import ROLES, Node, layer_of
+from ...graph import FROZEN, GRADIENT, WEIGHT, Node, layer_of
 from ...question.plan import Group, Plan
 from ..rewriting.draft import Draft, Section
-
-WEIGHT, FROZEN, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "frozen", "gradient", "optimizer_state"))
 
 
 @dataclass(frozen=True)
@@ -58,20 +56,14 @@ def families(draft: Draft, plan: Plan) -> list[WeightFamily]:
     """Dense weights and experts; where weights are sharded, frozen ones too, by format. None is without weights."""
     expert = _experts(draft)
     weight_families = []
-    for name, group, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
-        process_group = plan.group(group)
-        weights = np.flatnonzero(mine & (draft.roles == WEIGHT))
-        gradients = np.flatnonzero(mine & (draft.roles == GRADIENT))
-        if len(weights):
-            weight_families.append(WeightFamily(name, weights, gradients, process_group, *halves(process_group, plan)))
-        frozen = np.flatnonzero(mine & (draft.roles == FROZEN)) if plan.parallel.shards_weights else weights[:0]
-        for code in np.unique(draft.dtypes[frozen]):  # what is gathered at once has one format
-            alike, dtype = frozen[draft.dtypes[frozen] == code], draft.dtype_names[code]
-            weight_families.append(
-                WeightFamily(
-                    f"frozen {name} {dtype}", alike, gradients[:0], process_group, *halves(process_group, plan)
-                )
-            )
+    for name, group_name, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
+        group = plan.group(group_name)
+        weights, frozen, gradients = (np.flatnonzero(mine & (draft.roles == r)) for r in (WEIGHT, FROZEN, GRADIENT))
+        members = [(name, weights, gradients)] if len(weights) else []
+        for code in np.unique(draft.dtypes[frozen]) if plan.parallel.shards_weights else ():
+            alike = frozen[draft.dtypes[frozen] == code]  # what is gathered at once has one format
+            members.append((f"frozen {name} {draft.dtype_names[code]}", alike, gradients[:0]))
+        weight_families += [WeightFamily(*member, group, *halves(group, plan)) for member in members]
     return weight_families
 
 
@@ -135,12 +127,8 @@ def rename_gradient(draft: Draft, tensor: int, places: Sequence[tuple[Section, i
     last = {id(section): (section, position) for section, position in places}
     sections = list(last.values())
     made = draft.local(sections[0][0], size, dtype) if len(sections) == 1 else draft.new(size, dtype)
-
-    def swap(tensors: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(made if t == tensor else t for t in tensors)
-
     for section, position in sections:
         for item in section.items[: position + 1]:
             if item.node.phase != "optimizer" and tensor in item.node.touches:
-                item.change(reads=swap(item.node.reads), writes=swap(item.node.writes))
+                item.touch_instead({tensor: made})
     return made

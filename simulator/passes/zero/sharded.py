@@ -15,14 +15,13 @@ from dataclasses import replace
 import numpy as np
 
 from ....datasets.dtypes import itemsize
-from ...graph import ROLES, Node
+from ...graph import BUFFER, Node
 from ...question.plan import Plan
 from ..micro_batches import REFRESH, SYNC
 from ..rewriting.draft import Draft, Insertions, Section, begin_token
 from ..rewriting.nodes import Place, collective, copy_kernel, elementwise
 from .families import Unit, WeightFamily, layer_path, units
 
-BUFFER = ROLES.index("buffer")
 FSDP = "fsdp."  # begins the source of what every micro-batch runs
 
 

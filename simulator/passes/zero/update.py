@@ -15,12 +15,12 @@ import numpy as np
 
 from ....datasets.dtypes import itemsize
 from ....datasets.ops import make_op
-from ...graph import Node
+from ...graph import STATE, Node
 from ...question.plan import Group, Plan
 from ..micro_batches import REFRESH
 from ..rewriting.draft import Draft, Item
 from ..rewriting.nodes import Ids, Place, collective, elementwise, kernel, reduction
-from .families import STATE, WeightFamily, summing
+from .families import WeightFamily, summing
 
 PLACE = Place("optimizer", "optimizer")
 
