@@ -21,13 +21,14 @@ last rank decides. Weights' gradients are partial sums over the ``dp_cp`` group,
 
 In inference each rank keeps 1/cp of the cache. A step of generation has a token of each sequence, which all ranks
 compute alike; each attends to its part of the cache, and partial results are merged, whatever the style
-(:func:`.sharding.attention.partial`).
+(:func:`.sharding.attention.partial_generation`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -39,6 +40,7 @@ from ..question.errors import DegreeError
 from ..question.plan import Plan, PlanError
 from .dynamic_context import Assignment, Placement, attention_work, dynamic_context
 from .rewriting.draft import WHOLE_NUMBERS, Draft, Item, Section
+from .rewriting.match import expand
 from .rewriting.tokens import share_tokens
 from .sharding.attention import (
     SCANS,
@@ -46,7 +48,7 @@ from .sharding.attention import (
     attention_of,
     gather_attention,
     gathered_ring,
-    partial,
+    partial_generation,
     ring,
     scattered_heads,
     scattered_scan,
@@ -78,8 +80,7 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
     _check(calls, length, plan)
     draft = Draft(graph)
     share_tokens(draft, length, cp)
-    for section in draft.sections:
-        section.items = [new for item in section.items for new in _rewrite_attention(draft, section, item, plan)]
+    expand(draft.sections, partial(_rewrite_attention, draft, plan))
     return draft.graph()
 
 
@@ -109,8 +110,7 @@ def _by_sequence(graph: Graph, plan: Plan, calls: list[Attention], length: int) 
     tokens = sum(sequence.length // sequence.degree for sequence in mine)
     draft = Draft(graph)
     share_tokens(draft, length, Fraction(total, tokens))
-    for section in draft.sections:
-        section.items = [new for item in section.items for new in _sequences(draft, section, item, plan, mine)]
+    expand(draft.sections, partial(_sequences, draft, plan, mine))
     runs = sum(times for node, times in graph.weighted() if node.phase == "forward" and attention_of(node) is not None)
     before = float(next(call for call in calls if not call.backward).op.cost.flops)
     after = sum(float(_alone(call, sequence).op.cost.flops) for sequence in lengths)
@@ -154,7 +154,7 @@ def _alone(call: Attention, length: int) -> Attention:
     return replace(call, op=op, batch=1, seq_q=length, seq_kv=length)
 
 
-def _sequences(draft: Draft, section: Section, item: Item, plan: Plan, mine: list[Placement]) -> list[Item]:
+def _sequences(draft: Draft, plan: Plan, mine: list[Placement], section: Section, item: Item) -> list[Item]:
     """The items that take the place of one: attention over a rank's part of each sequence, one after the other."""
     call = attention_of(item.node)
     if call is None:
@@ -209,7 +209,7 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
         for item in section.items:
             node, call = item.node, attention_of(item.node)
             if call is not None:
-                nodes, buffers = partial(draft, section, node, call, group)
+                nodes, buffers = partial_generation(draft, section, node, call, group)
                 items += _in_place(item, nodes, buffers)
                 continue
             items.append(item)
@@ -239,7 +239,7 @@ def _in_place(item: Item, nodes: list[Node], buffers: tuple[int, ...]) -> list[I
     return kernels
 
 
-def _rewrite_attention(draft: Draft, section: Section, item: Item, plan: Plan) -> list[Item]:
+def _rewrite_attention(draft: Draft, plan: Plan, section: Section, item: Item) -> list[Item]:
     """The items that take the place of one: attention with its communication, everything else as it is."""
     if item.node.kind in SCANS:
         return _in_place(item, scattered_scan(item.node, plan.group("cp")), ())

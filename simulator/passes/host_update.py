@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import make_op
@@ -40,13 +39,12 @@ def update_on_host(draft: Draft, plan: Plan) -> None:
     early, resident = plan.parallel.shards_gradients, not plan.masters_are_shards
     offloaded = _gradients_out(draft, resident, [item.node for item in updates]) if early else {}
 
-    def on_host(item: Item) -> list[Item]:
+    def on_host(_: Section, item: Item) -> list[Item]:
         if any(item is update for update in updates):
             return [Item(node) for node in _update(draft, plan, item.node, offloaded, resident)]
         return [] if _done_on_host(item.node, early) else [item]
 
-    for section in draft.sections:
-        expand(section, on_host)
+    expand(draft.sections, on_host)
     if not resident:
         _weights_in(draft)
     draft.sizes[draft.roles == STATE] = 0
@@ -166,6 +164,5 @@ def _weights_in(draft: Draft) -> None:
         item.free(staging)
         return [Item(_come("copy.weights_in", size, node.reads, (staging,), node)), item]
 
-    for section in draft.sections:
-        expand(section, partial(with_copy, section))
+    expand(draft.sections, with_copy)
     draft.sizes[draft.roles == WEIGHT] >>= 20  # next to nothing, by which pipeline stages still share the update

@@ -53,7 +53,7 @@ def _write(draft: Draft, section: Section, results: str) -> bool:
     for item in others:
         if item.node.kind != "attention_prefill" and not product_results.isdisjoint(item.node.reads):
             _move(draft, item)
-    expand(section, partial(_attend, draft, section, product_results))
+    expand([section], partial(_attend, draft, product_results))
     _round(draft, section, products)
     return True
 
@@ -87,7 +87,7 @@ def _move(draft: Draft, item: Item) -> None:
         item.compute(op.replace(dtype=narrowest, out_dtype=out))
 
 
-def _attend(draft: Draft, section: Section, product_results: set[int], item: Item) -> list[Item]:
+def _attend(draft: Draft, product_results: set[int], section: Section, item: Item) -> list[Item]:
     """Fused attention in int8, between the kernel that rounds what it reads and the one that lays out its result."""
     node, op = item.node, item.node.op
     if op is None or op.kind != "attention_prefill" or product_results.isdisjoint(node.reads):

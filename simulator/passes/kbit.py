@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from math import ceil
 
 from ...datasets.dtypes import itemsize
@@ -80,8 +79,7 @@ class KbitWeights:
         """Rewrite every section, then settle lifetimes."""
         released = freed_tensors(self.draft)
         self.packed = self._find_weights()
-        for section in self.draft.sections:
-            expand(section, partial(self._unpack, section))
+        expand(self.draft.sections, self._unpack)
         for tensor, packed in self.packed.items():
             self.draft.sizes[tensor] = ceil(packed.numel * itemsize(packed.format.dtype))
             self.draft.dtypes[tensor] = self.draft.code(packed.format.dtype)

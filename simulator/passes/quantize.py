@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import groupby
 from math import ceil
 from typing import NamedTuple
@@ -454,8 +454,7 @@ def _attend(draft: Draft, dtype: str) -> None:
         item.free(rounded)
         return [before, item]
 
-    for section in draft.sections:
-        expand(section, partial(with_cast, section))
+    expand(draft.sections, with_cast)
 
 
 def _store_keys(draft: Draft, kv_dtype: str) -> None:

@@ -12,7 +12,6 @@ UnfusedAttentionLayer.cc). Megatron's products read heads where they lie.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from ...datasets.dtypes import itemsize
@@ -72,8 +71,7 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
             nodes = _forward(draft, section, item.node, call, saved if training else None, extra)
         return [Item(node) for node in nodes]
 
-    for section in draft.sections:
-        expand(section, partial(in_parts, section))
+    expand(draft.sections, in_parts)
     free_after_last_use(draft, released)
     return draft.graph()
 

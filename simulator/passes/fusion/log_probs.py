@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....datasets.ops import KINDS, make_op
-from ..rewriting.draft import Draft, Item
+from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.match import expand
 from ..rewriting.nodes import kernel, name_of
 
@@ -26,7 +26,7 @@ def log_probs_apart(draft: Draft, released: np.ndarray) -> bool:
     """What goes over logits beside each log-softmax and its gradient."""
     sequences = sequences_of(draft)
 
-    def with_others(item: Item) -> list[Item]:
+    def with_others(_: Section, item: Item) -> list[Item]:
         node, op = item.node, item.node.op
         tensors = NAMES.get(name_of(node))
         if tensors is None or op is None:
@@ -36,8 +36,7 @@ def log_probs_apart(draft: Draft, released: np.ndarray) -> bool:
         moved = make_op("elementwise", numel=op.rows * op.cols, inputs=tensors - 1, dtype="fp32")
         return [item, Item(kernel(moved, "fused.pointwise", node, node.writes, node.writes))]
 
-    changed = [expand(section, with_others) for section in draft.sections]
-    return any(changed)
+    return expand(draft.sections, with_others)
 
 
 def tensors_of_slices(sequences: int) -> int:

@@ -7,7 +7,7 @@ for it, section by section, and settles lifetimes afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ....datasets.ops import Op
 from ...graph import Graph, Node
@@ -84,11 +84,13 @@ def insert(section: Section, position: int, items: Iterable[Item]) -> None:
     section.items[position:position] = items
 
 
-def expand(section: Section, items_for: Callable[[Item], Iterable[Item]]) -> bool:
-    """Put the nodes that ``items_for`` has for a node in its place; says whether any changed."""
-    items = [new for item in section.items for new in items_for(item)]
-    changed = len(items) != len(section.items) or any(a is not b for a, b in zip(items, section.items, strict=True))
-    section.items = items
+def expand(sections: Iterable[Section], items_for: Callable[[Section, Item], Sequence[Item]]) -> bool:
+    """Put the nodes that ``items_for`` has for a node of a section in its place; says whether there are others now."""
+    changed = False
+    for section in sections:
+        items = [items_for(section, item) for item in section.items]
+        changed |= any(len(new) != 1 or new[0] is not item for new, item in zip(items, section.items, strict=True))
+        section.items = [item for new in items for item in new]
     return changed
 
 

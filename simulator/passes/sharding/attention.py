@@ -273,7 +273,7 @@ def scattered_scan(node: Node, group: Group) -> list[Node]:
     return [before, scan, after]
 
 
-def partial(draft: Draft, section: Section, node: Node, call: Attention, group: Group) -> Nodes:
+def partial_generation(draft: Draft, section: Section, node: Node, call: Attention, group: Group) -> Nodes:
     """A step of generation over 1/cp of the cached tokens, and its merger with what the other ranks found.
 
     Every rank attends with all queries; the logarithms of its sums of exponentials are gathered, its result is weighted
