@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def with_attribute(before: Attributes, rows: np.ndarray, name: int, arm: str, bi
     """The attributes with one more, the last, of these rows [n] in order; ``name`` is the number of its word."""
     more = np.zeros(len(before.offsets), np.int64)
     more[rows + 1] = 1
-    values = {"name": name, "doc": 0, "arm": ARMS[arm].field, "value": bits}
+    values: dict[str, Any] = {"name": name, "doc": 0, "arm": ARMS[arm].field, "value": bits}
     ends = before.offsets[rows + 1]
     columns = {column: np.insert(getattr(before, column), ends, value) for column, value in values.items()}
     return Attributes(before.offsets + np.cumsum(more), lists=before.lists, **columns)

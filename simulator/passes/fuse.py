@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,27 +29,20 @@ from .rewriting.lifetimes import free_after_last_use, freed_tensors, read_counts
 from .rewriting.match import drop
 
 
-@dataclass
 class Fusing:
     """A draft with what fusion must know of it: who is read how often, what the step lets go of, what was fused."""
 
-    draft: Draft
-    reads: np.ndarray = field(init=False)
-    ahead: np.ndarray = field(init=False)  # those of the forward pass
-    released: np.ndarray = field(init=False)
-    makers: dict[int, str] = field(init=False)
-    cached: np.ndarray = field(init=False)  # keys and values between steps: whoever keeps them moves them
-    fused: list[Fused] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.released = freed_tensors(self.draft)
-        self.cached = self.draft.roles == CACHE
-        self.makers = {t: item.node.path for _, item in self.draft.walk() for t in item.node.writes}
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.released = draft, freed_tensors(draft)
+        self.cached = draft.roles == CACHE  # keys and values between steps: whoever keeps them moves them
+        self.makers = {t: item.node.path for _, item in draft.walk() for t in item.node.writes}
+        self.fused: list[Fused] = []
         self.recount()
 
     def recount(self) -> None:
         """Count readers anew, after a change that was not noted."""
-        self.reads, self.ahead = read_counts(self.draft), read_counts(self.draft, "forward")
+        self.reads = read_counts(self.draft)
+        self.ahead = read_counts(self.draft, "forward")
 
     def count(self, section: Section, node: Node, change: int) -> None:
         """Note that a node of a section came (1) or went (-1)."""
