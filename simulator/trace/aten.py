@@ -189,18 +189,10 @@ def _attention_dims(call: Call) -> dict[str, Any]:
     masked = isinstance(call.arguments.get("attn_mask", call.arguments.get("attn_bias")), View)
     plain = int(bool(call.arguments.get("is_causal")) or (query.shape[2] == 1 and not masked))
     causal, window = call.attended or (plain, call.arguments.get("window") or 0)
-    return {
-        "dtype": dtype_of(query.dtype),
-        "batch": query.shape[0],
-        "heads_q": query.shape[1],
-        "heads_kv": key.shape[1],
-        "head_dim": query.shape[3],
-        "v_head_dim": value.shape[3],
-        "seq_q": query.shape[2],
-        "seq_kv": key.shape[2],
-        "causal": causal,
-        "window": window,
-    }
+    batch, heads, tokens, width = query.shape
+    heads_of = {"heads_q": heads, "heads_kv": key.shape[1], "head_dim": width, "v_head_dim": value.shape[3]}
+    sizes = {"batch": batch, "seq_q": tokens, "seq_kv": key.shape[2], "causal": causal, "window": window}
+    return {"dtype": dtype_of(query.dtype), **heads_of, **sizes}
 
 
 @rule(*PREFILL.split())

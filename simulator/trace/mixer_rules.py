@@ -25,15 +25,9 @@ def _token(call: Call) -> Op | None:
 
 
 def _states(call: Call, key: tuple[int, ...], value: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "dtype": dtype_of(call.arguments["value"].dtype),
-        "batch": value[0],
-        "heads": value[-2],
-        "groups": key[-2],
-        "head_dim": value[-1],
-        "state_dim": key[-1],
-        "rule": call.arguments["rule"],
-    }
+    about = {"dtype": dtype_of(call.arguments["value"].dtype), "rule": call.arguments["rule"]}
+    sizes = {"batch": value[0], "heads": value[-2], "groups": key[-2], "head_dim": value[-1], "state_dim": key[-1]}
+    return about | sizes
 
 
 @rule("causal_conv1d", "causal_conv1d_backward", "causal_conv1d_update")
