@@ -25,7 +25,7 @@ from ..question.options import LIGER, WHOLE
 from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
-from .rewriting.nodes import Place, addition, elementwise, kernel
+from .rewriting.nodes import Location, addition, elementwise, kernel
 from .rewriting.split import axes, share
 
 HELD = ("weight", "frozen", "buffer")  # roles of the output weights, before and after they are gathered
@@ -179,7 +179,7 @@ def _one_kernel(head: Head, inside: Sequence[Item]) -> list[Item]:
     reads = (logits, *(t for t in outside if t not in written and t != logits))
     scalars = tuple(t for t in written if t != gradient)
     loss = make_op("cross_entropy", tokens=op.m, vocab=op.n, dtype=op.out_dtype)
-    node = kernel(loss, "liger.cross_entropy", Place("forward", losses[0].path), reads, (logits, *scalars))
+    node = kernel(loss, "liger.cross_entropy", Location("forward", losses[0].path), reads, (logits, *scalars))
     for item in products:
         item.rename({gradient: logits})
     return [products[0], Item(node), *products[1:]]
@@ -200,7 +200,7 @@ def _adding(draft: Draft, inside: list[Item], fused: bool) -> tuple[list[Item], 
         gradient = node.writes[0]
         numel, dtype = draft.numel(gradient), draft.dtype(gradient)
         if gradient not in node.reads:
-            near = Place("forward", node.path)
+            near = Location("forward", node.path)
             zeros = elementwise("aten.zeros_like", numel, near, (), (gradient,), dtype, inputs=0, fn="fill")
             begin.append(Item(zeros))
         if fused:

@@ -159,15 +159,15 @@ def _sequences(draft: Draft, plan: Plan, mine: list[Placement], section: Section
     call = attention_of(item.node)
     if call is None:
         return [item]
-    made: list[Node] = []
+    kernels: list[Node] = []
     for sequence in mine:
         one = _alone(call, sequence.length)
         if sequence.degree == 1:
-            made.append(replace(item.node, op=one.op, bytes_moved=int(one.op.cost.bytes), frees=()))
+            kernels.append(replace(item.node, op=one.op, bytes_moved=int(one.op.cost.bytes), frees=()))
             continue
         nodes, buffers = ring(draft, section, item.node, one, plan.group("cp", sequence.degree), sequence.zigzag)
-        made += [*nodes[:-1], replace(nodes[-1], frees=buffers)]
-    return _in_place(item, made, ())
+        kernels += [*nodes[:-1], replace(nodes[-1], frees=buffers)]
+    return _in_place(item, kernels, ())
 
 
 def _check(calls: list[Attention], length: int, plan: Plan) -> None:

@@ -19,7 +19,7 @@ from ..graph import GRADIENT, Graph, Node
 from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import Place, addition, collective, elementwise
+from .rewriting.nodes import Location, addition, collective, elementwise
 from .zero.families import WeightFamily, families, rename_gradient, summing, units
 from .zero.sharded import buckets, gather_weights, scatter_gradients
 from .zero.update import insert_update
@@ -128,7 +128,7 @@ def _sync_buckets(draft: Draft, plan: Plan, family: WeightFamily) -> None:
 
 def _sums(draft: Draft, plan: Plan, family: WeightFamily, gradients: tuple[int, ...], path: str) -> list[Node]:
     """The collectives that sum a bucket in place beside the backward pass; none for a single rank."""
-    size, near = float(draft.sizes[list(gradients)].sum()), Place("backward", path)
+    size, near = float(draft.sizes[list(gradients)].sum()), Location("backward", path)
     summed = near, gradients, gradients, draft.dtype(gradients[0])
     return [
         collective(kind, amount, group, *summed, stream="comm:dp", issuer=SYNC)
@@ -142,11 +142,7 @@ def _refresh_weights(draft: Draft, family: WeightFamily) -> None:
     for unit in units(draft, ("forward",)) if family.shard.ranks > 1 else ():
         weights = tuple(t for t in unit.weights if t in mine)
         if weights:
-            size, near, dtype = (
-                float(draft.sizes[list(weights)].sum()),
-                Place("forward", unit.path),
-                draft.dtype(weights[0]),
-            )
-            gather = "all_gather", size, family.shard, near, weights, weights, dtype
+            size, near = float(draft.sizes[list(weights)].sum()), Location("forward", unit.path)
+            gather = "all_gather", size, family.shard, near, weights, weights, draft.dtype(weights[0])
             insertions.before(unit.section, unit.first, [collective(*gather, stream="comm:dp", issuer=REFRESH)])
     insertions.apply()

@@ -20,7 +20,7 @@ from .pipeline import layer_stack
 from .rewriting.draft import WHOLE_NUMBERS, Draft, Insertions, Item, Section, begin_token
 from .rewriting.layers import Layer, layer_pairs, mapping, read_elsewhere, read_ids
 from .rewriting.lifetimes import move_frees
-from .rewriting.nodes import Place, copy_kernel
+from .rewriting.nodes import Location, copy_kernel
 from .sharding.attention import attention_of
 
 
@@ -153,7 +153,7 @@ def _send(draft: Draft, layer: Layer, activations: tuple[int, ...], size: float)
     section = layer.section
     outside = draft.local(section, 0, "int8", "buffer")
     last = layer.positions[-1]
-    near = Place("forward", section.items[last].node.path)
+    near = Location("forward", section.items[last].node.path)
     copy = Item(copy_kernel("copy.out", size, near, activations, (outside,), "d2h", stream=COPY))
     section.items.insert(last + 1, copy)
     return copy, outside
@@ -170,7 +170,7 @@ def _fetch(
     brought = set(names.values())
     position = next(p for p, item in enumerate(section.items) if not brought.isdisjoint(item.node.reads))
     reads = (there(outside), *begin_token(draft, section, position))
-    near = Place("backward", section.items[position].node.path)
+    near = Location("backward", section.items[position].node.path)
     copy = copy_kernel("copy.in", size, near, reads, tuple(names.values()), "h2d", stream=COPY)
     section.items.insert(position, Item(copy))
     return [section.span(copy_of) for copy_of in names.values()]

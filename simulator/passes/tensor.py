@@ -33,7 +33,7 @@ from .rewriting.split import nearest
 from .sharding.products import shared
 from .sharding.shards import DONE, EXCHANGE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
 from .sharding.sharing import RankWork, Sharing
-from .zero.update import PLACE
+from .zero.update import UPDATE
 
 MAX_ROUNDS = 6
 
@@ -269,7 +269,7 @@ class _TensorWalk:
             self.draft.sections.append(section)
         ids, size = tuple(where.tolist()), int(self.draft.sizes[where].sum())
         dtype, group = self.draft.dtype(ids[0]), self.sharing.plan.group("tp")
-        section.items.insert(0, Item(collective("all_reduce", size, group, PLACE, ids, ids, dtype)))
+        section.items.insert(0, Item(collective("all_reduce", size, group, UPDATE, ids, ids, dtype)))
 
     def _gather_logits(self) -> None:
         """Inference gives out logits of the whole vocabulary."""

@@ -13,7 +13,7 @@ from ....datasets.ops import Op
 from ...graph import Graph, Node
 from .draft import Draft, Item, Section
 from .lifetimes import free_after_last_use, freed_tensors
-from .nodes import Ids, Place, kernel
+from .nodes import Ids, Location, kernel
 
 
 def rewrite(graph: Graph, *changes: Callable[[Draft, Section], object]) -> Graph:
@@ -110,7 +110,7 @@ def merge(section: Section, items: Collection[Item], op: Op, source: str, path: 
     outputs = outputs_of(section, members)
     writes = distinct(t for item in members for t in item.node.writes if t in outputs) or members[-1].node.writes
     inputs, like = inputs_of(members), members[at]
-    like.node = kernel(op, source, Place(like.node.phase, path), inputs, writes)
+    like.node = kernel(op, source, Location(like.node.phase, path), inputs, writes)
     drop(section, [item for item in members if item is not like])
 
 

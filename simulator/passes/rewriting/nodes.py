@@ -12,7 +12,7 @@ Ids = tuple[int, ...]
 ALONE = "blocking."  # begins the source of collectives that the framework waits for, whatever it overlaps
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where in a step and a model a node is put; a node is one too, whose neighbour it becomes."""
 
     phase: str
@@ -25,7 +25,7 @@ def name_of(node: Node) -> str:
 
 
 def kernel(
-    op: Op, source: str, near: Node | Place, reads: Ids, writes: Ids, frees: Ids = (), stream: str = "compute"
+    op: Op, source: str, near: Node | Location, reads: Ids, writes: Ids, frees: Ids = (), stream: str = "compute"
 ) -> Node:
     """One kernel; it moves the bytes that its op costs."""
     return Node(op, source, near.path, near.phase, reads, writes, int(op.cost.bytes), frees, stream=stream)
@@ -35,7 +35,7 @@ def collective(
     kind: str,
     size_bytes: float,
     group: Group,
-    near: Node | Place,
+    near: Node | Location,
     reads: Ids,
     writes: Ids,
     dtype: str,
@@ -57,7 +57,7 @@ def collective(
 def elementwise(
     source: str,
     numel: float,
-    near: Node | Place,
+    near: Node | Location,
     reads: Ids,
     writes: Ids,
     dtype: str,
@@ -78,7 +78,7 @@ def addition(total: int, addend: int, numel: float, dtype: str, near: Node) -> N
     return elementwise("aten.add_", numel, near, (total, addend), (total,), dtype, inputs=2, frees=(addend,))
 
 
-def reduction(source: str, numel: float, near: Node | Place, reads: Ids, writes: Ids, dtype: str) -> Node:
+def reduction(source: str, numel: float, near: Node | Location, reads: Ids, writes: Ids, dtype: str) -> Node:
     """The sum over ``numel`` elements (a norm)."""
     op = make_op("reduce", outer=1, length=max(round(numel), 1), inner=1, dtype=dtype, out_dtype="fp32")
     return kernel(op, source, near, reads, writes)
@@ -87,7 +87,7 @@ def reduction(source: str, numel: float, near: Node | Place, reads: Ids, writes:
 def copy_kernel(
     source: str,
     size_bytes: float,
-    near: Node | Place,
+    near: Node | Location,
     reads: Ids,
     writes: Ids,
     direction: str = "d2d",

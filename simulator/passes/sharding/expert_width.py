@@ -29,11 +29,11 @@ def gather_rows(draft: Draft, section: Section, items: Sequence[Item], entry: in
     for item in users:
         item.read_instead({entry: gathered})
     users[-1].free(gathered)
-    made = Item(collective("all_gather", size, group, near, (entry,), (gathered,), draft.dtype(entry)))
+    gather = Item(collective("all_gather", size, group, near, (entry,), (gathered,), draft.dtype(entry)))
     if entry in users[-1].node.frees:
         users[-1].keep(entry)
-        made.free(entry)
-    section.items.insert(section.place(users[0]), made)
+        gather.free(entry)
+    section.items.insert(section.place(users[0]), gather)
     return gathered
 
 

@@ -126,9 +126,9 @@ def rename_gradient(draft: Draft, tensor: int, places: Sequence[tuple[Section, i
     """A tensor of its own for what the nodes up to the last of ``places``, where it is written, know as ``tensor``."""
     last = {id(section): (section, position) for section, position in places}
     sections = list(last.values())
-    made = draft.local(sections[0][0], size, dtype) if len(sections) == 1 else draft.new(size, dtype)
+    own = draft.local(sections[0][0], size, dtype) if len(sections) == 1 else draft.new(size, dtype)
     for section, position in sections:
         for item in section.items[: position + 1]:
             if item.node.phase != "optimizer" and tensor in item.node.touches:
-                item.touch_instead({tensor: made})
-    return made
+                item.touch_instead({tensor: own})
+    return own

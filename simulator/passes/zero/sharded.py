@@ -19,7 +19,7 @@ from ...graph import BUFFER, Node
 from ...question.plan import Plan
 from ..micro_batches import REFRESH, SYNC
 from ..rewriting.draft import Draft, Insertions, Section, begin_token
-from ..rewriting.nodes import Place, collective, copy_kernel, elementwise
+from ..rewriting.nodes import Location, collective, copy_kernel, elementwise
 from .families import Unit, WeightFamily, layer_path, units
 
 FSDP = "fsdp."  # begins the source of what every micro-batch runs
@@ -94,9 +94,9 @@ class _Gatherer:
             size, dtype = float(draft.sizes[weight]), draft.dtype(weight)
             renamed[weight] = draft.local(section, size, dtype, "buffer")
             ids = section.ids(weight)
-            made = section.ids(renamed[weight])
+            own_ids = section.ids(renamed[weight])
             self.shard_of = np.concatenate([self.shard_of, np.full(len(draft.sizes) - len(self.shard_of), -1)])
-            self.shard_of[made] = self.shard_of[ids if len(ids) == len(made) else ids[:1]]
+            self.shard_of[own_ids] = self.shard_of[ids if len(ids) == len(own_ids) else ids[:1]]
         for item in section.items[unit.first : unit.last + 1]:
             if item.node.phase != "forward":
                 item.read_instead(renamed)
@@ -114,7 +114,7 @@ class _Gatherer:
             share = numel / self.family.shard.ranks
             send = frees = (draft.local(section, share * itemsize(dtype), dtype, "buffer"),)
             waits = (*shards, *self._awaited(unit))
-            cast = f"{prefix}cast", share, Place(phase, unit.path), waits, send, "fp32", dtype
+            cast = f"{prefix}cast", share, Location(phase, unit.path), waits, send, "fp32", dtype
             nodes.append(elementwise(*cast, fn="cast", stream=self.stream))
         if self.family.shard.ranks > 1:
             nodes += self._collected(unit, phase, prefix, send, frees, numel)
@@ -129,7 +129,7 @@ class _Gatherer:
         if not plan.settings.flat_parameters:
             flat = (draft.local(unit.section, size, wire, "buffer"),)
         reads = send if frees else (*send, *self._awaited(unit))
-        near = Place(phase, unit.path)
+        near = Location(phase, unit.path)
         about = "all_gather", size, self.family.shard, near, reads, flat, wire
         nodes = [collective(*about, stream=self.stream, frees=frees, issuer=prefix)]
         if flat is not weights:
@@ -236,7 +236,7 @@ def _scatter_bucket(
     flat = buffer if fits else draft.local(section, size, dtype)
     shard = draft.local(section, np.ceil(numel / ranks) * itemsize(dtype), dtype, "gradient")
     source, into = f"{prefix}flatten", (flat if ranks > 1 else shard,)
-    near, stream = Place("backward", path), "comm:dp_reduce" if "dp" in stack.overlap else "compute"
+    near, stream = Location("backward", path), "comm:dp_reduce" if "dp" in stack.overlap else "compute"
     nodes = [  # torch._chunk_cat joins and converts in a kernel of its own, which is none of ATen's casts
         copy_kernel(source, size, near, gradients, into, frees=gradients)
         if old == dtype
