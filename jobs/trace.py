@@ -12,7 +12,7 @@ from ..datasets.counts import counted
 from ..datasets.loading import nearest, whole
 from ..simulator.report.view import time_text
 from .show import BadInputError, print_json, say, show, table, wants_json
-from .trace_files import files_of, given, run_at, sighted
+from .trace_files import files_of, given, run_at, sighted, tell
 from .writing import folder_at
 
 if TYPE_CHECKING:
@@ -181,11 +181,8 @@ def collect(config: dict[str, Any]) -> int:
     program = given(config, "path", "the Python program to run")
     output = given(config, "output", "the folder to write to")
     run_program(program, [str(each) for each in config["arguments"] or ()], output)
-    if wants_json(config):
-        print_json({"output": str(output)})
-    else:
-        say(f"recorded in {output}: opcast trace link path={output}/profile host={output}/host output=DIR")
-    return 0
+    line = f"recorded in {output}: opcast trace link path={output}/profile host={output}/host output=DIR"
+    return tell(config, {"output": str(output)}, line)
 
 
 def show_accounts(path: Path, accounts: Sequence[RankAccount]) -> None:

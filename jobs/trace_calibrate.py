@@ -9,6 +9,7 @@ from typing import Any
 from ..datasets.counts import counted
 from ..simulator.report.view import time_text
 from .show import BadInputError, print_json, say, table, wants_json
+from .trace_files import files_of, given
 from .writing import check_place, write_text
 
 
@@ -19,19 +20,16 @@ def run(config: dict[str, Any]) -> int:
     from ..simulator.execution.run import read_run
     from ..simulator.question.calibration import OWN_FILE, load_calibration
     from ..simulator.validation.calibration import as_json
-    from .trace_files import files_of
 
-    for name, why in (("predicted", "the traces that `opcast simulate chakra=DIR` wrote of the step"),
-                      ("measured", "a profile of several steps of the run")):  # fmt: skip
-        if not config[name]:
-            raise BadInputError(f"`opcast trace calibrate` needs {name}=…: {why}")
+    predicted_at = given(config, "predicted", "the traces that `opcast simulate chakra=DIR` wrote of the step")
+    measured_at = given(config, "measured", "a profile of several steps of the run")
     home = Path(str(config["home"])).expanduser()
     output = Path(str(config["output"])).expanduser() if config["output"] else home / OWN_FILE
     if not config["output"]:
         home.mkdir(parents=True, exist_ok=True)
     check_place("output", output)
-    predicted = read_run(Path(str(config["predicted"])).expanduser())
-    profile = read_profile(files_of(Path(str(config["measured"])).expanduser())[0])
+    predicted = read_run(predicted_at)
+    profile = read_profile(files_of(measured_at)[0])
     if profile.blind:
         raise BadInputError(f"{profile.path}: {profile.note}")
     first = predicted.traces[min(predicted.traces)]

@@ -12,8 +12,8 @@ from ..datasets.loading import flag
 from ..datasets.traces.dependencies import sorted_dependencies
 from ..datasets.traces.schema import TraceFileError
 from . import trace_make
-from .show import BadInputError, print_json, say, wants_json
-from .trace_files import given
+from .show import BadInputError
+from .trace_files import given, tell
 
 if TYPE_CHECKING:
     from ..datasets.traces.groups import RankedTraces
@@ -36,13 +36,9 @@ def run(config: dict[str, Any]) -> int:
     run_traces, left_out = convert_run(config, path)
     write(run_traces, path, output)
     nodes = sum(map(len, run_traces.traces.values()))
-    if wants_json(config):
-        print_json({"path": str(path), "output": str(output), "ranks": len(run_traces.traces), "nodes": nodes,
-                    "implied": left_out})  # fmt: skip
-    else:
-        more = f", without {left_out:,} dependencies that others imply" if left_out else ""
-        say(f"{output}: {counted(nodes, 'node')}{more}")
-    return 0
+    plain = {"path": str(path), "output": str(output), "ranks": len(run_traces.traces), "nodes": nodes}
+    more = f", without {left_out:,} dependencies that others imply" if left_out else ""
+    return tell(config, {**plain, "implied": left_out}, f"{output}: {counted(nodes, 'node')}{more}")
 
 
 def convert_run(config: Mapping[str, Any], path: Path) -> tuple[RankedTraces, int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .show import BadInputError
+from .show import BadInputError, print_json, say, wants_json
 
 if TYPE_CHECKING:
     from ..datasets.traces.groups import RankedTraces
@@ -18,6 +18,12 @@ def given(config: Mapping[str, Any], name: str, why: str) -> Path:
     if not config[name]:
         raise BadInputError(f"`opcast trace {config['what']}` needs {name}=…: {why}")
     return Path(str(config[name])).expanduser()
+
+
+def tell(config: dict[str, Any], plain: Mapping[str, Any], line: str) -> int:
+    """What was done, as the JSON object or in a line; returns the exit code."""
+    print_json(plain) if wants_json(config) else say(line)
+    return 0
 
 
 def files_of(path: Path) -> list[Path]:

@@ -8,7 +8,8 @@ from typing import Any
 from ..datasets.counts import counted
 from ..datasets.traces import protobuf
 from ..datasets.traces.groups import RankedTraces, groups_text, write_groups
-from .show import BadInputError, print_json, say, wants_json
+from .show import BadInputError
+from .trace_files import given, tell
 from .writing import folder_at, write_text
 
 WORKLOADS = (".txt", ".csv")
@@ -34,9 +35,7 @@ def generate(config: dict[str, Any]) -> int:
     from ..simulator.execution.synthetic import generate as made
     from ..simulator.execution.synthetic import load_synthetic
 
-    if not config["output"]:
-        raise BadInputError("`opcast trace generate` needs output=…: the folder to write to")
-    target = folder("output", Path(str(config["output"])).expanduser())
+    target = folder("output", given(config, "output", "the folder to write to"))
     synthetic = load_synthetic(config["generate"])
     nodes = write_run(made(synthetic), target, "synthetic")
     return show_written(config, target, nodes, synthetic.ranks)
@@ -65,8 +64,5 @@ def to_workload(config: dict[str, Any], path: Path, output: Path) -> int:
 
 def show_written(config: dict[str, Any], target: Path, nodes: int, ranks: int) -> int:
     """Say what was written."""
-    if wants_json(config):
-        print_json({"output": str(target), "nodes": nodes, "ranks": ranks})
-    else:
-        say(f"{target}: {counted(nodes, 'node')} of {counted(ranks, 'rank')}")
-    return 0
+    line = f"{target}: {counted(nodes, 'node')} of {counted(ranks, 'rank')}"
+    return tell(config, {"output": str(target), "nodes": nodes, "ranks": ranks}, line)

@@ -9,6 +9,7 @@ from ..datasets.devices import device_of_file, is_file_name
 from ..datasets.store import Store
 from . import resolve
 from .show import BadInputError, print_json, say, wants_json
+from .trace_files import given
 
 
 def run(config: dict[str, Any]) -> int:
@@ -18,9 +19,7 @@ def run(config: dict[str, Any]) -> int:
     from ..datasets.sources.tables import SourceError
     from .importing import show
 
-    if not config["path"]:
-        raise BadInputError("`opcast trace measure` needs path=…: a profile of PyTorch, or a folder of them")
-    path = Path(str(config["path"])).expanduser()
+    path = given(config, "path", "a profile of PyTorch, or a folder of them")
     store = Store(Path(str(config["store"])).expanduser())
     named = str(config["measured_on"] or "")
     options = ImportOptions(device=device_of_file(Path(named)) if is_file_name(named) else named or None)

@@ -16,6 +16,7 @@ from ..datasets.loading import choice, nearest, whole
 from ..datasets.traces.calls import TraceCall, rank_calls
 from ..simulator.report.view import time_text
 from .show import BadInputError, print_json, say, table, wants_json
+from .trace_files import given
 
 MODES = ("full", "compute", "communication")
 TENSORS = ("eager", "lazy")
@@ -58,9 +59,7 @@ def run(config: dict[str, Any]) -> int:
     from ..harness.replaying import ReplaySettings, replay
     from ..simulator.execution.run import read_run
 
-    if not config["path"]:
-        raise BadInputError("`opcast trace replay` needs path=…: the traces to replay")
-    path = Path(str(config["path"])).expanduser()
+    path = given(config, "path", "the traces to replay")
     choice(BadInputError, "mode", config["mode"], MODES)
     choice(BadInputError, "tensors", config["tensors"], TENSORS)
     device = str(config["target"] or default_device())

@@ -9,6 +9,7 @@ from typing import Any
 from ..datasets.counts import counted
 from ..simulator.report.view import time_text
 from .show import BadInputError, print_json, say, table, wants_json
+from .trace_files import given, run_at, tell
 from .trace_replay import node_range
 from .writing import write, write_text
 
@@ -22,7 +23,6 @@ def view(config: dict[str, Any]) -> int:
     from ..simulator.execution import views
     from ..simulator.formats.kineto import write_kineto
     from ..simulator.formats.perfetto import write_trace
-    from .trace_files import given, run_at
 
     path = given(config, "path", "an execution trace or profile, or a folder of them")
     output = given(config, "output", "what to write: .dot, .graphml, .json.gz, or a folder")
@@ -44,18 +44,13 @@ def view(config: dict[str, Any]) -> int:
             spans, total_us = views.kernels(trace)
             write_kineto(output / f"rank{rank}.json.gz", rank, len(run.traces), spans, total_us)
         summary = f"{counted(len(run.traces), 'rank')}, for HolisticTraceAnalysis"
-    if wants_json(config):
-        print_json({"output": str(output), "shown": summary})
-    else:
-        say(f"{output}: {summary}")
-    return 0
+    return tell(config, {"output": str(output), "shown": summary}, f"{output}: {summary}")
 
 
 def reconstruct(config: dict[str, Any]) -> int:
     """The order in which all nodes run, with the times that a simulation gives them; as CSV where output is named."""
     from ..simulator.execution.run import simulate_run
     from ..simulator.execution.views import ScheduledNode, schedule
-    from .trace_files import given, run_at
 
     path = given(config, "path", "an execution trace or profile, or a folder of them")
     simulated = simulate_run(run_at(path), policy=str(config["policy"]))

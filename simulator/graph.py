@@ -41,6 +41,7 @@ from ..datasets.ops import Op
 FORMAT = 2
 PHASES = ("forward", "recompute", "backward", "optimizer")
 ROLES = ("activation", "weight", "frozen", "buffer", "gradient", "optimizer_state", "input", "cache")
+ACTIVATION, WEIGHT, FROZEN, BUFFER, GRADIENT, STATE, INPUT, CACHE = range(len(ROLES))  # as arrays have them
 
 REST_SUFFIX = ".rest"  # ends the source of a node that was cut off another, and is issued with it
 
@@ -112,6 +113,22 @@ class Node:
     host: HostCalls = NO_CALLS
     group: str = ""
     stream: str = "compute"
+
+    @property
+    def kind(self) -> str:
+        """The kind of its op; empty where no kind covers it."""
+        return self.op.kind if self.op is not None else ""
+
+    @property
+    def work(self) -> Op:
+        """The op of a node that has one."""
+        assert self.op is not None, self.source
+        return self.op
+
+    @property
+    def touches(self) -> tuple[int, ...]:
+        """What it reads and writes."""
+        return (*self.reads, *self.writes)
 
 
 class Touches(NamedTuple):

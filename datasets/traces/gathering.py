@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -47,19 +48,20 @@ def _take_attributes(attributes: Attributes, rows: np.ndarray) -> Attributes:
 
 def with_numbers(trace: ExecutionTrace, name: str, arm: str, values: np.ndarray) -> ExecutionTrace:
     """The trace with one more attribute, the last of each node [n]."""
-    words, number = trace.words, trace.words.find(name)
-    if number < 0:
-        words, number = words.with_text(name)
-    before, n = trace.attributes, len(trace)
-    positions = before.offsets[1:]
+    words, number = trace.words.with_text(name)
     bits = np.ascontiguousarray(values.astype(_BITS[arm])).view(np.int64)
-
-    def insert(column: np.ndarray, value: int | np.ndarray) -> np.ndarray:
-        return np.insert(column, positions, value)
-
-    attributes = Attributes(before.offsets + np.arange(n + 1), insert(before.name, number), insert(before.doc, 0),
-                      insert(before.arm, ARMS[arm].field), insert(before.value, bits), before.lists)  # fmt: skip
+    attributes = with_attribute(trace.attributes, np.arange(len(trace)), number, arm, bits)
     return replace(trace, words=words, attributes=attributes)
+
+
+def with_attribute(before: Attributes, rows: np.ndarray, name: int, arm: str, bits: np.ndarray) -> Attributes:
+    """The attributes with one more, the last, of these rows [n] in order; ``name`` is the number of its word."""
+    more = np.zeros(len(before.offsets), np.int64)
+    more[rows + 1] = 1
+    values: dict[str, Any] = {"name": name, "doc": 0, "arm": ARMS[arm].field, "value": bits}
+    ends = before.offsets[rows + 1]
+    columns = {column: np.insert(getattr(before, column), ends, value) for column, value in values.items()}
+    return Attributes(before.offsets + np.cumsum(more), lists=before.lists, **columns)
 
 
 def with_words(trace: ExecutionTrace, texts: Mapping[str, str]) -> ExecutionTrace:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from .gathering import with_attribute
 from .groups import GROUP_LABEL, RankedTraces, is_number
-from .schema import ARMS
-from .table import Attributes, ExecutionTrace, Words
+from .table import ExecutionTrace
 
 
 def with_numbered_groups(run: RankedTraces) -> RankedTraces:
@@ -38,30 +38,15 @@ def _renamed(trace: ExecutionTrace, numbers: dict[str, str]) -> ExecutionTrace:
     words, new = trace.words, dict[int, int]()
     for word, name in _group_words(trace).items():
         if name in numbers:
-            words, new[word] = _word(words, numbers[name])
+            words, new[word] = words.with_text(numbers[name])
     if not new:
         return trace
-    words, label = _word(words, GROUP_LABEL)
+    words, label = words.with_text(GROUP_LABEL)
     groups = trace.text("pg_name")
     rows = np.flatnonzero(np.isin(groups, list(new)))
     attributes = trace.attributes
     is_group = (attributes.name == trace.names["pg_name"]) & np.isin(attributes.value, list(new))
     value = attributes.value.copy()
     value[is_group] = [new[word] for word in value[is_group].tolist()]
-    more = np.zeros(len(attributes.offsets), np.int64)
-    more[rows + 1] = 1
-    ends = attributes.offsets[rows + 1]
-    columns = {
-        "name": np.insert(attributes.name, ends, label),
-        "doc": np.insert(attributes.doc, ends, 0),
-        "arm": np.insert(attributes.arm, ends, ARMS["string"].field),
-        "value": np.insert(value, ends, groups[rows]),
-    }
-    offsets = attributes.offsets + np.cumsum(more)
-    return replace(trace, words=words, attributes=Attributes(offsets, lists=attributes.lists, **columns))
-
-
-def _word(words: Words, text: str) -> tuple[Words, int]:
-    """The number of a text, which is added where it is new."""
-    number = words.find(text)
-    return (words, number) if number >= 0 else words.with_text(text)
+    attributes = with_attribute(replace(attributes, value=value), rows, label, "string", groups[rows])
+    return replace(trace, words=words, attributes=attributes)

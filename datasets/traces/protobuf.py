@@ -252,9 +252,7 @@ def _refuse_blank(trace: ExecutionTrace, path: Path) -> None:
 
 def _pack_metadata(trace: ExecutionTrace) -> bytes:
     """The metadata's message."""
-    words, number = trace.words, trace.words.find(trace.version)
-    if number < 0:
-        words, number = words.with_text(trace.version)
+    words, number = trace.words.with_text(trace.version)
     nodes = np.zeros((1, 11), np.int64)
     nodes[0, 1] = number
     none = SparseRows(np.zeros(2, np.int64), np.zeros(0, np.int64))

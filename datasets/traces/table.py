@@ -46,7 +46,10 @@ class Words(Sequence[str]):
         return next((int(number) for number in fits if self.raw(int(number)) == raw), -1)
 
     def with_text(self, text: str) -> tuple[Words, int]:
-        """These and one more, and its number."""
+        """These with a text among them, and its number."""
+        number = self.find(text)
+        if number >= 0:
+            return self, number
         added = np.frombuffer(text.encode(), np.uint8)
         blob, end = np.concatenate([self.blob, added]), int(self.offsets[-1]) + len(added)
         return Words(blob, np.append(self.offsets, end)), len(self)

@@ -243,14 +243,8 @@ def compare_classes(
 
     before, after = means(first), means(second)
     names = sorted({*before, *after}, key=lambda name: -abs(before.get(name, (0, 0))[1] - after.get(name, (0, 0))[1]))
-    no_share = (0.0, 0.0)
-    return [
-        (
-            name,
-            round(before.get(name, no_share)[0]),
-            before.get(name, no_share)[1],
-            round(after.get(name, no_share)[0]),
-            after.get(name, no_share)[1],
-        )
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        (count, us), (count_after, us_after) = before.get(name, (0.0, 0.0)), after.get(name, (0.0, 0.0))
+        rows.append((name, round(count), us, round(count_after), us_after))
+    return rows

@@ -180,15 +180,8 @@ def _add_tasks(step: Step, stage: int, nodes: _StageNodes) -> dict[int, int]:
         begin, end = float(pipeline.start_us[task]), float(pipeline.end_us[task])
         beside = not forward and task > row.start and bool(orders.paired[task - 1])
         first = nodes.count
-        _add_task(
-            nodes,
-            programs.get(key),
-            begin,
-            end,
-            BESIDE_STREAM_OFFSET if beside else 0,
-            last,
-            _gap_template(f"task {task - row.start}"),
-        )
+        offset, gap = BESIDE_STREAM_OFFSET if beside else 0, _gap_template(f"task {task - row.start}")
+        _add_task(nodes, programs.get(key), begin, end, offset, last, gap)
         if source[task] >= 0:
             _add_receive(step, task, int(source[task]), nodes, first)
         if task in takers:
@@ -364,14 +357,7 @@ def _columns(
              ("calibration", "string", step.plan.calibration)]  # fmt: skip
     builder = TraceBuilder(about, VERSION)
     for template in templates:
-        builder.add(
-            0,
-            template.name,
-            template.kind,
-            inputs=template.inputs,
-            outputs=template.outputs,
-            attributes=template.attributes,
-        )
+        builder.add(0, **vars(template))
     trace = take_rows(builder.trace(), sort)
     offsets = np.zeros(len(sort) + 1, np.int64)
     np.cumsum(np.bincount(parents[0], minlength=len(sort)), out=offsets[1:])

@@ -27,15 +27,9 @@ from ..report.timeline import node_executions
 from ..step.state import Step
 from ..timing.costs import Costs
 
-COLLECTIVES = {
-    "all_reduce": CollectiveKind.ALL_REDUCE,
-    "all_gather": CollectiveKind.ALL_GATHER,
-    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
-    "all_to_all": CollectiveKind.ALL_TO_ALL,
-    "broadcast": CollectiveKind.BROADCAST,
-    "ep_dispatch": CollectiveKind.ALL_TO_ALL,
-    "ep_combine": CollectiveKind.ALL_TO_ALL,
-}
+NAMED_ALIKE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+COLLECTIVES = {name: CollectiveKind[name.upper()] for name in NAMED_ALIKE}
+COLLECTIVES |= dict.fromkeys(("ep_dispatch", "ep_combine"), CollectiveKind.ALL_TO_ALL)
 OFFLOAD_KINDS = {"copy.gradients": "gradients", "copy.weights": "weights", "copy.cache": "kv_cache",
              "copy.out": "activations", "copy.in": "activations"}  # fmt: skip
 """What the copies of :mod:`..passes.offload` bring to the host and back, by the beginning of their source."""

@@ -20,16 +20,11 @@ from ...datasets.traces.dependencies import sorted_dependencies
 from ...datasets.traces.groups import GROUP_LABEL, GroupNumbers, RankedTraces, start_order
 from ...datasets.traces.schema import COMMUNICATION, CollectiveKind, NodeKind
 from ...datasets.traces.table import ExecutionTrace
-from ..formats.simai import PHASES, LayerPhase, SimaiWorkload, WorkloadLayer, group_ranks
+from ..formats.simai import COLLECTIVES, PHASES, LayerPhase, SimaiWorkload, WorkloadLayer, group_ranks
 from ..network.astra import FormatError
 
 HEADER, LINE_PART = "simai_header", "simai_part"
-KINDS = {
-    "all_reduce": CollectiveKind.ALL_REDUCE,
-    "all_gather": CollectiveKind.ALL_GATHER,
-    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
-    "all_to_all": CollectiveKind.ALL_TO_ALL,
-}
+KINDS = {name: CollectiveKind[name.upper()] for name in COLLECTIVES.values()}
 NAMES = {kind: name for name, kind in KINDS.items()} | {CollectiveKind.REDUCE_SCATTER_BLOCK: "reduce_scatter"}
 COMPUTE_STREAM, NETWORK_STREAM = 7, 20
 FORWARD, BACKWARD = 1, 2  # tags of messages
@@ -69,15 +64,9 @@ def _rank(workload: SimaiWorkload, rank: int, groups: GroupNumbers) -> Execution
 
     def add(name: str, kind: NodeKind, attributes: list[Attribute], duration_us: float = 0.0) -> None:
         nonlocal last
-        all_attributes: list[Attribute] = [("is_cpu_op", "bool", False), *attributes]
-        last = builder.add(
-            len(builder) + 1,
-            name,
-            kind,
-            duration_us=duration_us,
-            data=[last] if last else [],
-            attributes=all_attributes,
-        )
+        about: list[Attribute] = [("is_cpu_op", "bool", False), *attributes]
+        data = [last] if last else []
+        last = builder.add(len(builder) + 1, name, kind, duration_us=duration_us, data=data, attributes=about)
 
     def message(sends: bool, peer: int, tag: int) -> None:
         source, target = (rank, peer) if sends else (peer, rank)
@@ -156,11 +145,8 @@ def _are_neighbours(ranks: tuple[int, ...]) -> bool:
 def _collectives(run: RankedTraces, rank: int) -> Iterator[tuple[int, str, int, tuple[int, ...]]]:
     """Row, collective, bytes as nccl-tests count them, and ranks, of each collective. FormatError for unknown ones."""
     trace = run.traces[rank]
-    kinds, sizes, groups = (
-        trace.column("comm_type", -1, "int64"),
-        trace.column("comm_size", 0, "int64"),
-        trace.text("pg_name"),
-    )
+    kinds, sizes = trace.column("comm_type", -1, "int64"), trace.column("comm_size", 0, "int64")
+    groups = trace.text("pg_name")
     for row in np.flatnonzero(trace.kind == NodeKind.COMM_COLL).tolist():
         if int(kinds[row]) not in NAMES:
             names = ", ".join(KINDS)

@@ -16,10 +16,7 @@ from ..network.astra import FormatError
 from ..network.fabric import Fabric
 
 COLLECTIVES = {
-    "ALLREDUCE": "all_reduce",
-    "ALLGATHER": "all_gather",
-    "REDUCESCATTER": "reduce_scatter",
-    "ALLTOALL": "all_to_all",
+    name.replace("_", "").upper(): name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 }
 GROUPS = ("TP", "DP", "EP", "PP")
 PHASES = ("forward", "input_gradient", "weight_gradient")
@@ -151,16 +148,11 @@ def write_workload(workload: SimaiWorkload) -> str:
         name = names[work.collective] + (f"_{work.scope}" if work.scope else "") if work.collective else "NONE"
         return [str(work.compute_ns), name, str(work.size_bytes)]
 
-    rows = [
-        [
-            layer.name,
-            "-1",
-            *(word for phase in PHASES for word in phase_words(getattr(layer, phase))),
-            str(layer.update_ns),
-        ]
-        for layer in workload.layers
-    ]
-    return "\n".join([head, str(len(rows)), *("\t".join(row) for row in rows)]) + "\n"
+    lines = [head, str(len(workload.layers))]
+    for layer in workload.layers:
+        work = [word for phase in PHASES for word in phase_words(getattr(layer, phase))]
+        lines.append("\t".join([layer.name, "-1", *work, str(layer.update_ns)]))
+    return "\n".join(lines) + "\n"
 
 
 def group_ranks(workload: SimaiWorkload, phase: str, work: LayerPhase) -> range:
@@ -227,11 +219,7 @@ def read_busbw(text: str) -> dict[str, dict[str, float]]:
             group = name
             rates[group] = {}
             continue
-        names = (
-            {"busbw": "busbw"}
-            if group == "PP"
-            else {simai_name.lower(): our_name for simai_name, our_name in COLLECTIVES.items()}
-        )
+        names = {"busbw": "busbw"} if group == "PP" else {theirs.lower(): ours for theirs, ours in COLLECTIVES.items()}
         if not group or name.lower() not in names:
             raise FormatError(f"line {number}: {name!r} is not one of {', '.join(names)} under {', '.join(GROUPS)}")
         if value != "null":
@@ -257,8 +245,5 @@ def write_busbw(rates: Mapping[str, Mapping[str, float]], title: str = "opcast")
     for group, group_rates in rates.items():
         lines.append(f"{group}:")
         names = {"busbw": "busbw"} if group == "PP" else {f"{t.lower()},": mine for t, mine in COLLECTIVES.items()}
-        lines += [
-            f"  {theirs}: {group_rates[mine]!r}" if mine in group_rates else f"  {theirs}: null"
-            for theirs, mine in names.items()
-        ]
+        lines += [f"  {theirs}: {group_rates.get(mine, 'null')}" for theirs, mine in names.items()]
     return "\n".join(lines) + "\n"

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...datasets.clusters import Cluster
 from ...datasets.devices import Device
-from ..graph import ROLES
+from ..graph import FROZEN, WEIGHT
 from ..memory.breakdown import GIB
 from ..passes.expert import is_expert
 from ..report.answer import StepReport
@@ -21,7 +21,7 @@ from .request import JobCheckpoints
 # alone, and of a scalable unit of 32 nodes
 NODE_WRITE_GBPS, NODE_READ_GBPS = 4.0, 8.0
 UNIT_NODES, UNIT_WRITE_GBPS, UNIT_READ_GBPS = 32, 20.0, 40.0
-WEIGHTS = [ROLES.index(role) for role in ("weight", "frozen")]
+WEIGHTS = [WEIGHT, FROZEN]
 TRIED = tuple(2.0 ** (half / 2) for half in range(-4, 5))  # intervals that are lived through, times Daly's
 
 

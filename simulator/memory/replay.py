@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..graph import ROLES
+from ..graph import ACTIVATION, ROLES
 from .allocator import Allocator, SegmentPart
 from .lifetimes import ChunkWalk
 
@@ -92,7 +92,7 @@ def _script(walk: ChunkWalk) -> _Script:
     allocated_at: list[list[int]] = [[] for _ in range(count)]
     freed_at: list[list[int]] = [[] for _ in range(count)]
     static: list[int] = []
-    persistent = {ROLES.index(role) for role in ROLES} - {ROLES.index("activation")}
+    persistent = {ROLES.index(role) for role in ROLES} - {ACTIVATION}
     roles = graph.tensor_roles
     step_long: set[int] = set()
     for tensor in used.tolist():

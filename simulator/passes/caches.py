@@ -12,9 +12,7 @@ from math import ceil
 from ..graph import Graph
 from ..question.plan import Plan
 from .kept import TOKENWISE, cache_bytes, keeps
-from .rewriting.draft import Draft, Item, Section
-
-WHOLE_NUMBERS = ("int64", "int32", "bool")
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Item, Section
 
 
 def size_caches(graph: Graph, plan: Plan) -> Graph:
@@ -39,8 +37,7 @@ def _size(draft: Draft, section: Section, context: int) -> None:
     kernels = [(item, _caches(draft, item)) for item in section.items if keeps(item.node.op)]
     kernels = [(item, caches) for item, caches in kernels if caches or not _encodes(item)]
     for item, caches in kernels:
-        op = item.node.op
-        assert op is not None
+        op = item.node.work
         size = cache_bytes(op, context if op.kind in TOKENWISE else 0)
         if not caches:
             caches.append(draft.local(section, size, op.dtype, "cache"))
@@ -56,11 +53,10 @@ def _size(draft: Draft, section: Section, context: int) -> None:
 
 def _encodes(item: Item) -> bool:
     """Whether a kernel attends in both directions, as encoders do, which no step reads again."""
-    op = item.node.op
-    return op is not None and op.kind in ("attention_prefill", "mla_prefill") and not op.causal
+    return item.node.kind in ("attention_prefill", "mla_prefill") and not item.node.work.causal
 
 
 def _caches(draft: Draft, item: Item) -> list[int]:
     """The caches that a node touches, without counters of positions."""
-    touched = dict.fromkeys((*item.node.reads, *item.node.writes))
+    touched = dict.fromkeys(item.node.touches)
     return [t for t in touched if draft.role(t) == "cache" and draft.dtype(t) not in WHOLE_NUMBERS]

@@ -25,7 +25,7 @@ from ..question.options import LIGER, WHOLE
 from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
-from .rewriting.nodes import addition, elementwise, kernel
+from .rewriting.nodes import Location, addition, elementwise, kernel
 from .rewriting.split import axes, share
 
 HELD = ("weight", "frozen", "buffer")  # roles of the output weights, before and after they are gathered
@@ -96,12 +96,11 @@ def _head(draft: Draft) -> Head | None:
             products = any(_product(section.items[at].node, "backward", "nn", "tn") for at in back)
             if products and layer_of(node.path) is None and any(draft.role(t) in HELD for t in node.reads):
                 heads.append(Head(section, first, back[-1]))
-    return max(heads, key=lambda head: head.product.op.n, default=None)  # type: ignore[union-attr]
+    return max(heads, key=lambda head: head.product.work.n, default=None)
 
 
 def _product(node: Node, phase: str, *layouts: str) -> bool:
-    is_gemm = node.op is not None and node.op.kind == "gemm" and node.phase == phase
-    return is_gemm and LAYOUT.choices[node.op.layout] in layouts  # type: ignore[union-attr]
+    return node.kind == "gemm" and node.phase == phase and LAYOUT.choices[node.work.layout] in layouts
 
 
 def _sums(node: Node) -> bool:
@@ -111,8 +110,7 @@ def _sums(node: Node) -> bool:
 
 def _loop(draft: Draft, head: Head, way: str, fused_gradients: bool) -> None:
     """Puts in the place of the section what comes before head and loss, their chunks, and what comes after."""
-    op, section = head.product.op, head.section
-    assert op is not None
+    op, section = head.product.work, head.section
     tokens = chunk_tokens(way, op.m, op.n, op.k)
     parts, loop = Fraction(op.m, tokens), Section([], -(-op.m // tokens), {}, "", 0)
     before, inside, after = _split_at_head(head)
@@ -132,7 +130,7 @@ def _loop(draft: Draft, head: Head, way: str, fused_gradients: bool) -> None:
 
 def _shrink(draft: Draft, loop: Section, tokens: int, parts: Fraction) -> None:
     """Has the nodes of the loop work on a part of the ``tokens``; what nobody else needs is of a chunk's own."""
-    others = {t for section, item in draft.walk() if section is not loop for t in (*item.node.reads, *item.node.writes)}
+    others = {t for section, item in draft.walk() if section is not loop for t in item.node.touches}
     sums = {t for item in loop.items if _sums(item.node) for t in item.node.writes}
     names = {}
     for tensor in dict.fromkeys(t for item in loop.items for t in item.node.writes):
@@ -161,7 +159,7 @@ def _split_at_head(head: Head) -> tuple[list[Item], list[Item], list[Item]]:
         if node is head.product or not chunked.isdisjoint(node.reads):
             inside.append(item)
             (gradients if _product(node, "backward", "nn", "tn") else chunked).update(node.writes)
-        elif not gradients.isdisjoint((*node.reads, *node.writes)):
+        elif not gradients.isdisjoint(node.touches):
             after.append(item)
             gradients.update(node.writes)
         else:
@@ -172,9 +170,8 @@ def _split_at_head(head: Head) -> tuple[list[Item], list[Item], list[Item]]:
 def _one_kernel(head: Head, inside: Sequence[Item]) -> list[Item]:
     """Products with one kernel between them that puts the logits' gradient in their place."""
     product, (logits, *_) = head.product, head.product.writes
-    op = product.op
-    assert op is not None
-    products = [item for item in inside if item.node.op is not None and item.node.op.kind == "gemm"]
+    op = product.work
+    products = [item for item in inside if item.node.kind == "gemm"]
     losses = [item.node for item in inside if not any(item is other for other in products)]
     outside = dict.fromkeys(t for node in losses for t in node.reads)
     written = dict.fromkeys(t for node in losses for t in node.writes)
@@ -182,7 +179,7 @@ def _one_kernel(head: Head, inside: Sequence[Item]) -> list[Item]:
     reads = (logits, *(t for t in outside if t not in written and t != logits))
     scalars = tuple(t for t in written if t != gradient)
     loss = make_op("cross_entropy", tokens=op.m, vocab=op.n, dtype=op.out_dtype)
-    node = kernel(loss, "liger.cross_entropy", losses[0].path, "forward", reads, (logits, *scalars))
+    node = kernel(loss, "liger.cross_entropy", Location("forward", losses[0].path), reads, (logits, *scalars))
     for item in products:
         item.rename({gradient: logits})
     return [products[0], Item(node), *products[1:]]
@@ -203,21 +200,9 @@ def _adding(draft: Draft, inside: list[Item], fused: bool) -> tuple[list[Item], 
         gradient = node.writes[0]
         numel, dtype = draft.numel(gradient), draft.dtype(gradient)
         if gradient not in node.reads:
-            begin.append(
-                Item(
-                    elementwise(
-                        "aten.zeros_like",
-                        numel,
-                        (),
-                        (gradient,),
-                        phase="forward",
-                        path=node.path,
-                        dtype=dtype,
-                        inputs=0,
-                        fn="fill",
-                    )
-                )
-            )
+            near = Location("forward", node.path)
+            zeros = elementwise("aten.zeros_like", numel, near, (), (gradient,), dtype, inputs=0, fn="fill")
+            begin.append(Item(zeros))
         if fused:
             item.change(reads=tuple(dict.fromkeys((*node.reads, gradient))))
         else:

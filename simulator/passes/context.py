@@ -21,24 +21,26 @@ last rank decides. Weights' gradients are partial sums over the ``dp_cp`` group,
 
 In inference each rank keeps 1/cp of the cache. A step of generation has a token of each sequence, which all ranks
 compute alike; each attends to its part of the cache, and partial results are merged, whatever the style
-(:func:`.sharding.attention.partial`).
+(:func:`.sharding.attention.partial_generation`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import ceil
 
 import numpy as np
 
 from ...datasets.counts import counted
 from ...datasets.ops import KINDS
-from ..graph import ROLES, Graph, Node
+from ..graph import ACTIVATION, CACHE, Graph, Node
 from ..question.errors import DegreeError
 from ..question.plan import Plan, PlanError
 from .dynamic_context import Assignment, Placement, attention_work, dynamic_context
-from .rewriting.draft import Draft, Item, Section
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Item, Section
+from .rewriting.match import expand
 from .rewriting.tokens import share_tokens
 from .sharding.attention import (
     SCANS,
@@ -46,13 +48,12 @@ from .sharding.attention import (
     attention_of,
     gather_attention,
     gathered_ring,
-    partial,
+    partial_generation,
     ring,
     scattered_heads,
     scattered_scan,
 )
 
-CACHE = ROLES.index("cache")
 STATEFUL = ("linear_attention_decode", "causal_conv1d")
 STYLES = {"ring": ring, "ring_allgather": gathered_ring, "allgather": gather_attention, "ulysses": scattered_heads}
 
@@ -79,14 +80,13 @@ def context_parallel(graph: Graph, plan: Plan) -> Graph:
     _check(calls, length, plan)
     draft = Draft(graph)
     share_tokens(draft, length, cp)
-    for section in draft.sections:
-        section.items = [new for item in section.items for new in _rewrite_attention(draft, section, item, plan)]
+    expand(draft.sections, partial(_rewrite_attention, draft, plan))
     return draft.graph()
 
 
 def _refuse_sparse(graph: Graph, cp: int) -> None:
     """PlanError for attention to chosen tokens: what others hold would have to be chosen from first."""
-    if any(node.op is not None and node.op.kind.startswith("sparse") for node, _ in graph.weighted()):
+    if any(node.kind.startswith("sparse") for node, _ in graph.weighted()):
         raise PlanError(f"parallel.cp={cp}: {graph.name} attends to tokens that an indexer chooses; take parallel.cp=1")
 
 
@@ -110,8 +110,7 @@ def _by_sequence(graph: Graph, plan: Plan, calls: list[Attention], length: int) 
     tokens = sum(sequence.length // sequence.degree for sequence in mine)
     draft = Draft(graph)
     share_tokens(draft, length, Fraction(total, tokens))
-    for section in draft.sections:
-        section.items = [new for item in section.items for new in _sequences(draft, section, item, plan, mine)]
+    expand(draft.sections, partial(_sequences, draft, plan, mine))
     runs = sum(times for node, times in graph.weighted() if node.phase == "forward" and attention_of(node) is not None)
     before = float(next(call for call in calls if not call.backward).op.cost.flops)
     after = sum(float(_alone(call, sequence).op.cost.flops) for sequence in lengths)
@@ -155,20 +154,20 @@ def _alone(call: Attention, length: int) -> Attention:
     return replace(call, op=op, batch=1, seq_q=length, seq_kv=length)
 
 
-def _sequences(draft: Draft, section: Section, item: Item, plan: Plan, mine: list[Placement]) -> list[Item]:
+def _sequences(draft: Draft, plan: Plan, mine: list[Placement], section: Section, item: Item) -> list[Item]:
     """The items that take the place of one: attention over a rank's part of each sequence, one after the other."""
     call = attention_of(item.node)
     if call is None:
         return [item]
-    made: list[Node] = []
+    kernels: list[Node] = []
     for sequence in mine:
         one = _alone(call, sequence.length)
         if sequence.degree == 1:
-            made.append(replace(item.node, op=one.op, bytes_moved=int(one.op.cost.bytes), frees=()))
+            kernels.append(replace(item.node, op=one.op, bytes_moved=int(one.op.cost.bytes), frees=()))
             continue
         nodes, buffers = ring(draft, section, item.node, one, plan.group("cp", sequence.degree), sequence.zigzag)
-        made += [*nodes[:-1], replace(nodes[-1], frees=buffers)]
-    return _in_place(item, made, ())
+        kernels += [*nodes[:-1], replace(nodes[-1], frees=buffers)]
+    return _in_place(item, kernels, ())
 
 
 def _check(calls: list[Attention], length: int, plan: Plan) -> None:
@@ -199,10 +198,10 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
     """A step of generation over a rank's part of the cache. PlanError where keys are computed from it before."""
     cp, group = plan.parallel.cp, plan.group("cp")
     draft = Draft(graph)
-    numbers = [draft.code(name) for name in ("int64", "int32", "bool")]
+    numbers = [draft.code(name) for name in WHOLE_NUMBERS]
     mine = (draft.roles == CACHE) & ~np.isin(draft.dtypes, numbers)
     for section, item in draft.walk():
-        if item.node.op is not None and item.node.op.kind in STATEFUL:  # states are of sequences, not of tokens
+        if item.node.kind in STATEFUL:  # states are of sequences, not of tokens
             for tensor in item.node.reads:
                 mine[section.ids(tensor)] = False
     for section in draft.sections:
@@ -210,11 +209,11 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
         for item in section.items:
             node, call = item.node, attention_of(item.node)
             if call is not None:
-                nodes, buffers = partial(draft, section, node, call, group)
+                nodes, buffers = partial_generation(draft, section, node, call, group)
                 items += _in_place(item, nodes, buffers)
                 continue
             items.append(item)
-            if not any(t < len(mine) and mine[t] for t in (*node.reads, *node.writes)) or node.op is None:
+            if not any(t < len(mine) and mine[t] for t in node.touches) or node.op is None:
                 continue
             if KINDS[node.op.kind].family == "gemm":
                 raise PlanError(
@@ -223,7 +222,7 @@ def _generation(graph: Graph, plan: Plan) -> Graph:
                 )
             if node.op.kind == "copy":  # a cache that grows by copying
                 for tensor in node.writes:
-                    mine[section.ids(tensor)] |= draft.roles[tensor] in (CACHE, ROLES.index("activation"))
+                    mine[section.ids(tensor)] |= draft.roles[tensor] in (CACHE, ACTIVATION)
                 item.compute(node.op.replace(size_bytes=max(ceil(node.op.size_bytes / cp), 1)))
         section.items = items
     draft.sizes[: len(mine)][mine] = -(-draft.sizes[: len(mine)][mine] // cp)
@@ -240,9 +239,9 @@ def _in_place(item: Item, nodes: list[Node], buffers: tuple[int, ...]) -> list[I
     return kernels
 
 
-def _rewrite_attention(draft: Draft, section: Section, item: Item, plan: Plan) -> list[Item]:
+def _rewrite_attention(draft: Draft, plan: Plan, section: Section, item: Item) -> list[Item]:
     """The items that take the place of one: attention with its communication, everything else as it is."""
-    if item.node.op is not None and item.node.op.kind in SCANS:
+    if item.node.kind in SCANS:
         return _in_place(item, scattered_scan(item.node, plan.group("cp")), ())
     call = attention_of(item.node)
     if call is None:

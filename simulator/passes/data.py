@@ -13,16 +13,14 @@ with ``sync.``, to the first with ``refresh.``; :func:`micro_batch_variant` leav
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import partial
 
 from ...datasets.dtypes import itemsize
-from ..graph import Graph, Node
+from ..graph import GRADIENT, Graph, Node
 from ..question.plan import Plan, Stack
 from .micro_batches import REFRESH, SYNC, micro_batch_variant
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import addition, collective, elementwise
-from .zero.families import GRADIENT, WeightFamily, families, rename_gradient, summing, units
+from .rewriting.nodes import Location, addition, collective, elementwise
+from .zero.families import WeightFamily, families, rename_gradient, summing, units
 from .zero.sharded import buckets, gather_weights, scatter_gradients
 from .zero.update import insert_update
 
@@ -33,9 +31,7 @@ def data_parallel(graph: Graph, plan: Plan) -> Graph:
     """The graph of one data rank. Unchanged for a single rank that keeps every dtype, and without an optimizer."""
     draft = Draft(graph)
     weight_families = families(draft, plan)
-    if not any(node.op and node.op.kind == "adamw" for node, _ in graph.weighted()) or not _changes(
-        weight_families, plan
-    ):
+    if not any(node.kind == "adamw" for node, _ in graph.weighted()) or not _changes(weight_families, plan):
         return graph
     parallel, overlap = plan.parallel, plan.stack.overlap
     if plan.sums_whole_gradients:
@@ -92,7 +88,7 @@ def _stand_ins(draft: Draft, fused: Iterable[tuple[Item, list[float]]]) -> None:
     """
     buffers: dict[float, int] = {}
     for item, sizes in fused:
-        experts = getattr(item.node.op, "experts", 1) if item.node.op and item.node.op.kind == "grouped_gemm" else 1
+        experts = getattr(item.node.work, "experts", 1) if item.node.kind == "grouped_gemm" else 1
         size = sum(sizes) / experts
         if size not in buffers:
             buffers[size] = draft.new(size, "bf16", "buffer")
@@ -117,8 +113,7 @@ def _widen(
     addend, casts = rename_gradient(draft, gradient, places, numel * itemsize(old), old), []
     if stack.converts_gradients and dtype != old:
         product, addend = addend, draft.local(section, numel * itemsize(dtype), dtype)
-        cast = partial(elementwise, "aten._to_copy", numel, (product,), (addend,), frees=(product,))
-        casts = [cast(phase=node.phase, path=node.path, dtype=old, out_dtype=dtype)]
+        casts = [elementwise("aten._to_copy", numel, node, (product,), (addend,), old, dtype, frees=(product,))]
     insertions.after(section, position, [*casts, addition(gradient, addend, numel, dtype, node)])
     return False
 
@@ -133,14 +128,10 @@ def _sync_buckets(draft: Draft, plan: Plan, family: WeightFamily) -> None:
 
 def _sums(draft: Draft, plan: Plan, family: WeightFamily, gradients: tuple[int, ...], path: str) -> list[Node]:
     """The collectives that sum a bucket in place beside the backward pass; none for a single rank."""
-    size, dtype = float(draft.sizes[list(gradients)].sum()), draft.dtype(gradients[0])
+    size, near = float(draft.sizes[list(gradients)].sum()), Location("backward", path)
+    summed = near, gradients, gradients, draft.dtype(gradients[0])
     return [
-        replace(
-            collective(
-                kind, amount, group, gradients, gradients, phase="backward", path=path, dtype=dtype, stream="comm:dp"
-            ),
-            source=SYNC + kind,
-        )
+        collective(kind, amount, group, *summed, stream="comm:dp", issuer=SYNC)
         for kind, amount, group in summing(plan, family, size)
     ]
 
@@ -151,16 +142,7 @@ def _refresh_weights(draft: Draft, family: WeightFamily) -> None:
     for unit in units(draft, ("forward",)) if family.shard.ranks > 1 else ():
         weights = tuple(t for t in unit.weights if t in mine)
         if weights:
-            node = collective(
-                "all_gather",
-                float(draft.sizes[list(weights)].sum()),
-                family.shard,
-                weights,
-                weights,
-                phase="forward",
-                path=unit.path,
-                dtype=draft.dtype(weights[0]),
-                stream="comm:dp",
-            )
-            insertions.before(unit.section, unit.first, [replace(node, source=f"{REFRESH}all_gather")])
+            size, near = float(draft.sizes[list(weights)].sum()), Location("forward", unit.path)
+            gather = "all_gather", size, family.shard, near, weights, weights, draft.dtype(weights[0])
+            insertions.before(unit.section, unit.first, [collective(*gather, stream="comm:dp", issuer=REFRESH)])
     insertions.apply()

@@ -29,24 +29,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
 import numpy as np
 
 from ...datasets.dtypes import itemsize
 from ...datasets.loading import choice
 from ...datasets.ops import LAYOUT, Op, make_op
-from ..graph import ROLES, Graph, Node
+from ..graph import FROZEN, GRADIENT, STATE, WEIGHT, Graph, Node
 from ..question.errors import DegreeError
 from ..question.options import EP_MODES
 from ..question.plan import Group, Plan, PlanError
 from ..trace.values import expert_counts
 from ..trace.workload import load_text, parse_load, traced_load
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.nodes import collective
+from .rewriting.match import insert
+from .rewriting.nodes import Ids, collective, kernel
 from .rewriting.split import nearest, share
 from .rewriting.tokens import share_item
 from .sharding.expert_width import gather_rows, narrow, scatter_rows
@@ -55,8 +55,7 @@ MODULE = re.compile(r"^(?:.*\.)?experts(?=\.|$)")
 PRODUCTS = ("grouped_gemm", "fused_moe")
 REPLICATED, GATHERED = "replicated", "gathered"
 GATHERS = {"ep_dispatch": "all_gather", "ep_combine": "reduce_scatter"}
-HELD = tuple(ROLES.index(role) for role in ("weight", "frozen", "gradient"))
-STATE = ROLES.index("optimizer_state")
+HELD = (WEIGHT, FROZEN, GRADIENT)
 
 
 def is_expert(path: str) -> bool:
@@ -114,7 +113,7 @@ def _width_parts(plan: Plan) -> int:
 
 
 def _product(node: Node) -> Op | None:
-    return node.op if node.op is not None and node.op.kind in PRODUCTS and is_expert(node.path) else None
+    return node.op if node.kind in PRODUCTS and is_expert(node.path) else None
 
 
 def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
@@ -134,13 +133,18 @@ def _check(graph: Graph, counts: set[int], plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class ExpertRegion:
-    """The nodes of one layer's experts in one phase, from routed tokens to their weighted sum (or its gradient)."""
+    """The nodes of one layer's experts in one phase, from routed tokens to their weighted sum (or its gradient).
+
+    ``copies`` are tensor ranks that hold the same tokens, ``skew`` what the busiest rank receives over the mean.
+    """
 
     items: tuple[Item, ...]
     tokens: int
     hidden: int
     topk: int
     product: Op
+    copies: int = 1
+    skew: float = 1.0
 
     @property
     def numel(self) -> int:
@@ -168,11 +172,9 @@ def _shape(draft: Draft, items: list[Item], product: Op) -> tuple[int, int, int]
     if product.kind == "fused_moe":
         return product.tokens, product.hidden, product.topk
     shapes = [
-        item.node.op
+        item.node.work
         for item in items
-        if item.node.op is not None
-        and item.node.op.kind == "moe_permute"
-        and not any(draft.roles[t] in HELD for t in (*item.node.reads, *item.node.writes))
+        if item.node.kind == "moe_permute" and not any(draft.roles[t] in HELD for t in item.node.touches)
     ]
     tokens = [op for op in shapes if op.tokens != product.experts] or shapes
     if not tokens:
@@ -196,12 +198,13 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
             tokens = op.tokens / copies if mode_of(plan) == REPLICATED else ceil(op.tokens / copies)
             shared = _fewer_experts(op, p.ep, parts, tokens, busiest, bool(capacity))
             item.compute(shared)
+    region = replace(region, copies=copies, skew=skew)
     received, last = _entry(draft, region), _exit(draft, region)
     if received is None or last is None:
         return
     exchanged = p.ep > 1 and mode_of(plan) != REPLICATED
     if exchanged:
-        received = _dispatch(draft, section, region, received, plan, copies, skew)
+        received = _dispatch(draft, section, region, received, plan)
     if parts > 1:
         received = gather_rows(draft, section, region.items, received, plan.group("etp"))
     rows = Fraction(busiest).limit_denominator(10**6) * parts / copies
@@ -210,7 +213,7 @@ def _share_region(draft: Draft, section: Section, region: ExpertRegion, plan: Pl
         narrow(draft, section, region.items, region.hidden, inner, parts)
         last = scatter_rows(draft, section, region.items, last, plan.group("etp")), last[1]
     if exchanged:
-        _combine(draft, section, region, last, plan, copies, skew)
+        _combine(draft, section, region, last, plan)
     elif p.ep > 1:
         _sum(draft, section, last, plan)
 
@@ -270,104 +273,64 @@ def _rows(draft: Draft, tensor: int, region: ExpertRegion) -> bool:
     return size == region.numel and draft.roles[tensor] not in (*HELD, STATE)
 
 
-def _dispatch(
-    draft: Draft, section: Section, region: ExpertRegion, entry: int, plan: Plan, copies: int, skew: float
-) -> int:
+def _dispatch(draft: Draft, section: Section, region: ExpertRegion, entry: int, plan: Plan) -> int:
     """Sends tokens to their experts' ranks before the region; returns what is received, which the region reads."""
     users = [item for item in region.items if entry in item.node.reads]
     dtype = plan.settings.dispatch_dtype or draft.dtype(entry)
     group = plan.group("ep")
-    rows = _receive(region, group, plan) * skew / copies
+    rows = _receive(region, group, plan) * region.skew / region.copies
     received = draft.local(section, rows * region.hidden * itemsize(draft.dtype(entry)), draft.dtype(entry))
     for item in users:
-        item.change(reads=tuple(received if t == entry else t for t in item.node.reads))
-    node = _exchange("ep_dispatch", region, plan, (entry,), (received,), copies, skew, (dtype, dtype))
+        item.read_instead({entry: received})
+    node = _exchange("ep_dispatch", region, plan, (entry,), (received,), dtype)
     users[-1].free(received)
-    first = section.place(users[0])
-    section.items[first:first] = map(Item, (node, *_by_expert(region, plan, received, copies, dtype)))
+    insert(section, section.place(users[0]), map(Item, (node, *_by_expert(region, plan, received, dtype))))
     return received
 
 
-def _combine(
-    draft: Draft, section: Section, region: ExpertRegion, last: tuple[Item, int], plan: Plan, copies: int, skew: float
-) -> None:
+def _combine(draft: Draft, section: Section, region: ExpertRegion, last: tuple[Item, int], plan: Plan) -> None:
     """Takes experts' results back to their tokens after the region, and sums them there."""
     item, tensor = last
     dtype = draft.dtype(tensor)
-    nodes = [*_by_expert(region, plan, tensor, copies, dtype)]
-    nodes.append(_exchange("ep_combine", region, plan, (tensor,), (tensor,), copies, skew, (dtype, dtype)))
-    if copies > 1:
-        size, near = float(draft.sizes[tensor]), item.node
-        nodes.append(
-            collective(
-                "all_gather",
-                size,
-                plan.group("tp", copies, plan.parallel.etp),
-                (tensor,),
-                (tensor,),
-                phase=near.phase,
-                path=near.path,
-                dtype=dtype,
-            )
-        )
-    after = section.place(item) + 1
-    section.items[after:after] = [Item(node) for node in nodes]
+    nodes = [*_by_expert(region, plan, tensor, dtype)]
+    nodes.append(_exchange("ep_combine", region, plan, (tensor,), (tensor,), dtype))
+    if region.copies > 1:
+        together, size = plan.group("tp", region.copies, plan.parallel.etp), float(draft.sizes[tensor])
+        nodes.append(collective("all_gather", size, together, item.node, (tensor,), (tensor,), dtype))
+    insert(section, section.place(item) + 1, map(Item, nodes))
 
 
 def _sum(draft: Draft, section: Section, last: tuple[Item, int], plan: Plan) -> None:
     """Sums what each tensor rank's experts say of the tokens that all hold."""
     item, tensor = last
-    near, size, ranks = item.node, float(draft.sizes[tensor]), plan.group("tp")
-    about: Any = {"phase": near.phase, "path": near.path, "dtype": draft.dtype(tensor)}
-    after = section.place(item) + 1
-    section.items[after:after] = [Item(collective("all_reduce", size, ranks, (tensor,), (tensor,), **about))]
+    size, mine, dtype = float(draft.sizes[tensor]), (tensor,), draft.dtype(tensor)
+    total = collective("all_reduce", size, plan.group("tp"), item.node, mine, mine, dtype)
+    section.items.insert(section.place(item) + 1, Item(total))
 
 
-def _by_expert(region: ExpertRegion, plan: Plan, tensor: int, copies: int, dtype: str) -> Iterator[Node]:
+def _by_expert(region: ExpertRegion, plan: Plan, tensor: int, dtype: str) -> Iterator[Node]:
     """A plain all-to-all receives rows by rank, and experts want them by expert: they are sorted there and back."""
     if mode_of(plan) == "alltoall" and region.product.experts > plan.parallel.ep:
-        rows, near = ceil(region.tokens * region.topk / copies), region.items[0].node
+        rows = ceil(region.tokens * region.topk / region.copies)
         op = make_op("moe_permute", dtype, tokens=rows, hidden=region.hidden, topk=1)
-        yield Node(op, "opcast.sort", near.path, near.phase, (tensor,), (tensor,), int(op.cost.bytes))
+        yield kernel(op, "opcast.sort", region.items[0].node, (tensor,), (tensor,))
 
 
-def _exchange(
-    kind: str,
-    region: ExpertRegion,
-    plan: Plan,
-    reads: tuple[int, ...],
-    writes: tuple[int, ...],
-    copies: int,
-    skew: float,
-    dtypes: tuple[str, str],
-) -> Node:
+def _exchange(kind: str, region: ExpertRegion, plan: Plan, reads: Ids, writes: Ids, dtype: str) -> Node:
     group, near = plan.group("ep"), region.items[0].node
     stream = "comm:ep" if "ep" in plan.stack.overlap else "compute"
     mode = mode_of(plan)
-    tokens = ceil(region.tokens * skew / copies)
-    about: Any
+    tokens = ceil(region.tokens * region.skew / region.copies)
     if mode == GATHERED:
-        size = tokens * group.ranks * region.hidden * itemsize(dtypes[0])
-        about = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
-        return collective(GATHERS[kind], size, group, reads, writes, **about)
+        size = tokens * group.ranks * region.hidden * itemsize(dtype)
+        return collective(GATHERS[kind], size, group, near, reads, writes, dtype, stream=stream)
     if mode == "alltoall":
-        size = tokens * region.topk * region.hidden * itemsize(dtypes[0]) * (capacity_of(plan) or 1)
-        about = {"phase": near.phase, "path": near.path, "dtype": dtypes[0], "stream": stream}
-        return collective("all_to_all", size, group, reads, writes, **about)
-    op = make_op(
-        kind,
-        *dtypes,
-        tokens=tokens,
-        hidden=region.hidden,
-        topk=region.topk,
-        experts=region.product.experts,
-        ranks=group.ranks,
-        ranks_per_node=group.ranks_per_node,
-        link=group.link,
-        mode=mode,
-    )
-    moved = int(op.cost.bytes)
-    return Node(op, f"opcast.{kind}", near.path, near.phase, reads, writes, moved, group=group.name, stream=stream)
+        size = tokens * region.topk * region.hidden * itemsize(dtype) * (capacity_of(plan) or 1)
+        return collective("all_to_all", size, group, near, reads, writes, dtype, stream=stream)
+    choices = {"tokens": tokens, "hidden": region.hidden, "topk": region.topk, "experts": region.product.experts}
+    ranks = {"ranks": group.ranks, "ranks_per_node": group.ranks_per_node, "link": group.link}
+    op = make_op(kind, dtype, dtype, **choices, **ranks, mode=mode)
+    return replace(kernel(op, f"opcast.{kind}", near, reads, writes, stream=stream), group=group.name)
 
 
 def _receive(region: ExpertRegion, group: Group, plan: Plan) -> float:
@@ -419,8 +382,8 @@ def _share_weights(draft: Draft, section: Section, mine: np.ndarray, ep: int) ->
         node, op = item.node, item.node.op
         if node.phase == "optimizer" or not is_expert(node.path):
             continue
-        weights = [t for t in (*node.reads, *node.writes) if draft.roles[t] in HELD]
-        gradient = op is not None and op.kind == "grouped_gemm" and op.layout == LAYOUT.choices.index("tn")
+        weights = [t for t in node.touches if draft.roles[t] in HELD]
+        gradient = node.kind == "grouped_gemm" and node.work.layout == LAYOUT.choices.index("tn")
         only = bool(node.reads) and all(draft.roles[t] in HELD or mine[t] for t in node.reads)
         for tensor in (*weights, *(node.writes if gradient or only else ())):
             mine[section.ids(tensor)] = True
@@ -437,7 +400,7 @@ def _share_optimizer(draft: Draft, mine: np.ndarray, ep: int) -> None:
         node, op = item.node, item.node.op
         if op is None or op.kind != "adamw":
             continue
-        weights = [t for t in node.reads if ROLES[draft.roles[t]] == "weight"]
+        weights = [t for t in node.reads if draft.roles[t] == WEIGHT]
         local = np.array([t for t in weights if mine[t]], dtype=np.int64)
         if not len(local):
             continue

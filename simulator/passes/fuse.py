@@ -14,12 +14,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ...datasets.ops import Op
-from ..graph import ROLES, Graph, HostCalls, Node
+from ..graph import CACHE, Graph, HostCalls, Node
 from ..question.plan import Plan
 from .fusion.patterns import Match, Pattern, Rule, matches_path, name_of
 from .fusion.remake import Fused, remake
@@ -29,27 +29,20 @@ from .rewriting.lifetimes import free_after_last_use, freed_tensors, read_counts
 from .rewriting.match import drop
 
 
-@dataclass
 class Fusing:
     """A draft with what fusion must know of it: who is read how often, what the step lets go of, what was fused."""
 
-    draft: Draft
-    reads: np.ndarray = field(init=False)
-    ahead: np.ndarray = field(init=False)  # those of the forward pass
-    released: np.ndarray = field(init=False)
-    makers: dict[int, str] = field(init=False)
-    cached: np.ndarray = field(init=False)  # keys and values between steps: whoever keeps them moves them
-    fused: list[Fused] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.released = freed_tensors(self.draft)
-        self.cached = self.draft.roles == ROLES.index("cache")
-        self.makers = {t: item.node.path for _, item in self.draft.walk() for t in item.node.writes}
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.released = draft, freed_tensors(draft)
+        self.cached = draft.roles == CACHE  # keys and values between steps: whoever keeps them moves them
+        self.makers = {t: item.node.path for _, item in draft.walk() for t in item.node.writes}
+        self.fused: list[Fused] = []
         self.recount()
 
     def recount(self) -> None:
         """Count readers anew, after a change that was not noted."""
-        self.reads, self.ahead = read_counts(self.draft), read_counts(self.draft, "forward")
+        self.reads = read_counts(self.draft)
+        self.ahead = read_counts(self.draft, "forward")
 
     def count(self, section: Section, node: Node, change: int) -> None:
         """Note that a node of a section came (1) or went (-1)."""
@@ -114,7 +107,7 @@ def _groups(state: Fusing, section: Section, pattern: Pattern) -> Iterator[list[
         and name_of(item.node) in pattern.members
         and matches_path(pattern.path, item.node.path)
         and matches_path(pattern.within, item.node.path)
-        and not any(state.cached[t] for t in (*item.node.reads, *item.node.writes))
+        and not any(state.cached[t] for t in item.node.touches)
     ]
     names = {name_of(section.items[position].node) for position in accepted}
     if not names.issuperset(pattern.needs):
@@ -138,7 +131,7 @@ def _connected_groups(_: Fusing, section: Section, accepted: Sequence[int], patt
     meeting: dict[object, int] = {}
     for position in accepted:
         node = section.items[position].node
-        for tensor in (*node.reads, *node.writes):
+        for tensor in node.touches:
             key = (tensor, node.path if pattern.module else "")
             if key in meeting:
                 parent[root(position)] = root(meeting[key])
@@ -163,7 +156,7 @@ def _grow_groups(state: Fusing, section: Section, accepted: Sequence[int], patte
             if not begun or not left_out.isdisjoint(node.reads):
                 left_out.update(node.writes)
                 continue
-        near = {meeting[t, module] for t in (*node.reads, *node.writes) if (t, module) in meeting}
+        near = {meeting[t, module] for t in node.touches if (t, module) in meeting}
         newest = sorted(near, reverse=True)
         for choice in [newest, *([n] for n in newest), []]:
             together = sorted([*(p for n in choice for p in groups[n]), position])
@@ -257,7 +250,7 @@ def _kernel_position(section: Section, positions: Sequence[int]) -> Item | None:
             reads_after.subtract(node.reads)
             writes_after.subtract(node.writes)
             continue
-        touched = (*node.reads, *node.writes)
+        touched = node.touches
         late = late and written_before.isdisjoint(touched) and read_before.isdisjoint(node.writes)
         early = early and not any(writes_after[t] > 0 and t not in written_before for t in touched)
         early = early and not any(reads_after[t] > 0 for t in node.writes)
@@ -279,19 +272,10 @@ def _settle(state: Fusing, kernel: Fused) -> None:
 
 
 def _kernel(op: Op, rule: Rule, match: Match) -> Node:
-    nodes = match.nodes
+    nodes, path = match.nodes, _common_module([node.path for node in match.nodes])
     host = HostCalls(modules=sum(n.host.modules for n in nodes), autograd=int(any(n.host.autograd for n in nodes)))
-    return replace(
-        nodes[0],
-        op=op,
-        source=f"fused.{rule.name}",
-        path=_common_module([node.path for node in nodes]),
-        reads=match.inputs,
-        writes=match.outputs,
-        bytes_moved=int(op.cost.bytes),
-        frees=(),
-        host=host,
-    )
+    one = replace(nodes[0], op=op, bytes_moved=int(op.cost.bytes), frees=(), host=host)
+    return replace(one, source=f"fused.{rule.name}", path=path, reads=match.inputs, writes=match.outputs)
 
 
 def _common_module(paths: Sequence[str]) -> str:
@@ -314,6 +298,4 @@ def _overwrite(draft: Draft, released: np.ndarray, kernel: Fused) -> None:
     if section.repeat > 1 or not alike or not released[result]:
         return
     for item in section.items:
-        reads = tuple(alike[0] if t == result else t for t in item.node.reads)
-        writes = tuple(alike[0] if t == result else t for t in item.node.writes)
-        item.change(reads=reads, writes=writes)
+        item.touch_instead({result: alike[0]})

@@ -10,7 +10,7 @@ from ..graph import Graph, Node
 from ..question.plan import Plan
 from .pipeline import layer_stack
 from .rewriting.draft import Draft, Item
-from .rewriting.layers import Layer, covers, layers_of, mapping
+from .rewriting.layers import Layer, layer_pairs, mapping
 from .rewriting.lifetimes import move_frees
 
 
@@ -19,15 +19,12 @@ def keep_gathered(graph: Graph, plan: Plan) -> Graph:
     if not plan.stack.keep_gathered or not plan.parallel.sequence_parallel:
         return graph
     draft, stack = Draft(graph), layer_stack(graph)[0]
-    backward = list(layers_of(draft, ("backward",), stack))
     moved: list[slice] = []
     late: list[slice] = []
     frees: list[tuple[Item, tuple[int]]] = []
-    for layer in list(layers_of(draft, ("forward",), stack)):
-        gathers = {item.node.reads[0]: item for item in _items(layer) if _gathers(item.node)}
-        partners = [b for b in backward if covers(layer, b)]
-        if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
-            continue
+    for layer, partners in layer_pairs(draft, ("backward",), stack):
+        items = [layer.section.items[position] for position in layer.positions]
+        gathers = {item.node.reads[0]: item for item in items if _gathers(item.node)}
         for shard, item in gathers.items():
             used = [_replace(layer, partner, shard, item.node.writes[0]) for partner in partners]
             if not all(used):
@@ -35,18 +32,14 @@ def keep_gathered(graph: Graph, plan: Plan) -> Graph:
             gathered = item.node.writes[0]
             moved += [layer.section.span(gathered), layer.section.span(shard)]
             late += [partner.section.span(mapping(layer, partner)(gathered)) for partner in partners]
-            readers = [i for i in layer.section.items if shard in (*i.node.reads, *i.node.writes)]
+            readers = [i for i in layer.section.items if shard in i.node.touches]
             frees.append((readers[-1], (shard,)))
     move_frees(draft, moved, frees, late)
     return draft.graph()
 
 
-def _items(layer: Layer) -> list[Item]:
-    return [layer.section.items[position] for position in layer.positions]
-
-
 def _gathers(node: Node) -> bool:
-    return node.group == "tp" and node.op is not None and node.op.kind == "all_gather"
+    return node.group == "tp" and node.kind == "all_gather"
 
 
 def _replace(layer: Layer, partner: Layer, shard: int, gathered: int) -> bool:

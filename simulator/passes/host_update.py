@@ -19,34 +19,32 @@ from dataclasses import dataclass, replace
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import make_op
-from ..graph import Node
+from ..graph import GRADIENT, STATE, WEIGHT, Node
 from ..question.plan import Plan
 from .micro_batches import SYNC
 from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.nodes import copy_kernel, kernel, name_of, reduction
-from .zero.families import GRADIENT, STATE, WEIGHT
+from .rewriting.match import expand
+from .rewriting.nodes import Ids, copy_kernel, kernel, name_of, reduction
 
 COPY, COPY_OUT = "copy", "copy_out"  # from the host and to it: PCIe carries both at once
 ADAM_BYTES = 28.0  # that a fused update reads and writes for an fp32 parameter: p, g, m, v in, p, m, v out
 ON_HOST = ("_foreach_mul_", "_foreach_copy_")  # scaling by the norm and rounding to weights, when the host updates
-Ids = tuple[int, ...]
 
 
 def update_on_host(draft: Draft, plan: Plan) -> None:
     """Moves the optimizer to the host, in place."""
-    updates = [item for _, item in draft.walk() if item.node.op is not None and item.node.op.kind == "adamw"]
+    updates = [item for _, item in draft.walk() if item.node.kind == "adamw"]
     if not updates:
         return
     early, resident = plan.parallel.shards_gradients, not plan.masters_are_shards
     offloaded = _gradients_out(draft, resident, [item.node for item in updates]) if early else {}
-    for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            if any(item is update for update in updates):
-                items += map(Item, _update(draft, plan, item.node, offloaded, resident))
-            elif not _done_on_host(item.node, early):
-                items.append(item)
-        section.items = items
+
+    def on_host(_: Section, item: Item) -> list[Item]:
+        if any(item is update for update in updates):
+            return [Item(node) for node in _update(draft, plan, item.node, offloaded, resident)]
+        return [] if _done_on_host(item.node, early) else [item]
+
+    expand(draft.sections, on_host)
     if not resident:
         _weights_in(draft)
     draft.sizes[draft.roles == STATE] = 0
@@ -61,8 +59,7 @@ def _done_on_host(node: Node, early: bool) -> bool:
 
 def _update(draft: Draft, plan: Plan, node: Node, offloaded: dict[int, int], resident: bool) -> list[Node]:
     """What takes the place of an update: gradients that go out now, the host's work, weights that come in."""
-    op = node.op
-    assert op is not None
+    op = node.work
     gradients = tuple(t for t in node.reads if draft.roles[t] == GRADIENT)
     weights = tuple(t for t in node.reads if draft.roles[t] == WEIGHT)
     outside = tuple(dict.fromkeys(offloaded[t] for t in gradients if t in offloaded))
@@ -76,7 +73,7 @@ def _update(draft: Draft, plan: Plan, node: Node, offloaded: dict[int, int], res
     size = op.cost.bytes * plan.stack.host_bytes / ADAM_BYTES
     rate = plan.cluster.host_share_gbps(plan.stack.host_threads)
     work = make_op("host_pass", size_bytes=max(round(size), 1), host_mbps=max(round(rate * 1e3), 1))
-    nodes.append(kernel(work, "host.adamw", node.path, node.phase, (*weights, *outside), (there,)))
+    nodes.append(kernel(work, "host.adamw", node, (*weights, *outside), (there,)))
     if resident:
         back = op.numel * itemsize(draft.dtype(weights[0]))
         nodes.append(_come("copy.weights_in", back, (*weights, there), weights, node))
@@ -96,7 +93,7 @@ def _gradients_out(draft: Draft, resident: bool, updates: Sequence[Node]) -> dic
     offloaded: dict[int, int] = {}
     for section, item, tensor in {(id(i), t): (s, i, t) for s, i, t in last.values()}.values():
         outside = draft.local(section, 0, "int8", "buffer")
-        leaving = _Leaving(tensor, outside, norm, updates[0].op.dtype, resident)  # type: ignore[union-attr]
+        leaving = _Leaving(tensor, outside, norm, updates[0].work.dtype, resident)
         insertions.after(section, section.place(item), leaving.nodes(draft, section, item.node))
         offloaded.update(zip(section.ids(tensor).tolist(), section.ids(outside).tolist(), strict=True))
     insertions.apply()
@@ -122,10 +119,7 @@ class _Leaving:
         last: list[Node] = []
         if self.norm:
             stream = writer.stream if writer.stream != "compute" else COPY_OUT
-            node = reduction(
-                "aten._foreach_norm", numel, mine, self.norm, phase=writer.phase, path=writer.path, dtype=dtype
-            )
-            last.append(replace(node, stream=stream))
+            last.append(replace(reduction("aten._foreach_norm", numel, writer, mine, self.norm, dtype), stream=stream))
         kernels: list[Node] = []
         if self.summed_on_device and dtype != self.dtype:
             earlier = draft.local(section, size, dtype, "buffer")
@@ -142,21 +136,12 @@ class _Leaving:
 
 def _gone(size: float, reads: Ids, writes: Ids, near: Node) -> Node:
     """A copy of gradients to the host."""
-    return copy_kernel(
-        "copy.gradients_out",
-        size,
-        reads,
-        writes,
-        phase=near.phase,
-        path=near.path,
-        direction="d2h",
-        stream=COPY_OUT,
-    )
+    return copy_kernel("copy.gradients_out", size, near, reads, writes, "d2h", stream=COPY_OUT)
 
 
 def _come(source: str, size: float, reads: Ids, writes: Ids, near: Node) -> Node:
     """A copy from the host."""
-    return copy_kernel(source, size, reads, writes, phase=near.phase, path=near.path, direction="h2d", stream=COPY)
+    return copy_kernel(source, size, near, reads, writes, "h2d", stream=COPY)
 
 
 def _norm(draft: Draft) -> Ids:
@@ -167,17 +152,17 @@ def _norm(draft: Draft) -> Ids:
 
 def _weights_in(draft: Draft) -> None:
     """Brings shards from the host before whatever reads them."""
-    for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            node = item.node
-            shards = tuple(t for t in node.reads if draft.roles[t] == WEIGHT and draft.sizes[t])
-            if node.phase != "optimizer" and shards:
-                size = float(draft.sizes[list(shards)].sum())
-                staging = draft.local(section, size, draft.dtype(shards[0]), "buffer")
-                items.append(Item(_come("copy.weights_in", size, node.reads, (staging,), node)))
-                item.change(reads=(staging, *(t for t in node.reads if t not in shards)))
-                item.free(staging)
-            items.append(item)
-        section.items = items
+
+    def with_copy(section: Section, item: Item) -> list[Item]:
+        node = item.node
+        shards = tuple(t for t in node.reads if draft.roles[t] == WEIGHT and draft.sizes[t])
+        if node.phase == "optimizer" or not shards:
+            return [item]
+        size = float(draft.sizes[list(shards)].sum())
+        staging = draft.local(section, size, draft.dtype(shards[0]), "buffer")
+        item.change(reads=(staging, *(t for t in node.reads if t not in shards)))
+        item.free(staging)
+        return [Item(_come("copy.weights_in", size, node.reads, (staging,), node)), item]
+
+    expand(draft.sections, with_copy)
     draft.sizes[draft.roles == WEIGHT] >>= 20  # next to nothing, by which pipeline stages still share the update

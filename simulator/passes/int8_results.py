@@ -22,7 +22,7 @@ from ..graph import Graph, Node
 from ..question.plan import Plan
 from .quantize import HIGH
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.match import expand, find, kind_of, rewrite, writes_of
+from .rewriting.match import expand, find, rewrite, writes_of
 from .rewriting.nodes import Ids, elementwise, kernel
 
 INT8 = "int8"
@@ -36,7 +36,7 @@ def write_integers(graph: Graph, plan: Plan) -> Graph:
 
 def _write(draft: Draft, section: Section, results: str) -> bool:
     """Gives a section's tensors their formats, then the nodes that move them."""
-    products = [item for item in find(section, ("gemm",)) if item.node.op is not None and item.node.op.dtype == INT8]
+    products = [item for item in find(section, ("gemm",)) if item.node.work.dtype == INT8]
     if not products:
         return False
     product_results = writes_of(products)
@@ -49,20 +49,18 @@ def _write(draft: Draft, section: Section, results: str) -> bool:
     for tensor in written | operands if results == INT8 else operands & written - read_by_others:
         _retype(draft, section, tensor, INT8)
     for item in products:
-        assert item.node.op is not None
-        item.compute(item.node.op.replace(out_dtype=results))
+        item.compute(item.node.work.replace(out_dtype=results))
     for item in others:
-        if kind_of(item) != "attention_prefill" and not product_results.isdisjoint(item.node.reads):
+        if item.node.kind != "attention_prefill" and not product_results.isdisjoint(item.node.reads):
             _move(draft, item)
-    expand(section, partial(_attend, draft, section, product_results))
+    expand([section], partial(_attend, draft, product_results))
     _round(draft, section, products)
     return True
 
 
 def _operands(draft: Draft, product: Item) -> Ids:
     """What a product multiplies with its weight, where that is still in 16 bits."""
-    op = product.node.op
-    assert op is not None
+    op = product.node.work
     wide = (t for t in product.node.reads if draft.dtype(t) in HIGH and draft.role(t) not in ("weight", "frozen"))
     return tuple(t for t in wide if draft.numel(t) == op.m * op.k)
 
@@ -89,7 +87,7 @@ def _move(draft: Draft, item: Item) -> None:
         item.compute(op.replace(dtype=narrowest, out_dtype=out))
 
 
-def _attend(draft: Draft, section: Section, product_results: set[int], item: Item) -> list[Item]:
+def _attend(draft: Draft, product_results: set[int], section: Section, item: Item) -> list[Item]:
     """Fused attention in int8, between the kernel that rounds what it reads and the one that lays out its result."""
     node, op = item.node, item.node.op
     if op is None or op.kind != "attention_prefill" or product_results.isdisjoint(node.reads):
@@ -109,22 +107,18 @@ def _attend(draft: Draft, section: Section, product_results: set[int], item: Ite
 def _pass(source: str, draft: Draft, near: Node, reads: Ids, writes: Ids) -> Item:
     """A kernel that reads and writes each element once."""
     numel = sum(map(draft.numel, writes))
-    dtype, out = draft.dtype(reads[0]), draft.dtype(writes[0])
-    node = elementwise(source, numel, reads, writes, phase=near.phase, path=near.path, dtype=dtype, out_dtype=out)
-    return Item(node)
+    return Item(elementwise(source, numel, near, reads, writes, draft.dtype(reads[0]), draft.dtype(writes[0])))
 
 
 def _round(draft: Draft, section: Section, products: list[Item]) -> None:
     """A kernel that rounds what is left in 16 bits before the first product that reads it."""
     rounded: dict[int, int] = {}
     for product in products:
-        node, op = product.node, product.node.op
-        assert op is not None
+        node, op = product.node, product.node.work
         for tensor in _operands(draft, product):
             if tensor not in rounded:
                 rounded[tensor] = draft.local(section, draft.numel(tensor), INT8)
-                formats = {"dtype": draft.dtype(tensor), "out_dtype": INT8}
-                cast = make_op("quantize", rows=op.m, cols=op.k, part="apply", **formats)
-                rounding = kernel(cast, "fused.quantize", node.path, node.phase, (tensor,), (rounded[tensor],))
+                cast = make_op("quantize", draft.dtype(tensor), INT8, rows=op.m, cols=op.k, part="apply")
+                rounding = kernel(cast, "fused.quantize", node, (tensor,), (rounded[tensor],))
                 section.items.insert(section.place(product), Item(rounding))
-        product.change(reads=tuple(rounded.get(t, t) for t in node.reads))
+        product.read_instead(rounded)

@@ -18,7 +18,8 @@ from ..graph import Node
 from ..question.plan import Plan, PlanError
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
-from .rewriting.nodes import elementwise
+from .rewriting.match import expand
+from .rewriting.nodes import Ids, elementwise
 
 PRODUCTS = ("gemm", "grouped_gemm")
 SIXTEEN_BITS = ("bf16", "fp16")
@@ -78,12 +79,7 @@ class KbitWeights:
         """Rewrite every section, then settle lifetimes."""
         released = freed_tensors(self.draft)
         self.packed = self._find_weights()
-        for section in self.draft.sections:
-            items: list[Item] = []
-            for item in section.items:
-                items += self._unpack(section, item)
-                items.append(item)
-            section.items = items
+        expand(self.draft.sections, self._unpack)
         for tensor, packed in self.packed.items():
             self.draft.sizes[tensor] = ceil(packed.numel * itemsize(packed.format.dtype))
             self.draft.dtypes[tensor] = self.draft.code(packed.format.dtype)
@@ -108,12 +104,12 @@ class KbitWeights:
 
     def _format(self, node: Node, tensor: int) -> KbitFormat | None:
         """How a weight of a product is packed; None for one that is added as a bias, or read by anything else."""
-        if node.op is None or node.op.kind not in PRODUCTS or self.draft.numel(tensor) <= node.op.n:
+        if node.kind not in PRODUCTS or self.draft.numel(tensor) <= node.work.n:
             return None
         return self.format_of(node.path, node.source)
 
     def _unpack(self, section: Section, item: Item) -> list[Item]:
-        """The kernels that unpack what a product reads; the product reads the copies."""
+        """The kernels that unpack what a product reads, and the product, which reads the copies."""
         copies: dict[int, int] = {}
         kernels: list[Item] = []
         for tensor in (t for t in item.node.reads if t in self.packed):
@@ -121,10 +117,10 @@ class KbitWeights:
             copies[tensor] = self.draft.local(section, numel * itemsize("bf16"), "bf16")
             reads = (tensor, *self._scales(section, tensor))
             kernels += self._scales_unpacked(section, item.node, self.packed[tensor]) if stored.packed_scales else []
-            kernels.append(self._kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
+            kernels.append(_kernel("dequantize_4bit", numel, item.node, reads, copies[tensor], stored.dtype))
         if copies:
-            item.change(reads=tuple(copies.get(t, t) for t in item.node.reads))
-        return kernels
+            item.read_instead(copies)
+        return [*kernels, item]
 
     def _scales(self, section: Section, tensor: int) -> tuple[int, ...]:
         """The scales of a weight, made where it is first read; later readers find them in memory."""
@@ -139,29 +135,10 @@ class KbitWeights:
         """Scales that are packed themselves in fp32, and their mean added."""
         count = ceil(packed.numel / packed.format.block)
         scales = self.draft.local(section, count * itemsize("fp32"), "fp32")
-        first = self._kernel("dequantize_blockwise", count, near, (), scales, "uint8", "fp32")
-        return [first, self._kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]
+        first = _kernel("dequantize_blockwise", count, near, (), scales, "uint8", "fp32")
+        return [first, _kernel("add_", count, near, (scales,), scales, "fp32", "fp32")]
 
-    def _kernel(
-        self,
-        name: str,
-        numel: int,
-        near: Node,
-        reads: tuple[int, ...],
-        result: int,
-        dtype: str,
-        out_dtype: str = "bf16",
-    ) -> Item:
-        return Item(
-            elementwise(
-                f"bitsandbytes.{name}",
-                numel,
-                reads,
-                (result,),
-                phase=near.phase,
-                path=near.path,
-                dtype=dtype,
-                out_dtype=out_dtype,
-                fn="cast",
-            )
-        )
+
+def _kernel(name: str, numel: int, near: Node, reads: Ids, result: int, dtype: str, out_dtype: str = "bf16") -> Item:
+    source = f"bitsandbytes.{name}"
+    return Item(elementwise(source, numel, near, reads, (result,), dtype, out_dtype, fn="cast"))

@@ -19,7 +19,7 @@ import numpy as np
 from ...datasets.dtypes import itemsize
 from ...datasets.mixer_ops import STATE_BYTES, state_elements
 from ...datasets.ops import KINDS, Op
-from ..graph import ROLES, Block, Graph, Node
+from ..graph import CACHE, Block, Graph, Node
 
 STEPS = ("prefill", "decode")
 TOKENWISE = tuple(
@@ -27,7 +27,6 @@ TOKENWISE = tuple(
 )
 STATES = tuple(f"linear_attention_{step}" for step in STEPS)
 CONVOLUTION = "causal_conv1d"
-CACHE = ROLES.index("cache")
 
 
 def token_bytes(op: Op) -> float:
@@ -87,19 +86,18 @@ def kept_bytes(graphs: Iterable[Graph], context: int) -> KeptBytes:
         for block in graph.blocks:
             for node in block.nodes:
                 if keeps(node.op):
-                    sums[_class(node.op, context)] += _uncounted_bytes(graph, block, node, counted)
+                    sums[_class(node.work, context)] += _uncounted_bytes(graph, block, node, counted)
     return KeptBytes(*sums)
 
 
-def _class(op: Op | None, context: int) -> int:
-    assert op is not None
+def _class(op: Op, context: int) -> int:
     return 2 if op.kind not in TOKENWISE else int(op.seq_kv < context)
 
 
 def _uncounted_bytes(graph: Graph, block: Block, node: Node, counted: np.ndarray) -> float:
     """Bytes of a node's caches, in all repetitions, that no node before had."""
     size = 0.0
-    for tensor in dict.fromkeys((*node.reads, *node.writes)):
+    for tensor in dict.fromkeys(node.touches):
         if graph.tensor_roles[tensor] != CACHE:
             continue
         step = block.steps.get(tensor, 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..graph import Graph, Node
 from ..question.plan import Plan
-from .rewriting.draft import Draft, Item
+from .rewriting.draft import Draft, Item, Section
 from .rewriting.match import expand
 from .rewriting.nodes import elementwise
 from .sharding.attention import Attention, attention_of
@@ -25,13 +25,12 @@ def copy_layouts(graph: Graph, plan: Plan) -> Graph:
     if not chosen:
         return graph
 
-    def with_copies(item: Item) -> list[Item]:
+    def with_copies(_: Section, item: Item) -> list[Item]:
         ahead, behind = _copies(item.node, chosen)
         return [*map(Item, ahead), item, *map(Item, behind)]
 
     draft = Draft(graph)
-    for section in draft.sections:
-        expand(section, with_copies)
+    expand(draft.sections, with_copies)
     return draft.graph()
 
 
@@ -62,4 +61,4 @@ def _all(call: Attention) -> int:
 def _copy(near: Node, numel: int, tensors: tuple[int, ...]) -> Node:
     """One copy of so many elements, in the place of ``near``: what is copied lives no longer than before."""
     dtype = near.op.dtype if near.op is not None else "bf16"
-    return elementwise("aten.copy_", numel, tensors, (), phase=near.phase, path=near.path, dtype=dtype)
+    return elementwise("aten.copy_", numel, near, tensors, (), dtype)

@@ -10,10 +10,10 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ..graph import Graph
+from ..graph import GRADIENT, Graph
 from .rewriting.draft import Draft, Insertions, Item, Section
 from .rewriting.nodes import addition
-from .zero.families import GRADIENT, rename_gradient
+from .zero.families import rename_gradient
 
 SYNC, REFRESH = "sync.", "refresh."
 KEPT = 64  # graphs made last, which times and memory both ask for

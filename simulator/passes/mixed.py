@@ -43,7 +43,7 @@ def _by_path(graph: Graph) -> dict[str, list[Node]]:
     """What decoding runs in place of a prompt's attention, in order, by the attention's module."""
     nodes_by_path: dict[str, list[Node]] = {}
     for block in graph.blocks:
-        kernels = [node for node in block.nodes if node.op is not None and node.op.kind in DECODE]
+        kernels = [node for node in block.nodes if node.kind in DECODE]
         for attention in kernels:
             around = [
                 node
@@ -57,26 +57,25 @@ def _by_path(graph: Graph) -> dict[str, list[Node]]:
 
 def _around(attention: Node, node: Node) -> bool:
     """Whether a product belongs to a step of latent attention alone: sparse ones run their prompts so, too."""
-    dense = attention.op is not None and attention.op.kind == "mla_decode"
+    dense = attention.kind == "mla_decode"
     return dense and node.path.startswith(f"{attention.path}.")
 
 
 def _chunk(item: Item, batch: Iteration) -> None:
     """The attention of the chunks in place of that of one prompt of all tokens."""
-    assert item.node.op is not None
     count, new, keys = attended(batch.chunks)
-    sizes = {"seq": new} if item.node.op.kind == SCAN else {"seq_q": new, "seq_kv": keys}
-    item.compute(item.node.op.replace(batch=count, **sizes))
+    sizes = {"seq": new} if item.node.kind == SCAN else {"seq_q": new, "seq_kv": keys}
+    item.compute(item.node.work.replace(batch=count, **sizes))
 
 
 def _project(section: Section, attention: Item, batch: Iteration) -> None:
     """Keys and values of a latent cache are projected up for the chunks and what is cached of them, for no one else."""
-    op = attention.node.op
-    if op is None or op.kind != "mla_prefill":
+    op = attention.node.work
+    if op.kind != "mla_prefill":
         return
     for item in find(section, ("gemm",), below=attention.node.path):
-        gemm = item.node.op
-        if gemm is not None and gemm.k == op.kv_lora_rank and gemm.batch == 1:
+        gemm = item.node.work
+        if gemm.k == op.kv_lora_rank and gemm.batch == 1:
             item.compute(gemm.replace(m=batch.prefill_tokens + batch.prefill_context))
 
 
@@ -93,7 +92,7 @@ def _insert(draft: Draft, section: Section, attention: Item, nodes: Sequence[Nod
             attention.node.writes if last else (draft.local(section, size, draft.dtype(attention.node.writes[0])),)
         )
         cached: tuple[int, ...] = ()
-        if node.op is not None and node.op.kind in DECODE:
+        if node.kind in DECODE:
             cached = (*beside, *_own_caches(draft, section, decodes, node))
         new = replace(
             node,

@@ -26,7 +26,7 @@ from ..question.kernels import ReducedNorm
 from ..question.plan import Plan
 from .expert import PRODUCTS
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.match import distinct, drop, find, insert, kind_of, read_instead, rewrite, weights_of
+from .rewriting.match import distinct, drop, find, insert, read_instead, rewrite, weights_of
 
 NEXT_NORM, REDUCE_ONCE = "next_norm", "reduce_once"
 RULES = (NEXT_NORM, REDUCE_ONCE)
@@ -42,7 +42,7 @@ def fuse_next_norm(graph: Graph, plan: Plan) -> Graph:
 
 def fuse_allreduce_norm(graph: Graph, plan: Plan) -> Graph:
     """The graph whose small all-reduces normalise too: what is a part of them is a kernel no more."""
-    mixture = any(node.op is not None and node.op.kind in PRODUCTS for node in graph.nodes())
+    mixture = any(node.kind in PRODUCTS for node in graph.nodes())
     choices = [choice for choice in plan.stack.reduced_norms if mixture or not choice.mixtures]
     return rewrite(graph, partial(_normalise, choices=choices)) if choices else graph
 
@@ -59,12 +59,12 @@ def _reduce_sum(_: Draft, section: Section) -> bool:
         before = section.items[: section.place(item)]
         reductions = {t: total for t in item.node.reads if (total := _reduced_alone(before, t)) is not None}
         totals = list(reductions.values())
-        if len(totals) != 2 or totals[0].node.op != totals[1].node.op or item.node.op is None:
+        if len(totals) != 2 or totals[0].node.op != totals[1].node.op:
             continue
         one, other = reductions
         drop(section, totals)
         add = Item(replace(item.node, source="aten.add_", reads=(one, other), writes=(one,), frees=()))
-        add.compute(item.node.op.replace(inputs=2))
+        add.compute(item.node.work.replace(inputs=2))
         total = Item(replace(totals[0].node, reads=(one,), writes=(one,), frees=()))
         insert(section, section.place(item), (add, total))
         addends = tuple(t for t in item.node.reads if t != other)
@@ -73,15 +73,15 @@ def _reduce_sum(_: Draft, section: Section) -> bool:
             add.change(writes=item.node.writes)
             drop(section, [item])
         else:
-            item.compute(item.node.op.replace(inputs=len(addends)), reads=addends)
+            item.compute(item.node.work.replace(inputs=len(addends)), reads=addends)
         changed = True
     return changed
 
 
 def _reduced_alone(before: Sequence[Item], tensor: int) -> Item | None:
     """The all-reduce that touched a tensor last."""
-    touched = [item for item in before if tensor in (*item.node.reads, *item.node.writes)]
-    return touched[-1] if touched and kind_of(touched[-1]) == "all_reduce" else None
+    touched = [item for item in before if tensor in item.node.touches]
+    return touched[-1] if touched and touched[-1].node.kind == "all_reduce" else None
 
 
 def _carry(draft: Draft, section: Section) -> bool:
@@ -101,7 +101,7 @@ def _carry(draft: Draft, section: Section) -> bool:
     added = [t for t in last.node.reads if _like(draft, section, t, written)]  # the layer's own output, residual first
     if alike is None or first is None or not added or _numel(first) != size:
         return False
-    first.compute(alike.node.op, source=ADDED[0], reads=(*weights_of(draft, last.node), *first.node.reads))  # type: ignore[arg-type]
+    first.compute(alike.node.work, source=ADDED[0], reads=(*weights_of(draft, last.node), *first.node.reads))
     drop(section, [last])
     latest = _latest(section, added)
     maker = next(item for item in section.items if latest in item.node.writes)
@@ -143,7 +143,7 @@ def _normalise(draft: Draft, section: Section, choices: Sequence[ReducedNorm]) -
             _normalise_in(draft, section, item, totals[reduced[-1]], reduced[-1])
             continue
         totals = {t: total for t, total in totals.items() if t not in node.writes}
-        if kind_of(item) == "all_reduce":
+        if item.node.kind == "all_reduce":
             totals |= dict.fromkeys(node.writes, item)
     for item in section.items if section.repeat > 1 else ():
         last = {t: t + section.steps[t] for t in item.node.reads if section.steps.get(t, 0)}
@@ -156,8 +156,7 @@ def _normalise(draft: Draft, section: Section, choices: Sequence[ReducedNorm]) -
 
 def _fits(draft: Draft, norm: Item, total: Item, choices: Sequence[ReducedNorm]) -> bool:
     """Whether a kernel is a norm with an add before it that one of the choices does with the all-reduce before it."""
-    op, node = total.node.op, norm.node
-    assert op is not None
+    op, node = total.node.work, norm.node
     weights = weights_of(draft, node)
     if not _adds(norm) or op.norm or (weights and node.reads[-len(weights) :] != weights):
         return False  # what was reduced is normalised before the add as well (Gemma)
@@ -172,8 +171,7 @@ def _fits(draft: Draft, norm: Item, total: Item, choices: Sequence[ReducedNorm])
 
 def _normalise_in(draft: Draft, section: Section, norm: Item, total: Item, reduced: int) -> None:
     """Puts a norm into an all-reduce: who read what it made reads what was reduced, the first one the weight too."""
-    assert total.node.op is not None
-    total.compute(total.node.op.replace(norm="yes"))
+    total.compute(total.node.work.replace(norm="yes"))
     weights, written = weights_of(draft, norm.node), set(norm.node.writes)
     drop(section, [norm])
     reader = next((item for item in section.items if written.intersection(item.node.reads)), None)
@@ -185,11 +183,10 @@ def _normalise_in(draft: Draft, section: Section, norm: Item, total: Item, reduc
 
 def _adds(item: Item) -> bool:
     """Whether a kernel is a norm that adds the residual first."""
-    return item.node.source in ADDED and kind_of(item) == "elementwise"
+    return item.node.source in ADDED and item.node.kind == "elementwise"
 
 
 def _numel(item: Item) -> int:
     """Elements that a pointwise kernel or a norm works on."""
-    op = item.node.op
-    assert op is not None
+    op = item.node.work
     return int(op.numel if op.kind == "elementwise" else op.rows * op.cols)

@@ -13,18 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ...datasets.loading import choice
-from ..graph import ROLES, Graph, Node
+from ..graph import ACTIVATION, CACHE, Graph
 from ..question.plan import OFFLOAD, Plan, PlanError
 from .host_update import COPY, COPY_OUT, update_on_host
 from .pipeline import layer_stack
-from .rewriting.draft import Draft, Insertions, Item, Section
-from .rewriting.layers import Layer, covers, layers_of, mapping, read_ids
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Insertions, Item, Section, begin_token
+from .rewriting.layers import Layer, layer_pairs, mapping, read_elsewhere, read_ids
 from .rewriting.lifetimes import move_frees
-from .rewriting.nodes import copy_kernel
+from .rewriting.nodes import Location, copy_kernel
 from .sharding.attention import attention_of
-
-ACTIVATION, CACHE = ROLES.index("activation"), ROLES.index("cache")
-WHOLE_NUMBERS = ("int64", "int32", "bool")
 
 
 def offload(graph: Graph, plan: Plan) -> Graph:
@@ -54,7 +51,7 @@ def _caches(draft: Draft) -> None:
         uses = _uses(draft, section, numbers)
         if not uses:
             continue
-        token = _begins(draft, section)
+        token = begin_token(draft, section, 0)
         moved = sum(float(draft.sizes[tensor]) for tensor, use in uses.items() if use.comes or use.new == 1)
         spare = (draft.new(moved, "int8", "buffer"),) if section.repeat > 1 else ()
         for tensor, use in uses.items():
@@ -63,12 +60,9 @@ def _caches(draft: Draft) -> None:
             for item in section.items:
                 item.rename({tensor: staging})
                 item.keep(staging)
-            phase, path = node.phase, node.path
             if use.comes:
                 reads = (tensor, *token, *spare)
-                come = copy_kernel(
-                    "copy.cache_in", size, reads, (staging,), phase=phase, path=path, direction="h2d", stream=COPY
-                )
+                come = copy_kernel("copy.cache_in", size, node, reads, (staging,), "h2d", stream=COPY)
                 insertions.before(section, use.first, [come])
             elif tensor not in node.writes:  # an engine's kernel fills it and reads nothing of it
                 first_use = section.items[use.first]
@@ -77,19 +71,8 @@ def _caches(draft: Draft) -> None:
             if not use.new:
                 section.items[use.last].free(staging)
                 continue
-            reads, frees = (staging, *spare), (staging,)
-            go = copy_kernel(
-                "copy.cache_out",
-                size * use.new,
-                reads,
-                (tensor,),
-                phase=phase,
-                path=path,
-                direction="d2h",
-                frees=frees,
-                stream=COPY_OUT,
-            )
-            insertions.after(section, use.last, [go])
+            go = "copy.cache_out", size * use.new, node, (staging, *spare), (tensor,), "d2h"
+            insertions.after(section, use.last, [copy_kernel(*go, frees=(staging,), stream=COPY_OUT)])
     insertions.apply()
     draft.sizes[(draft.roles == CACHE) & ~np.isin(draft.dtypes, list(numbers))] = 0
 
@@ -112,7 +95,7 @@ def _uses(draft: Draft, section: Section, numbers: set[int]) -> dict[int, CacheU
     for position, item in enumerate(section.items):
         node, call = item.node, attention_of(item.node)
         share = call.seq_q / call.seq_kv if call is not None else 0.0
-        for tensor in dict.fromkeys((*node.reads, *node.writes)):
+        for tensor in dict.fromkeys(node.touches):
             if draft.roles[tensor] != CACHE or draft.dtypes[tensor] in numbers or not draft.sizes[tensor]:
                 continue
             comes = tensor in node.reads and (call is None or share < 1)
@@ -121,31 +104,17 @@ def _uses(draft: Draft, section: Section, numbers: set[int]) -> dict[int, CacheU
     return uses
 
 
-def _begins(draft: Draft, section: Section) -> tuple[int, ...]:
-    """A tensor that the layer before makes as it begins; none where a section does not repeat."""
-    if section.repeat == 1:
-        return ()
-    token = draft.new(0, "int8", "buffer", section.repeat + 1)
-    section.steps.update({token: 1, token + 1: 1})
-    section.items[0].change(writes=(*section.items[0].node.writes, token + 1))
-    return (token,)
-
-
 # --- activations ---------------------------------------------------------------------------------------
 
 
 def _activations(draft: Draft, stack: str) -> None:
     """Copies what each layer keeps out and back."""
-    reads = {id(section): read_ids(draft, section) for section in draft.sections}
+    reads = read_ids(draft)
     moved: list[slice] = []
     late: list[slice] = []
-    backward = list(layers_of(draft, ("recompute", "backward"), stack))
     sent: list[tuple[Item, tuple[int, ...]]] = []
     offloaded: set[int] = set()
-    for layer in reversed(list(layers_of(draft, ("forward",), stack))):
-        partners = [b for b in backward if covers(layer, b)]
-        if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
-            continue
+    for layer, partners in reversed(layer_pairs(draft, ("recompute", "backward"), stack)):
         activations = tuple(t for t in _saved_activations(draft, layer, partners, reads) if t not in offloaded)
         if not activations:
             continue
@@ -163,13 +132,8 @@ def _saved_activations(
     draft: Draft, layer: Layer, partners: list[Layer], reads: dict[int, np.ndarray]
 ) -> tuple[int, ...]:
     """Activations that only this layer and its backward pass use."""
-    section = layer.section
-    sections = {id(section), *(id(partner.section) for partner in partners)}
-    others = np.zeros(len(draft.sizes), dtype=bool)
-    for key, mask in reads.items():
-        if key not in sections:
-            others[: len(mask)] |= mask
-    touched = dict.fromkeys(t for p in layer.positions for t in (*_node(section, p).reads, *_node(section, p).writes))
+    section, others = layer.section, read_elsewhere(draft, reads, (layer, *partners))
+    touched = dict.fromkeys(t for p in layer.positions for t in section.items[p].node.touches)
     freed = {t for item in section.items for t in item.node.frees}
     activations = []
     for tensor in touched:
@@ -184,20 +148,15 @@ def _saved_activations(
     return tuple(activations)
 
 
-def _node(section: Section, position: int) -> Node:
-    return section.items[position].node
-
-
 def _send(draft: Draft, layer: Layer, activations: tuple[int, ...], size: float) -> tuple[Item, int]:
     """The copy out after a layer, and the empty tensor that stands for what is on the host."""
     section = layer.section
     outside = draft.local(section, 0, "int8", "buffer")
-    last = section.items[layer.positions[-1]].node
-    copy = copy_kernel(
-        "copy.out", size, activations, (outside,), phase="forward", path=last.path, direction="d2h", stream=COPY
-    )
-    section.items.insert(layer.positions[-1] + 1, Item(copy))
-    return section.items[layer.positions[-1] + 1], outside
+    last = layer.positions[-1]
+    near = Location("forward", section.items[last].node.path)
+    copy = Item(copy_kernel("copy.out", size, near, activations, (outside,), "d2h", stream=COPY))
+    section.items.insert(last + 1, copy)
+    return copy, outside
 
 
 def _fetch(
@@ -210,24 +169,9 @@ def _fetch(
         item.rename(names)
     brought = set(names.values())
     position = next(p for p, item in enumerate(section.items) if not brought.isdisjoint(item.node.reads))
-    token: tuple[int, ...] = ()
-    if section.repeat > 1:
-        first = draft.new(0, "int8", "buffer", section.repeat + 1)
-        section.steps.update({first: 1, first + 1: 1})
-        begins = section.items[position]
-        begins.change(writes=(*begins.node.writes, first + 1))
-        token = (first,)
-    node = section.items[position].node
-    copy = copy_kernel(
-        "copy.in",
-        size,
-        (there(outside), *token),
-        tuple(names.values()),
-        phase="backward",
-        path=node.path,
-        direction="h2d",
-        stream=COPY,
-    )
+    reads = (there(outside), *begin_token(draft, section, position))
+    near = Location("backward", section.items[position].node.path)
+    copy = copy_kernel("copy.in", size, near, reads, tuple(names.values()), "h2d", stream=COPY)
     section.items.insert(position, Item(copy))
     return [section.span(copy_of) for copy_of in names.values()]
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...datasets.ops import LAYOUT, Op
+from ...datasets.ops import LAYOUT
 from ..graph import REST_SUFFIX, Graph, Node
 from ..question.plan import Plan
 from .reorder import COMPUTE, reorder_section
@@ -45,7 +45,7 @@ def overlap(graph: Graph, plan: Plan) -> Graph:
     def beside(node: Node) -> bool:
         return (
             node.group in groups
-            and not node.source.startswith(f"{ALONE}.")
+            and not node.source.startswith(ALONE)
             and not (half and node.group in TENSOR and node.phase not in FORWARD_PHASES)
         )
 
@@ -99,7 +99,7 @@ def _reader(section: Section, position: int) -> Item | None:
     for item in section.items[position + 1 :]:
         node = item.node
         if gather.writes[0] in node.reads and _cuts(node, gather):
-            return item if touched.isdisjoint((*node.reads, *node.writes)) else None
+            return item if touched.isdisjoint(node.touches) else None
         touched.update(node.writes)
     return None
 
@@ -118,40 +118,37 @@ def _cuts(product: Node, node: Node) -> bool:
 
 def _overlap_gather(draft: Draft, section: Section, gather: Node, product: Node) -> list[Item]:
     """Gather and product, cut in a first and a last piece each."""
-    assert gather.op is not None
-    ranks, gathered = gather.op.ranks, gather.writes[0]
+    ranks, gathered = gather.work.ranks, gather.writes[0]
     head = draft.local(section, draft.sizes[gathered] / ranks, draft.dtype(gathered))
-    first, others = _parts(gather, ranks, first=True)
-    begun, ended = _rows(product, ranks, first=False)
+    first, others = _in_two(gather, "size_bytes", ranks, first=True)
+    begun, ended = _in_two(product, "m", ranks, first=False)
     reads = tuple(head if t == gathered else t for t in product.reads)
     return [
         Item(replace(first, writes=(head,))),
         Item(replace(others, reads=(*gather.reads, head))),
         Item(replace(begun, reads=reads)),
-        Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
+        Item(replace(ended, reads=tuple(dict.fromkeys(product.touches)))),
     ]
 
 
 def _own_rows(gather: Node, product: Node) -> list[Item]:
     """A gather, beside it the product of the rank's own rows, then that of all others."""
-    assert gather.op is not None
-    begun, ended = _rows(product, gather.op.ranks, first=True)
+    begun, ended = _in_two(product, "m", gather.work.ranks, first=True)
     reads = tuple(t for tensor in product.reads for t in (gather.reads if tensor == gather.writes[0] else (tensor,)))
     return [
         Item(gather),
         Item(replace(begun, reads=reads)),
-        Item(replace(ended, reads=tuple(dict.fromkeys((*product.reads, *product.writes))))),
+        Item(replace(ended, reads=tuple(dict.fromkeys(product.touches)))),
     ]
 
 
 def _overlap_scatter(draft: Draft, section: Section, product: Node, scatter: Node) -> list[Item]:
     """Product and scatter, cut in a first and a last piece each."""
-    assert scatter.op is not None
-    ranks, partial, out = scatter.op.ranks, product.writes[0], scatter.writes[0]
+    ranks, partial, out = scatter.work.ranks, product.writes[0], scatter.writes[0]
     head = draft.local(section, draft.sizes[partial] / ranks, draft.dtype(partial))
     summed = draft.local(section, draft.sizes[out] / ranks, draft.dtype(out))
-    begun, ended = _rows(product, ranks, first=True)
-    first, others = _parts(scatter, ranks, first=False)
+    begun, ended = _in_two(product, "m", ranks, first=True)
+    first, others = _in_two(scatter, "size_bytes", ranks, first=False)
     return [
         Item(replace(begun, writes=(head,))),
         Item(ended),
@@ -160,26 +157,16 @@ def _overlap_scatter(draft: Draft, section: Section, product: Node, scatter: Nod
     ]
 
 
-def _parts(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
-    """A collective in two: one chunk and the rest, or the rest and one chunk, on their own stream."""
-    assert node.op is not None
-    one = node.op.size_bytes // ranks
-    sizes = (one, node.op.size_bytes - one) if first else (node.op.size_bytes - one, one)
-    chunks = [
-        replace(node, op=node.op.replace(size_bytes=s), bytes_moved=s, stream=f"comm:{node.group}", frees=())
-        for s in sizes
-    ]
-    return chunks[0], replace(chunks[1], source=f"{node.source}{REST_SUFFIX}")
+def _in_two(node: Node, dim: str, ranks: int, first: bool) -> tuple[Node, Node]:
+    """A node in two along a dimension: one chunk and the rest, or the rest and one chunk; collectives on their stream.
 
-
-def _rows(node: Node, ranks: int, first: bool) -> tuple[Node, Node]:
-    """A product in two by rows: one chunk and the rest, or the rest and one chunk."""
-    assert node.op is not None
-    one = node.op.m // ranks
-    rows = (one, node.op.m - one) if first else (node.op.m - one, one)
-    chunks = [_with(node, node.op.replace(m=m)) for m in rows]
-    return chunks[0], replace(chunks[1], source=f"{node.source}{REST_SUFFIX}")
-
-
-def _with(node: Node, op: Op) -> Node:
-    return replace(node, op=op, bytes_moved=int(op.cost.bytes), frees=())
+    A collective moves what lies in its buffer.
+    """
+    whole, stream = getattr(node.work, dim), f"comm:{node.group}" if node.group else node.stream
+    one = whole // ranks
+    ops = [node.work.replace(**{dim: size}) for size in ((one, whole - one) if first else (whole - one, one))]
+    begun, ended = (
+        replace(node, op=op, bytes_moved=op.size_bytes if node.group else int(op.cost.bytes), frees=(), stream=stream)
+        for op in ops
+    )
+    return begun, replace(ended, source=f"{node.source}{REST_SUFFIX}")

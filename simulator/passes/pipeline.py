@@ -20,13 +20,12 @@ import numpy as np
 from ...datasets.counts import counted
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op, make_op
-from ..graph import ROLES, Block, Graph, Node, Tensor, layer_of, shift_path
+from ..graph import ACTIVATION, FROZEN, GRADIENT, STATE, WEIGHT, Block, Graph, Node, Tensor, layer_of, shift_path
 from ..question.plan import Plan, PlanError
 from .rewriting.compact import compact
 
 Piece = tuple[int, int, int, tuple[int, ...] | None]  # block, first repetition, count, kept nodes (None: all)
 Cut = tuple[Piece, ...]
-WEIGHT, FROZEN, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "frozen", "gradient", "optimizer_state"))
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,8 @@ class _Cutter:
                         into.update(t + repetition * block.steps.get(t, 0) for t in tensors)
                 if block.repeat > 1:
                     shared.update(t for t in node.reads if not block.steps.get(t))
-        activation = ROLES.index("activation")
         return float(
-            sum(self.whole[t] for t in (written & reads) - shared if self.source.tensor_roles[t] == activation)
+            sum(self.whole[t] for t in (written & reads) - shared if self.source.tensor_roles[t] == ACTIVATION)
         )
 
     @cached_property

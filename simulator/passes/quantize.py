@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,7 +53,8 @@ from .pipeline import slice_block
 from .product_formats import ProductFormats
 from .rewriting.draft import Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
-from .rewriting.nodes import kernel
+from .rewriting.match import distinct, expand
+from .rewriting.nodes import Ids, kernel
 
 HIGH = ("bf16", "fp16")
 PRODUCTS = ("gemm", "grouped_gemm", "fused_moe")
@@ -162,7 +164,7 @@ def _layers_apart(graph: Graph, formats: ProductFormats) -> Graph:
 
 def _formats_of(block: Block, formats: ProductFormats) -> list[tuple[WeightFormat | None, ...]]:
     """By repetition: how the weights of each product are packed."""
-    products = [node for node in block.nodes if node.op is not None and node.op.kind in PRODUCTS]
+    products = [node for node in block.nodes if node.kind in PRODUCTS]
     named = list(dict.fromkeys((node.path, node.source) for node in products))
     moved = [at * block.stride for at in range(block.repeat)]
     return [
@@ -180,7 +182,7 @@ def shard_scales(graph: Graph, plan: Plan) -> Graph:
     draft, formats = Draft(graph), ProductFormats(plan)
     for section, item in draft.walk():
         node, reads = item.node, item.node.reads
-        weight_format = formats.of(node.path, node.source) if node.op is not None and node.op.kind in PRODUCTS else None
+        weight_format = formats.of(node.path, node.source) if node.kind in PRODUCTS else None
         recipe = weight_format and recipe_of(weight_format)
         if not recipe or not recipe.weight_block:
             continue
@@ -228,6 +230,15 @@ Rounded = dict[tuple[int, str, bool], int]  # tensor, format, whether along the 
 ABSORBED = ("fused.absorb_keys", "fused.absorb_values")  # engines keep these weights in 16 bits, one matrix a head
 
 
+class _Product(NamedTuple):
+    """A product whose operands are rounded, where it stands, and how."""
+
+    section: Section
+    node: Node
+    op: Op
+    recipe: Recipe
+
+
 @dataclass
 class _Rounding:
     """One rewrite of a draft: what was rounded already, and what stands ready for the backward pass."""
@@ -238,11 +249,11 @@ class _Rounding:
     training: bool
     released: np.ndarray = field(init=False)
     kept: dict[int, tuple[Section, int, int]] = field(default_factory=dict)  # by any id: made in, tensor, its copy
+    stored: dict[int, tuple[Section, Recipe]] = field(default_factory=dict)  # weights of products
 
     def run(self) -> None:
         """Rewrite every section, then settle lifetimes."""
         self.released = freed_tensors(self.draft)
-        weights: dict[int, tuple[Section, Recipe]] = {}
         others: set[int] = set()
         for section in self.draft.sections:
             rounded: Rounded = {}
@@ -250,7 +261,7 @@ class _Rounding:
             for item in section.items:
                 weight_format = self._format(item.node)
                 if weight_format is not None:
-                    items += self._round(section, item, weight_format, rounded, weights)
+                    items += self._round(section, item, weight_format, rounded)
                 else:
                     others.update(t for t in item.node.reads if self._weight(t))
                 written = set(item.node.writes)  # what is written anew has to be rounded anew
@@ -258,7 +269,7 @@ class _Rounding:
                     rounded.pop(key)
                 items.append(item)
             section.items = items
-        for tensor, (section, recipe) in weights.items():
+        for tensor, (section, recipe) in self.stored.items():
             if tensor not in others and self._is_stored(tensor):
                 self._store(section, tensor, recipe)
         free_after_last_use(self.draft, self.released)
@@ -272,7 +283,7 @@ class _Rounding:
 
     def _format(self, node: Node) -> WeightFormat | None:
         """How the weights of a product with (or for) them are packed; None for any other node and in 16 bits."""
-        if node.op is None or node.op.kind not in PRODUCTS or node.op.dtype not in HIGH:
+        if node.kind not in PRODUCTS or node.work.dtype not in HIGH:
             return None
         if node.source in ABSORBED:
             return None
@@ -281,46 +292,37 @@ class _Rounding:
         )
         return self.formats.of(node.path, node.source) if of_weight else None
 
-    def _round(
-        self,
-        section: Section,
-        item: Item,
-        weight_format: WeightFormat,
-        rounded: Rounded,
-        weights: dict[int, tuple[Section, Recipe]],
-    ) -> list[Item]:
+    def _round(self, section: Section, item: Item, weight_format: WeightFormat, rounded: Rounded) -> list[Item]:
         """Give a product its format; the nodes that round what it reads."""
-        node, op, recipe = item.node, item.node.op, recipe_of(weight_format)
-        assert op is not None
+        node, op, recipe = item.node, item.node.work, recipe_of(weight_format)
+        product = _Product(section, node, op, recipe)
         weights_of_node = [t for t in node.reads if self._weight(t) and self._matrix(t, op)]
         trained = not weights_of_node or any(self.draft.role(t) == "weight" for t in weights_of_node)
         operands = [t for t in node.reads if recipe.activation and self._operand(t, op)]
-        weights.update((t, (section, recipe)) for t in weights_of_node)
+        self.stored.update((t, (section, recipe)) for t in weights_of_node)
         across = op.kind != "fused_moe" and op.layout == LAYOUT.choices.index("tn")
         names = {t: self._standing(section, item, (t, recipe.activation, across), rounded) for t in operands}
         fresh = [t for t, name in names.items() if name < 0]
-        kernels = self._operands(section, node, op, recipe, fresh, rounded, self.training and trained) if fresh else []
+        kernels = self._operands(product, fresh, rounded, self.training and trained) if fresh else []
         names.update((t, rounded[t, recipe.activation, across]) for t in fresh)
         if self.training and node.phase == "forward":
-            kernels += self._weights(
-                section, node, op, recipe, [t for t in weights_of_node if self.draft.role(t) == "weight"]
-            )
+            kernels += self._weights(product, [t for t in weights_of_node if self.draft.role(t) == "weight"])
         if recipe.copies == "copy" and node.phase == "backward" and not self._takes_either_way:
             stored = [t for t in weights_of_node if self._is_stored(t)]
-            kernels += [self._transpose(section, node, t, recipe) for t in stored]
+            kernels += [self._transpose(product, t) for t in stored]
         changed = op.replace(dtype=recipe.product or weight_format.name, out_dtype=op.out_dtype)
-        reads = tuple(dict.fromkeys(names.get(t, t) for t in node.reads))
-        item.compute(changed, reads=reads)
+        item.compute(changed, reads=distinct(names.get(t, t) for t in node.reads))
         return kernels
 
-    def _transpose(self, section: Section, node: Node, weight: int, recipe: Recipe) -> Item:
+    def _transpose(self, product: _Product, weight: int) -> Item:
         """The node that transposes a stored weight for the product of its input's gradient.
 
         That product goes on reading the weight, by which the ranks that share it out know it.
         """
-        copy = self._copy(section, weight, recipe.weight)
-        op = make_op("copy", size_bytes=ceil(self.draft.numel(weight) * itemsize(recipe.weight)), dtype="uint8")
-        return Item(kernel(op, TRANSPOSE, node.path, node.phase, (weight,), (copy,)))
+        dtype = product.recipe.weight
+        copy = self._copy(product.section, weight, dtype)
+        op = make_op("copy", size_bytes=ceil(self.draft.numel(weight) * itemsize(dtype)), dtype="uint8")
+        return Item(kernel(op, TRANSPOSE, product.node, (weight,), (copy,)))
 
     def _matrix(self, tensor: int, op: Op) -> bool:
         """Whether a weight is a matrix of a dtype that the recipe rounds, not a bias."""
@@ -343,17 +345,9 @@ class _Rounding:
                 return next(iter(names))
         return rounded.get(key, -1)
 
-    def _operands(
-        self,
-        section: Section,
-        node: Node,
-        op: Op,
-        recipe: Recipe,
-        tensors: Sequence[int],
-        rounded: Rounded,
-        both: bool,
-    ) -> list[Item]:
+    def _operands(self, product: _Product, tensors: Sequence[int], rounded: Rounded, both: bool) -> list[Item]:
         """The nodes that round operands side by side, along ``both`` dimensions where their weight has a gradient."""
+        section, node, op, recipe = product
         copies: list[tuple[int, ...]] = []
         for transposed in (False, True)[: 1 + both]:
             copies.append(tuple(self._copy(section, t, recipe.activation) for t in tensors))
@@ -364,15 +358,16 @@ class _Rounding:
                 self.kept.update((int(i), (section, tensor, copy)) for i in section.ids(tensor))
         numel = sum(map(self.draft.numel, tensors))
         rows = _tokens(op) if numel % _tokens(op) == 0 else 1
-        return self._nodes(section, node, recipe, tuple(tensors), copies, rows, numel // rows)
+        return self._nodes(product, tuple(tensors), copies, rows, numel // rows)
 
-    def _weights(self, section: Section, node: Node, op: Op, recipe: Recipe, tensors: Sequence[int]) -> list[Item]:
+    def _weights(self, product: _Product, tensors: Sequence[int]) -> list[Item]:
         """The nodes that round weights, in the first micro-batch of a step."""
         if not tensors:
             return []
-        rows = ceil(sum(map(self.draft.numel, tensors)) / op.k)
-        copies = tuple(self._copy(section, t, recipe.weight) for t in tensors)
-        kernels = self._nodes(section, node, recipe, tuple(tensors), [copies], rows, op.k)
+        cols = product.op.k
+        rows = ceil(sum(map(self.draft.numel, tensors)) / cols)
+        copies = tuple(self._copy(product.section, t, product.recipe.weight) for t in tensors)
+        kernels = self._nodes(product, tuple(tensors), [copies], rows, cols)
         for item in kernels:
             item.change(source=f"{REFRESH}{item.node.source}")
         return kernels
@@ -380,21 +375,13 @@ class _Rounding:
     def _copy(self, section: Section, tensor: int, dtype: str) -> int:
         return self.draft.local(section, ceil(self.draft.numel(tensor) * itemsize(dtype)), dtype)
 
-    def _nodes(
-        self,
-        section: Section,
-        node: Node,
-        recipe: Recipe,
-        tensors: tuple[int, ...],
-        copies: Sequence[tuple[int, ...]],
-        rows: int,
-        cols: int,
-    ) -> list[Item]:
+    def _nodes(self, product: _Product, tensors: Ids, copies: Sequence[Ids], rows: int, cols: int) -> list[Item]:
         """Rounding of [rows, cols] elements into each of the copies."""
+        section, node, _, recipe = product
         items: list[Item] = []
 
-        def add(op: Op, name: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-            items.append(Item(kernel(op, f"fused.{name}", node.path, node.phase, reads, writes)))
+        def add(op: Op, name: str, reads: Ids, writes: Ids) -> None:
+            items.append(Item(kernel(op, f"fused.{name}", node, reads, writes)))
 
         dtype, out = self.draft.dtype(tensors[0]), self.draft.dtype(copies[0][0])
         whole = make_op("quantize", rows=rows, cols=cols, block=recipe.block, dtype=dtype, out_dtype=out)
@@ -452,22 +439,22 @@ def _tokens(op: Op) -> int:
 
 def _attend(draft: Draft, dtype: str) -> None:
     """Attention in few bits: what comes in is rounded before it, in the backward pass the gradient of the result."""
-    for section in draft.sections:
-        items: list[Item] = []
-        for item in section.items:
-            op = item.node.op
-            if op is not None and op.kind in ("attention_prefill", "attention_backward") and op.dtype in HIGH:
-                queries, both = op.heads_q * op.head_dim, op.head_dim + op.v_head_dim
-                cols = queries + op.heads_kv * both if op.kind == "attention_prefill" else op.heads_q * op.v_head_dim
-                rows = op.batch * op.seq_q
-                rounded = draft.local(section, rows * cols * itemsize(dtype), dtype)
-                cast = make_op("quantize", rows=rows, cols=cols, dtype=op.dtype, out_dtype=dtype)
-                inputs, path, phase = item.node.reads[:1], item.node.path, item.node.phase
-                items.append(Item(kernel(cast, "fused.quantize", path, phase, inputs, (rounded,))))
-                item.change(op=op.replace(dtype=dtype, out_dtype=op.dtype), reads=(*item.node.reads, rounded))
-                item.free(rounded)
-            items.append(item)
-        section.items = items
+
+    def with_cast(section: Section, item: Item) -> list[Item]:
+        op = item.node.op
+        if op is None or op.kind not in ("attention_prefill", "attention_backward") or op.dtype not in HIGH:
+            return [item]
+        queries, both = op.heads_q * op.head_dim, op.head_dim + op.v_head_dim
+        cols = queries + op.heads_kv * both if op.kind == "attention_prefill" else op.heads_q * op.v_head_dim
+        rows = op.batch * op.seq_q
+        rounded = draft.local(section, rows * cols * itemsize(dtype), dtype)
+        cast = make_op("quantize", rows=rows, cols=cols, dtype=op.dtype, out_dtype=dtype)
+        before = Item(kernel(cast, "fused.quantize", item.node, item.node.reads[:1], (rounded,)))
+        item.change(op=op.replace(dtype=dtype, out_dtype=op.dtype), reads=(*item.node.reads, rounded))
+        item.free(rounded)
+        return [before, item]
+
+    expand(draft.sections, with_cast)
 
 
 def _store_keys(draft: Draft, kv_dtype: str) -> None:

@@ -25,17 +25,17 @@ import numpy as np
 from ...datasets.counts import counted
 from ...datasets.loading import nearest
 from ...datasets.ops import KINDS
-from ..graph import ROLES, Block, Graph, Node, layer_of, shift_path
+from ..graph import ACTIVATION, Block, Graph, Node, layer_of, shift_path
 from ..question.plan import Plan, PlanError
 from .pipeline import boundaries, layer_stack, slice_block
 from .rewriting.draft import Draft, Item, Section
-from .rewriting.layers import Layer, covers, layers_of, mapping, read_ids
+from .rewriting.layers import Layer, layer_pairs, mapping, read_elsewhere, read_ids
 from .rewriting.lifetimes import move_frees
+from .rewriting.match import insert
 
 MODULES = ("core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj")
 DISCARDED = ("moe_act", "layernorm", "mla_up_proj")
 ATTENTION = ("attention_prefill", "mla_prefill")
-ACTIVATION = ROLES.index("activation")
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def recompute(graph: Graph, plan: Plan) -> Graph:
             raise PlanError(f"recompute=selective:{module}: no such module; {nearest(module, MODULES, 'choose from')}")
     graph = _cut(_passes_apart(graph, stack), stack, layers)
     rewriter = _Rewriter(Draft(graph), kind != "full" or early_stop(plan))
-    for layer in layers_of(rewriter.draft, ("forward",), stack):
+    for layer, partners in layer_pairs(rewriter.draft, ("backward",), stack):
         if layers[layer.first]:
-            rewriter.apply(layer, regions(layer, "full" if kind == "layers" else kind, modules))
+            rewriter.apply(layer, partners, regions(layer, "full" if kind == "layers" else kind, modules))
     return rewriter.finish()
 
 
@@ -191,14 +191,14 @@ def regions(layer: Layer, kind: str, modules: Sequence[str]) -> list[RecomputedR
 
 def _saved_positions(nodes: dict[int, Node]) -> frozenset[int]:
     """What torchtitan keeps: attention, reduce-scatters, and every second product."""
-    kinds = {position: node.op.kind for position, node in nodes.items() if node.op is not None}
+    kinds = {position: node.kind for position, node in nodes.items()}
     products = [position for position, kind in kinds.items() if kind == "gemm"]
     return frozenset([p for p, kind in kinds.items() if kind in (*ATTENTION, "reduce_scatter")] + products[::2])
 
 
 def _belongs(node: Node, module: str) -> bool:
     names = node.path.split(".")
-    kind = node.op.kind if node.op is not None else ""
+    kind = node.kind
     purpose = KINDS[kind].purpose if kind else ""
     expert = "experts" in names
     if module == "core_attn":
@@ -219,7 +219,7 @@ def _belongs(node: Node, module: str) -> bool:
 def _until_attention(nodes: dict[int, Node], first: int) -> frozenset[int]:
     """Nodes of the attention module itself between its up-projections and its core: rotation and concatenation."""
     module = nodes[first].path.rsplit(".", 1)[0]
-    core = next((p for p, node in nodes.items() if node.op is not None and node.op.kind in ATTENTION), first)
+    core = next((p for p, node in nodes.items() if node.kind in ATTENTION), first)
     return frozenset(p for p, node in nodes.items() if first <= p < core and node.path == module)
 
 
@@ -247,13 +247,10 @@ class _Rewriter:
         self.late: list[slice] = []  # ids that are freed after their last use in the backward pass
         self.frees: list[tuple[Item, tuple[int]]] = []
         self.copies: list[tuple[Section, Item, list[Item]]] = []
-        self.reads = {id(section): read_ids(draft, section) for section in draft.sections}
+        self.reads = read_ids(draft)
 
-    def apply(self, layer: Layer, chosen: Sequence[RecomputedRegion]) -> None:
+    def apply(self, layer: Layer, partners: Sequence[Layer], chosen: Sequence[RecomputedRegion]) -> None:
         """Recompute regions of one layer, in every repetition."""
-        partners = [b for b in layers_of(self.draft, ("backward",), layer.stack) if covers(layer, b)]
-        if sum(partner.section.repeat for partner in partners) != layer.section.repeat:
-            return
         chosen = sorted(chosen, key=lambda region: min(region.positions, default=0))
         inside = {p: number for number, region in enumerate(chosen) for p in region.positions}
         copies_of = self._copies_needed(layer, chosen, inside, partners)
@@ -266,7 +263,7 @@ class _Rewriter:
         for tensor in work.made:
             if tensor not in freed:
                 self.moved.append(section.span(tensor))
-                uses = [i for i in section.items if tensor in i.node.reads or tensor in i.node.writes]
+                uses = [i for i in section.items if tensor in i.node.touches]
                 self.frees.append((uses[-1], (tensor,)))
 
     def _copies_needed(
@@ -274,15 +271,7 @@ class _Rewriter:
     ) -> dict[int, int]:
         """Tensors that regions make and that nobody else keeps, by region."""
         section = layer.section
-        sections = {id(section), *(id(partner.section) for partner in partners)}
-        readers: dict[int, list[int]] = {}
-        for position, item in enumerate(section.items):
-            for tensor in item.node.reads:
-                readers.setdefault(tensor, []).append(position)
-        others = np.zeros(len(self.draft.sizes), dtype=bool)
-        for key, mask in self.reads.items():
-            if key not in sections:
-                others[: len(mask)] |= mask
+        readers, others = section.readers(), read_elsewhere(self.draft, self.reads, (layer, *partners))
         copies_of: dict[int, int] = {}
         for position, number in region_of.items():
             for tensor in section.items[position].node.writes if position not in chosen[number].saved else ():
@@ -352,8 +341,7 @@ class _Rewriter:
     def finish(self) -> Graph:
         """The graph with all copies in place and every tensor freed after its last use."""
         for section, before, copies in self.copies:
-            position = section.place(before)
-            section.items[position:position] = copies
+            insert(section, section.place(before), copies)
         move_frees(self.draft, self.moved, self.frees, self.late)
         return self.draft.graph()
 

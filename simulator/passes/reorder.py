@@ -54,7 +54,7 @@ def dependences(nodes: list[Node]) -> list[set[int]]:
     before: list[set[int]] = []
     edge = 0  # where the phase under way began
     for position, node in enumerate(nodes):
-        needs = {written[t] for t in (*node.reads, *node.writes) if t in written}
+        needs = {written[t] for t in node.touches if t in written}
         for tensor in node.writes:
             needs.update(readers.pop(tensor, ()))
             written[tensor] = position

@@ -23,7 +23,7 @@ from ...datasets.ops import Op, make_op
 from ..graph import Graph, Node
 from ..question.plan import Plan
 from ..trace.workload import load_text, skew_of
-from .rewriting.draft import Draft, Item, Section
+from .rewriting.draft import WHOLE_NUMBERS, Draft, Item, Section
 from .rewriting.lifetimes import free_after_last_use, freed_tensors
 from .rewriting.match import (
     bypass,
@@ -31,7 +31,6 @@ from .rewriting.match import (
     drop,
     find,
     insert,
-    kind_of,
     merge,
     outputs_of,
     read_instead,
@@ -51,7 +50,6 @@ KEEPING = (*CACHING, "linear_attention_prefill")
 READING = (*CACHING, "causal_conv1d", "linear_attention_decode", "gemm")  # a product reads a prompt's latents
 APPENDS = ("aten.index_copy_", "aten.copy_", "aten.cat")
 LAYOUTS = ("aten.clone", "aten.contiguous")
-WHOLE_NUMBERS = ("int64", "int32", "bool")
 # Of memory's time that reading again from the last-level cache takes: assumed, between what L2 could at best (5,120 B a
 # clock on A100, NVIDIA's white paper of its architecture: 0.28) and no gain.
 REREAD = 0.5
@@ -69,7 +67,7 @@ def serve(graph: Graph, plan: Plan) -> Graph:
 
     def skew_experts(_: Draft, section: Section) -> None:
         for item in find(section, ("fused_moe",)) if skew else ():
-            item.change(op=item.node.op.replace(skew=skew))  # type: ignore[union-attr]
+            item.change(op=item.node.work.replace(skew=skew))
 
     return rewrite(graph, *steps, skew_experts) if steps else graph
 
@@ -110,7 +108,7 @@ def fuse_quantization(graph: Graph, plan: Plan) -> Graph:
         merged = [item for item in quantizations if _is_merged(section, item, every)]
         drop(section, merged)
         for item in find(section, ("quantize",)) if every else ():
-            item.compute(item.node.op.replace(part=APPLY))  # type: ignore[union-attr]
+            item.compute(item.node.work.replace(part=APPLY))
         read_instead(section, {t: item.node.reads[:1] for item in merged for t in item.node.writes})
 
     return rewrite(graph, fuse_section)
@@ -120,7 +118,7 @@ def _is_merged(section: Section, quantization: Item, every: bool) -> bool:
     """Whether a rounding is part of the kernel before: ``every`` one but behind activations in NVFP4 (swiglu and
     fp4_quantize are two kernels in TensorRT-LLM), else those with one scale behind norms and activations."""
     makers = [i for i in section.items if quantization.node.reads[0] in i.node.writes]
-    maker, op = kind_of(makers[-1]) if makers else "", quantization.node.op
+    maker, op = makers[-1].node.kind if makers else "", quantization.node.op
     if every:
         return op is None or op.out_dtype != "nvfp4" or maker not in ACTIVATIONS
     return op is not None and op.block == 0 and maker in COMPILED
@@ -136,8 +134,8 @@ def ungroup_heads(graph: Graph, plan: Plan) -> Graph:
         return graph
     draft = Draft(graph)
     for _, item in draft.walk():
-        if item.node.op is not None and item.node.op.kind == "attention_decode":
-            op = item.node.op
+        if item.node.kind == "attention_decode":
+            op = item.node.work
             heads = max(round(op.heads_kv + REREAD * (op.heads_q - op.heads_kv)), 1)
             item.change(op=op.replace(heads_q=heads, heads_kv=heads))
     return draft.graph()
@@ -145,7 +143,7 @@ def ungroup_heads(graph: Graph, plan: Plan) -> Graph:
 
 def _is_precomputed(draft: Draft, node: Node) -> bool:
     """Whether a node makes whole numbers or flags outside of a router, or tables of rotary embeddings."""
-    if node.group or (node.op is not None and node.op.kind not in ("elementwise", "copy", "reduce")):
+    if node.group or node.kind not in ("", "elementwise", "copy", "reduce"):
         return False
     if ROTARY.search(node.path):
         return True
@@ -182,7 +180,7 @@ def _page(draft: Draft, section: Section) -> None:
         _group_heads(draft, section, item, appended)
     for item in find(section, ("gemm",)):
         if weights_of(draft, item.node):
-            item.change(op=item.node.op.replace(layout="nt"))  # type: ignore[union-attr]
+            item.change(op=item.node.work.replace(layout="nt"))
 
 
 def _write_beside(draft: Draft, section: Section) -> None:
@@ -192,24 +190,24 @@ def _write_beside(draft: Draft, section: Section) -> None:
     ones, or the state, into a new cache beside it.
     """
     for keeper in find(section, KEEPING):
-        beside = [i for i in find(section, sources=APPENDS, path=keeper.node.path) if kind_of(i) not in KEEPING]
+        beside = [i for i in find(section, sources=APPENDS, path=keeper.node.path) if i.node.kind not in KEEPING]
         caches = {t for t in writes_of(beside) if draft.role(t) == "cache"}
         caches -= {t for item in find(section, READING) for t in item.node.reads}
-        writers = [i for i in section.items if kind_of(i) not in KEEPING and not caches.isdisjoint(i.node.writes)]
+        writers = [i for i in section.items if i.node.kind not in KEEPING and not caches.isdisjoint(i.node.writes)]
         drop(section, writers)
         keeper.change(reads=(*keeper.node.reads, *sorted(caches)))
 
 
 def _merge_rotary(section: Section, attention: Item) -> None:
     """One rotary kernel, or none, for all that stands between the projections and attention in the same module."""
-    node, op = attention.node, attention.node.op
+    node, op = attention.node, attention.node.work
     needed, members = set(node.reads), list[Item]()
     for item in reversed(section.items[: section.place(attention)]):
-        light = kind_of(item) in ("", "elementwise", "copy")
+        light = item.node.kind in ("", "elementwise", "copy")
         if light and item.node.path == node.path and needed.intersection(item.node.writes):
             members.insert(0, item)
             needed.update(item.node.reads)
-    if op is None or not members:
+    if not members:
         return
     if any(item.node.source in ("aten.neg", "aten.sub") for item in members):
         merge(section, members, _rope(op), "fused.rope", node.path)
@@ -219,13 +217,13 @@ def _merge_rotary(section: Section, attention: Item) -> None:
 
 def _group_heads(draft: Draft, section: Section, attention: Item, caches: Iterable[int]) -> None:
     """Keys and values of as many heads as one product of queries, keys and values makes, not as many as queries."""
-    op = attention.node.op
-    if op is None or op.kind not in ATTENTION[:2] or op.heads_q != op.heads_kv:
+    op = attention.node.work
+    if op.kind not in ATTENTION[:2] or op.heads_q != op.heads_kv:
         return
     ropes = find(section, ("rope",), path=attention.node.path)
     inputs = {t for item in (attention, *ropes) for t in item.node.reads}
-    products = [i.node.op for i in find(section, ("gemm",)) if inputs.intersection(i.node.writes)]
-    if len(products) != 1 or products[0] is None or op.head_dim != op.v_head_dim:
+    products = [i.node.work for i in find(section, ("gemm",)) if inputs.intersection(i.node.writes)]
+    if len(products) != 1 or op.head_dim != op.v_head_dim:
         return
     heads, remainder = divmod(products[0].n // op.head_dim - op.heads_q, 2)
     if remainder or not 0 < heads < op.heads_kv or op.heads_q % heads:
@@ -259,7 +257,7 @@ def _bypass_rotary(_: Draft, section: Section) -> None:
 
 def _drop_layouts(draft: Draft, section: Section) -> None:
     """Drop copies around attention that only change the layout: kernels write what the next one reads."""
-    attended = {t for i in find(section, CACHING) for t in (*i.node.reads, *i.node.writes)}
+    attended = {t for i in find(section, CACHING) for t in i.node.touches}
     same: dict[int, tuple[int, ...]] = {}
     copies = []
     for item in find(section, sources=LAYOUTS):
@@ -276,36 +274,24 @@ def _drop_layouts(draft: Draft, section: Section) -> None:
 def _latent(draft: Draft, section: Section) -> None:
     """Multi-head latent attention as engines run it, wherever keys and values are projected from a latent cache."""
     for attention in find(section, (*ATTENTION[:2], *SPARSE)):
-        op = attention.node.op
+        op = attention.node.work
         products = [i for i in find(section, ("gemm",), below=attention.node.path) if "kv_b" in i.node.path]
-        up = next((i for i in products if i.node.op.m == op.batch * op.seq_kv), None)  # type: ignore[union-attr]
+        up = next((i for i in products if i.node.work.m == op.batch * op.seq_kv), None)
         if up is not None:
             _attend_latents(draft, section, attention, up)
 
 
 def _attend_latents(draft: Draft, section: Section, attention: Item, up: Item) -> None:
     """Attention over a latent cache, where ``up`` projects keys and values of all heads from every cached token."""
-    op, gemm = attention.node.op, up.node.op
-    assert op is not None
-    assert gemm is not None
+    op, gemm = attention.node.work, up.node.work
     nope = gemm.n // op.heads_q - op.v_head_dim
     if op.kind in SPARSE:
         latent = op.replace(heads_kv=1, head_dim=gemm.k + op.head_dim - nope, v_head_dim=gemm.k, latent="yes")
     else:
-        latent = make_op(
-            op.kind.replace("attention", "mla"),
-            op.dtype,
-            op.out_dtype,
-            batch=op.batch,
-            heads=op.heads_q,
-            seq_q=op.seq_q,
-            seq_kv=op.seq_kv,
-            kv_lora_rank=gemm.k,
-            qk_nope_head_dim=nope,
-            qk_rope_head_dim=op.head_dim - nope,
-            v_head_dim=op.v_head_dim,
-            causal=op.causal,
-        )
+        alike = {name: getattr(op, name) for name in ("batch", "seq_q", "seq_kv", "v_head_dim", "causal")}
+        widths = {"kv_lora_rank": gemm.k, "qk_nope_head_dim": nope, "qk_rope_head_dim": op.head_dim - nope}
+        kind = op.kind.replace("attention", "mla")
+        latent = make_op(kind, op.dtype, op.out_dtype, heads=op.heads_q, **alike, **widths)
     if op.kind == "attention_prefill":
         attention.change(op=latent)
         _gather_keys(section, attention, up, up.node.writes)
@@ -327,19 +313,17 @@ def _gather_keys(section: Section, attention: Item, up: Item, latents: Iterable[
 
 def _absorb(draft: Draft, section: Section, attention: Item, up: Item, latent: Op, nope: int) -> None:
     """Queries times the keys' projection, attention over the latent cache, its result times the values' projection."""
-    op, gemm, weights = attention.node.op, up.node.op, weights_of(draft, up.node)
-    assert op is not None
-    assert gemm is not None
+    op, gemm, weights = attention.node.work, up.node.work, weights_of(draft, up.node)
     rows, heads, rank = op.batch * op.seq_q, op.heads_q, gemm.k
     queries, attended = (draft.local(section, rows * heads * rank * itemsize(op.dtype), op.dtype) for _ in range(2))
     into = make_op("gemm", op.dtype, batch=heads, m=rows, n=rank, k=nope, layout="nn")
     out = make_op("gemm", op.dtype, batch=heads, m=rows, n=op.v_head_dim, k=rank, layout="nt")
-    node, path, phase = attention.node, up.node.path, up.node.phase
+    node = attention.node
     reads = tuple(t for t in node.reads if t not in up.node.writes)
     activations = tuple(t for t in reads if draft.role(t) == "activation")
-    before = kernel(into, "fused.absorb_keys", path, phase, distinct((*activations, *weights)), (queries,))
-    attend = kernel(latent, f"fused.{latent.kind}", node.path, phase, distinct((queries, *reads)), (attended,))
-    after = kernel(out, "fused.absorb_values", path, phase, distinct((attended, *weights)), node.writes[:1])
+    before = kernel(into, "fused.absorb_keys", up.node, distinct((*activations, *weights)), (queries,))
+    attend = kernel(latent, f"fused.{latent.kind}", node, distinct((queries, *reads)), (attended,))
+    after = kernel(out, "fused.absorb_values", up.node, distinct((attended, *weights)), node.writes[:1])
     insert(section, section.place(attention), map(Item, (before, attend, after)))
     drop(section, (up, attention))
 
@@ -367,34 +351,26 @@ def _fused_moe(ops: list[Op]) -> Op | None:
     if len(products) != 2 or not routes:
         return None
     (first, second), topk = products, routes[0].topk
-    return make_op(
-        "fused_moe",
-        tokens=first.tokens // topk,
-        hidden=second.n,
-        inter=second.k,
-        topk=topk,
-        experts=first.experts,
-        gated=int(first.n == 2 * second.k),
-        dtype=first.dtype,
-        out_dtype=second.out_dtype,
-    )
+    sizes = {"tokens": first.tokens // topk, "hidden": second.n, "inter": second.k, "topk": topk}
+    gated = int(first.n == 2 * second.k)
+    return make_op("fused_moe", first.dtype, second.out_dtype, **sizes, experts=first.experts, gated=gated)
 
 
 def _route(section: Section, router: list[Item], moe: Op) -> None:
     """Scores as products of the model's own format, and one kernel from scores to weights of the chosen experts."""
-    scores = [i for i in router if kind_of(i) == "gemm"]
-    choice = [i for i in router if kind_of(i) == "moe_route"]
+    scores = [i for i in router if i.node.kind == "gemm"]
+    choice = [i for i in router if i.node.kind == "moe_route"]
     if len(scores) != 1 or not choice:
         return
     gemm = scores[0].node
     casts = [i for i in router if i.node.source == "aten._to_copy" and i.node.writes[0] in gemm.reads]
-    if casts and gemm.op is not None:
-        sources = {i.node.writes[0]: i.node.reads[0] for i in casts}
-        scores[0].change(reads=tuple(sources.get(t, t) for t in gemm.reads), op=gemm.op.replace(dtype=moe.dtype))
+    if casts:
+        scores[0].read_instead({i.node.writes[0]: i.node.reads[0] for i in casts})
+        scores[0].change(op=gemm.work.replace(dtype=moe.dtype))
     drop(section, casts)
     selection = [i for i in router if i is not scores[0] and not any(i is cast for cast in casts)]
     like = choice[-1].node
-    op = make_op("moe_route", like.op.dtype, tokens=moe.tokens, experts=moe.experts, topk=moe.topk)  # type: ignore[union-attr]
+    op = make_op("moe_route", like.work.dtype, tokens=moe.tokens, experts=moe.experts, topk=moe.topk)
     merge(section, selection, op, "fused.moe_route", like.path)
 
 

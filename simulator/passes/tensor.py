@@ -17,13 +17,12 @@ whole.
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
 
 import numpy as np
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import KINDS, Op
-from ..graph import ROLES, Graph, Node
+from ..graph import GRADIENT, Graph, Node
 from ..question.errors import DegreeError
 from ..question.options import ALL_TO_ALL
 from ..question.plan import Group, Plan
@@ -34,6 +33,7 @@ from .rewriting.split import nearest
 from .sharding.products import shared
 from .sharding.shards import DONE, EXCHANGE, EXPERT_SUM, FEATURES, GRADIENT_SUM, SCALAR_SUM, SUM, VOCAB
 from .sharding.sharing import RankWork, Sharing
+from .zero.update import UPDATE
 
 MAX_ROUNDS = 6
 
@@ -134,8 +134,7 @@ class _TensorWalk:
     def _add(self, tensor: int, other: int, near: Node) -> None:
         if self.write:
             numel, dtype = int(self.shards.numel[tensor]), self.draft.dtype(tensor)
-            about: Any = {"phase": near.phase, "path": near.path, "dtype": dtype}
-            self.done.append(Item(elementwise("aten.add_", numel, (tensor, other), (tensor,), inputs=2, **about)))
+            self.done.append(Item(elementwise("aten.add_", numel, near, (tensor, other), (tensor,), dtype, inputs=2)))
 
     def _keep_full(self, item: Item) -> None:
         """Summands that go into another sum are as large as all tokens until then."""
@@ -172,9 +171,8 @@ class _TensorWalk:
         dtype = self.draft.dtype(tensor)
         kind, size = self._exchange(size) if work.exchanged else ("all_gather", size)
         full = self.draft.local(self.section, size, dtype)
-        about: Any = {"phase": node.phase, "path": node.path, "dtype": dtype}
-        issuer = ALONE if work.exchanged else "nccl"
-        self.done.append(Item(collective(kind, size, group, (tensor,), (full,), issuer=issuer, **about)))
+        issuer = ALONE if work.exchanged else "nccl."
+        self.done.append(Item(collective(kind, size, group, node, (tensor,), (full,), dtype, issuer=issuer)))
         return full
 
     def _exchange(self, size: int) -> tuple[str, int]:
@@ -207,21 +205,20 @@ class _TensorWalk:
         writers = [i for i, item in enumerate(self.done) if tensor in item.node.writes]
         last = writers[-1] if writers else len(self.done) - 1
         near, dtype = self.done[last].node, self.draft.dtype(tensor)
-        about: Any = {"phase": near.phase, "path": near.path, "dtype": dtype}
         group, size = self._scope(tensor, how == EXPERT_SUM)
         if how == EXCHANGE:
             kind, moved = self._exchange(size)
             part = self.draft.local(self.section, size // self.sharing.tp, dtype)
             for item in self.done[writers[0] : last + 1]:
                 item.rename({tensor: part})
-            node = collective(kind, moved, group, (part,), (tensor,), frees=(part,), issuer=ALONE, **about)
+            node = collective(kind, moved, group, near, (part,), (tensor,), dtype, frees=(part,), issuer=ALONE)
         elif not self.sharing.sequence or how == SCALAR_SUM:
-            node = collective("all_reduce", size, group, (tensor,), (tensor,), **about)
+            node = collective("all_reduce", size, group, near, (tensor,), (tensor,), dtype)
         else:
             full = self.draft.local(self.section, size, dtype)
             for item in self.done[writers[0] : last + 1]:
                 item.rename({tensor: full})
-            node = collective("reduce_scatter", size, group, (full,), (tensor,), frees=(full,), **about)
+            node = collective("reduce_scatter", size, group, near, (full,), (tensor,), dtype, frees=(full,))
         self.done.insert(last + 1, Item(node))
 
     def _statistics(self, item: Item, count: int) -> None:
@@ -232,9 +229,8 @@ class _TensorWalk:
         statistics = self.draft.local(self.section, size, "fp32")
         for number in range(count):
             reads = (statistics,) if number else (table,)
-            about: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": "fp32"}
             group = self.sharing.plan.group("tp")
-            self.done.append(Item(collective("all_reduce", size, group, reads, (statistics,), **about)))
+            self.done.append(Item(collective("all_reduce", size, group, item.node, reads, (statistics,), "fp32")))
         item.change(reads=(*item.node.reads, statistics))
         item.free(statistics)
 
@@ -257,13 +253,13 @@ class _TensorWalk:
         else:
             self._gather_logits()
         for _, item in optimizer:
-            if item.node.op is not None and item.node.op.kind == "adamw":
+            if item.node.kind == "adamw":
                 self._shrink(item)
 
     def _sum_gradients(self, section: Section | None) -> None:
         """One small all-reduce of gradients that every rank has a part of: norms, routers, keys held by several."""
         shards, count = self.shards, len(self.shards.kind)
-        gradient = self.draft.roles[:count] == ROLES.index("gradient")
+        gradient = self.draft.roles[:count] == GRADIENT
         copied = (shards.kind == FEATURES) & (shards.den == 1) & (shards.num < self.sharing.tp) & ~self.sharing.expert
         where = np.flatnonzero(gradient & ((shards.pending == GRADIENT_SUM) | copied))
         if not len(where):
@@ -273,8 +269,7 @@ class _TensorWalk:
             self.draft.sections.append(section)
         ids, size = tuple(where.tolist()), int(self.draft.sizes[where].sum())
         dtype, group = self.draft.dtype(ids[0]), self.sharing.plan.group("tp")
-        node = collective("all_reduce", size, group, ids, ids, phase="optimizer", path="optimizer", dtype=dtype)
-        section.items.insert(0, Item(node))
+        section.items.insert(0, Item(collective("all_reduce", size, group, UPDATE, ids, ids, dtype)))
 
     def _gather_logits(self) -> None:
         """Inference gives out logits of the whole vocabulary."""
@@ -287,14 +282,12 @@ class _TensorWalk:
         section, item, tensor = last
         size, dtype = int(self.sharing.full[tensor]), self.draft.dtype(tensor)
         gathered = self.draft.local(section, size, dtype)
-        about: Any = {"phase": item.node.phase, "path": item.node.path, "dtype": dtype}
-        node = collective("all_gather", size, self.sharing.plan.group("tp"), (tensor,), (gathered,), **about)
+        node = collective("all_gather", size, self.sharing.plan.group("tp"), item.node, (tensor,), (gathered,), dtype)
         section.items.insert(section.place(item) + 1, Item(node))
 
     def _shrink(self, item: Item) -> None:
         """An optimizer step over shares of weights; its state follows the weights."""
-        op, reads = item.node.op, np.array(item.node.reads)
-        assert isinstance(op, Op)
+        op, reads = item.node.work, np.array(item.node.reads)
         full, sizes = self.sharing.full, self.draft.sizes
         weights = reads[: op.tensors]
         for first in range(len(reads) - MOMENTS * op.tensors, len(reads), op.tensors):

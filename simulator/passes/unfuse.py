@@ -12,7 +12,6 @@ UnfusedAttentionLayer.cc). Megatron's products read heads where they lie.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 from ...datasets.dtypes import itemsize
@@ -72,8 +71,7 @@ def unfuse_attention(graph: Graph, plan: Plan) -> Graph:
             nodes = _forward(draft, section, item.node, call, saved if training else None, extra)
         return [Item(node) for node in nodes]
 
-    for section in draft.sections:
-        expand(section, partial(in_parts, section))
+    expand(draft.sections, in_parts)
     free_after_last_use(draft, released)
     return draft.graph()
 
@@ -87,27 +85,20 @@ def _forward(
     weighted = _product(call, call.seq_q, call.width_v, call.seq_kv, "nn")
     gathers, inputs = _by_head(draft, section, node, call, extra.gathers)
     put_back, writes = _put_back(draft, section, node, call) if extra.gathers else ([], node.writes)
-    if saved is None:  # nothing is dropped out, nothing kept
-        scores, softmax = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
-        return [
-            *gathers,
-            _node(node, query_key, inputs, (scores,)),
-            *_scale_or_mask(node, call, scores, extra.scores),
-            _node(node, rows, (scores,), (softmax,)),
-            _node(node, weighted, (softmax, *inputs), writes),
-            *put_back,
-        ]
-    scores, softmax, dropped = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(3))
-    mask = draft.local(section, pairs, "bool")
-    for index, statistics in enumerate(section.ids(node.writes[-1]).tolist()):
-        saved[statistics] = Kept(softmax + index, mask + index, dropped + index)
+    scores, softmax = (draft.local(section, pairs * itemsize(dtype), dtype) for _ in range(2))
+    attended, dropout = softmax, list[Node]()
+    if saved is not None:  # else nothing is dropped out, nothing kept
+        attended, mask = draft.local(section, pairs * itemsize(dtype), dtype), draft.local(section, pairs, "bool")
+        dropout = [_node(node, _elements(pairs, 1, dtype), (softmax,), (attended, mask))]
+        for index, statistics in enumerate(section.ids(node.writes[-1]).tolist()):
+            saved[statistics] = Kept(softmax + index, mask + index, attended + index)
     return [
         *gathers,
         _node(node, query_key, inputs, (scores,)),
         *_scale_or_mask(node, call, scores, extra.scores),
         _node(node, rows, (scores,), (softmax,)),
-        _node(node, _elements(pairs, 1, dtype), (softmax,), (dropped, mask)),
-        _node(node, weighted, (dropped, *inputs), writes),
+        *dropout,
+        _node(node, weighted, (attended, *inputs), writes),
         *put_back,
     ]
 

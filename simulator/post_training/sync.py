@@ -64,8 +64,8 @@ def checkpoint_tensors(report: StepReport) -> int:
     graph = report.state.steps[0].graph
     tensors = float(sum(tensor.count for tensor in graph.tensors if tensor.role == "weight"))
     for node, repeat in graph.weighted():
-        if node.op is not None and node.op.kind in EXPERTS and node.phase == "forward":
-            experts = dict(zip(KINDS[node.op.kind].names, node.op.dims, strict=True))["experts"]
+        if node.kind in EXPERTS and node.phase == "forward":
+            experts = dict(zip(KINDS[node.kind].names, node.work.dims, strict=True))["experts"]
             tensors += (experts * OF_EXPERTS - 1) * repeat
     return round(tensors)
 

@@ -69,7 +69,7 @@ def by_hand(balance: ExpertBalance) -> ExpertCosts:
 def costs_of(balance: ExpertBalance, steps: ReplicaSteps) -> ExpertCosts:
     """The costs of a model's experts. RequestError for a model without any, or with all of them on every GPU."""
     nodes = executed_nodes(steps.simulate(Work("batch", decodes=((1, 1),))))
-    fused = [(node.op, times) for node, times, _ in nodes if node.op and node.op.kind == "fused_moe"]
+    fused = [(node.work, times) for node, times, _ in nodes if node.kind == "fused_moe"]
     if not fused:
         raise RequestError("eplb.drift needs experts in one kernel: this model or framework has none; leave it out")
     op = fused[0][0]

@@ -42,7 +42,7 @@ def costs_of(images: ImageRequests, steps: ReplicaSteps | None) -> EncoderCosts:
         return EncoderCosts(1e3 * (images.encode_ms or 0.0), token_bytes)
     tower = ENCODERS[images.encoder]
     nodes = executed_nodes(steps.simulate(Work("batch", decodes=((1, 1),))))
-    like = next(node.op for node, _, _ in nodes if node.op and node.op.kind == "gemm")
+    like = next(node.work for node, _, _ in nodes if node.kind == "gemm")
     head, heads, patches = tower.hidden // tower.heads, tower.heads, tower.patches
     sizes = [  # batch, m, n, k: query, key and value, the two products of attention, its output, both of the MLP
         (1, patches, 3 * tower.hidden, tower.hidden),

@@ -174,8 +174,8 @@ def _of_experts(size: int, state: State) -> tuple[float, list[Executed]]:
 def _of_attention(state: State, kinds: Sequence[str]) -> list[tuple[Node, float, float]]:
     """Attention kernels of these kinds, absorbed products and projections of a latent cache for a prompt."""
     nodes = executed_nodes(state)
-    ranks = {node.path: node.op.kv_lora_rank for node, _, _ in nodes if node.op and node.op.kind == "mla_prefill"}
-    sparse = any(node.op and node.op.kind.startswith("sparse") for node, _, _ in nodes)  # absorbed in prompts, too
+    ranks = {node.path: node.work.kv_lora_rank for node, _, _ in nodes if node.kind == "mla_prefill"}
+    sparse = any(node.kind.startswith("sparse") for node, _, _ in nodes)  # absorbed in prompts, too
 
     def belongs(node: Node) -> bool:
         if node.op is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...datasets.devices import Device
-from ..graph import ROLES, Block, Graph, Node
+from ..graph import GRADIENT, Block, Graph, Node
 from ..question.plan import Plan
 from .costs import Costs
 from .schedule.streams import Overlap, Placed, place
@@ -195,10 +195,10 @@ def beside_another(time: PhaseTime, plan: Plan) -> PhaseTime:
 def weight_us(costs: Costs) -> float:
     """Microseconds of the products that only make gradients of weights."""
     roles = costs.graph.tensor_roles
-    gradient = ROLES.index("gradient")
+    gradient = GRADIENT
 
     def only_gradients(node: Node) -> bool:
-        is_product = node.op is not None and node.op.kind in ("gemm", "grouped_gemm")
+        is_product = node.kind in ("gemm", "grouped_gemm")
         return is_product and bool(node.writes) and all(roles[t] == gradient for t in node.writes)
 
     chosen = [i for i, n in enumerate(costs.nodes) if n.phase == "backward" and only_gradients(n)]

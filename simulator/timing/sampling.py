@@ -39,7 +39,7 @@ def add_draw(costs: Costs, sampling: str, tensor_ranks: int, device: Device) -> 
 
 
 def _makes_logits(node: Node) -> bool:
-    return node.op is not None and node.op.kind == "gemm" and node.path.rpartition(".")[2] in HEADS
+    return node.kind == "gemm" and node.path.rpartition(".")[2] in HEADS
 
 
 def _sort_us(node: Node, tensor_ranks: int, device: Device) -> float:

@@ -105,6 +105,11 @@ def _result(call: Call) -> View:
     return call.outputs[0] if call.outputs else next(v for v in call.inputs if v.storage in call.written)
 
 
+def op_of(kind: str, x: View, out: View | None = None, **dims: Any) -> Op:
+    """An op that reads the dtype of ``x`` and writes that of ``out``, its usual one without."""
+    return make_op(kind, dtype_of(x.dtype), dtype_of(out.dtype) if out is not None else None, **dims)
+
+
 # --- matrix products -----------------------------------------------------------------------------------
 
 
@@ -118,8 +123,7 @@ def gemm_op(a: View, b: View, out: View) -> Op:
     flips = ("t" if transposed(a) else "n") + ("t" if transposed(b) else "n")
     if flips == "tt":
         m, n, flips = n, m, "nn"
-    dtypes = {"dtype": dtype_of(a.dtype), "out_dtype": dtype_of(out.dtype)}
-    return make_op("gemm", batch=batch, m=m, n=n, k=k, layout=flips, **dtypes)
+    return op_of("gemm", a, out, batch=batch, m=m, n=n, k=k, layout=flips)
 
 
 def _flip(matrix: View) -> View:
@@ -164,17 +168,8 @@ def _grouped(call: Call) -> Op | None:
     experts = _result(call).shape[0] if weight_gradient else b.shape[0]
     tokens, k = (a.shape[1], a.shape[0]) if weight_gradient else a.shape
     layout = "tn" if weight_gradient else "nt" if transposed(b) else "nn"
-    return make_op(
-        "grouped_gemm",
-        dtype=dtype_of(a.dtype),
-        out_dtype=dtype_of(_result(call).dtype),
-        experts=experts,
-        tokens=tokens,
-        n=b.shape[-1],
-        k=k,
-        imbalance=imbalance(call.groups),
-        layout=layout,
-    )
+    dims = {"experts": experts, "tokens": tokens, "n": b.shape[-1], "k": k, "imbalance": imbalance(call.groups)}
+    return op_of("grouped_gemm", a, _result(call), **dims, layout=layout)
 
 
 def imbalance(groups: tuple[int, ...]) -> int:
@@ -194,18 +189,10 @@ def _attention_dims(call: Call) -> dict[str, Any]:
     masked = isinstance(call.arguments.get("attn_mask", call.arguments.get("attn_bias")), View)
     plain = int(bool(call.arguments.get("is_causal")) or (query.shape[2] == 1 and not masked))
     causal, window = call.attended or (plain, call.arguments.get("window") or 0)
-    return {
-        "dtype": dtype_of(query.dtype),
-        "batch": query.shape[0],
-        "heads_q": query.shape[1],
-        "heads_kv": key.shape[1],
-        "head_dim": query.shape[3],
-        "v_head_dim": value.shape[3],
-        "seq_q": query.shape[2],
-        "seq_kv": key.shape[2],
-        "causal": causal,
-        "window": window,
-    }
+    batch, heads, tokens, width = query.shape
+    heads_of = {"heads_q": heads, "heads_kv": key.shape[1], "head_dim": width, "v_head_dim": value.shape[3]}
+    sizes = {"batch": batch, "seq_q": tokens, "seq_kv": key.shape[2], "causal": causal, "window": window}
+    return {"dtype": dtype_of(query.dtype), **heads_of, **sizes}
 
 
 @rule(*PREFILL.split())
@@ -224,14 +211,14 @@ def _attention_backward(call: Call) -> Op | None:
 
 
 def _rows(kind: str, x: View, cols: int, out: View) -> Op:
-    return make_op(kind, dtype=dtype_of(x.dtype), out_dtype=dtype_of(out.dtype), rows=numel(x) // cols, cols=cols)
+    return op_of(kind, x, out, rows=numel(x) // cols, cols=cols)
 
 
 def _row_wise_op(call: Call) -> Op:
     """An operator that has the name of a kind of op: the rows are those of its result."""
-    out, kind = _result(call), call.name.partition(".")[2]
-    cols, dtypes = out.shape[-1], {"dtype": dtype_of(_first(call).dtype), "out_dtype": dtype_of(out.dtype)}
-    return make_op(kind, rows=numel(out) // cols, cols=cols, **dtypes)
+    out = _result(call)
+    cols = out.shape[-1]
+    return op_of(call.name.partition(".")[2], _first(call), out, rows=numel(out) // cols, cols=cols)
 
 
 @rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
@@ -275,23 +262,12 @@ def elementwise_op(function: str, call: Call) -> Op:
     if function == "fill":
         full = operands = []
     widest = max(full, key=lambda v: itemsize(dtype_of(v.dtype)), default=out)
-    return make_op(
-        "elementwise",
-        dtype=dtype_of(widest.dtype),
-        out_dtype=dtype_of(out.dtype),
-        numel=numel(out),
-        inputs=len(full),
-        fn=function,
-        run=contiguous_run([out, *operands]),
-    )
+    run = contiguous_run([out, *operands])
+    return op_of("elementwise", widest, out, numel=numel(out), inputs=len(full), fn=function, run=run)
 
 
-for _function, _names in (
-    ("arithmetic", ARITHMETIC),
-    ("division", DIVISION),
-    ("exponential", EXPONENTIAL),
-    ("fill", FILL),
-):
+COST_CLASSES = {"arithmetic": ARITHMETIC, "division": DIVISION, "exponential": EXPONENTIAL, "fill": FILL}
+for _function, _names in COST_CLASSES.items():
     rule(*_names.split())(partial(elementwise_op, _function))
 
 
@@ -321,8 +297,7 @@ def _reduce(call: Call) -> Op | None:
         inner *= x.shape[axis]
     length = math.prod(x.shape[axis] for axis in reduced)
     outer = numel(x) // (length * inner)
-    dtypes = {"dtype": dtype_of(x.dtype), "out_dtype": dtype_of(out.dtype)}
-    return make_op("reduce", outer=outer, length=length, inner=inner, **dtypes)
+    return op_of("reduce", x, out, outer=outer, length=length, inner=inner)
 
 
 @rule("sort", "argsort")
@@ -330,21 +305,20 @@ def _sort(call: Call) -> Op | None:
     """A merge sort goes through its keys log2(n) times."""
     x, out = _first(call), call.outputs[0]
     passes = max(1, math.ceil(math.log2(max(x.shape[call.arguments.get("dim", -1)] if x.shape else 1, 2))))
-    dtypes = {"dtype": dtype_of(x.dtype), "out_dtype": dtype_of(out.dtype)}
-    return make_op("elementwise", numel=numel(x) * passes, inputs=1, fn="arithmetic", **dtypes)
+    return op_of("elementwise", x, out, numel=numel(x) * passes, inputs=1, fn="arithmetic")
 
 
 @rule("histc", "bincount", "nonzero", "_unique2")
 def _scan(call: Call) -> Op | None:
     x = _first(call)
-    return make_op("reduce", dtype=dtype_of(x.dtype), outer=1, length=max(numel(x), 1))
+    return op_of("reduce", x, outer=1, length=max(numel(x), 1))
 
 
 @rule("_local_scalar_dense")
 def _item(call: Call) -> Op | None:
     """A number that Python waits for."""
     x = _first(call)
-    return make_op("copy", dtype=dtype_of(x.dtype), size_bytes=size_bytes(x), direction="d2h")
+    return op_of("copy", x, size_bytes=size_bytes(x), direction="d2h")
 
 
 # --- losses, tables, experts ---------------------------------------------------------------------------
@@ -355,7 +329,7 @@ def _nll(call: Call) -> Op | None:
     """One element of every row, far apart."""
     x = _first(call)
     rows = numel(x) // x.shape[-1]
-    return make_op("elementwise", dtype=dtype_of(x.dtype), numel=rows, inputs=1, run=1 if rows > 1 else 0)
+    return op_of("elementwise", x, numel=rows, inputs=1, run=1 if rows > 1 else 0)
 
 
 @rule("nll_loss_backward", "nll_loss2d_backward")
@@ -377,7 +351,7 @@ def _embedding_backward(call: Call) -> Op | None:
 
 
 def _lookup(kind: str, x: View, tokens: int, vocab: int, hidden: int) -> Op:
-    return make_op(kind, dtype=dtype_of(x.dtype), tokens=tokens, vocab=vocab, hidden=hidden)
+    return op_of(kind, x, tokens=tokens, vocab=vocab, hidden=hidden)
 
 
 @rule("topk")
@@ -385,9 +359,8 @@ def _topk(call: Call) -> Op | None:
     """The selection alone: a router's softmax and sum are calls of their own."""
     scores, out = _first(call), call.outputs[0]
     experts = scores.shape[-1]
-    dtypes = {"dtype": dtype_of(scores.dtype), "out_dtype": dtype_of(out.dtype)}
     tokens, topk = numel(scores) // experts, out.shape[-1]
-    return make_op("moe_route", tokens=tokens, experts=experts, topk=topk, kernels="topk", **dtypes)
+    return op_of("moe_route", scores, out, tokens=tokens, experts=experts, topk=topk, kernels="topk")
 
 
 @rule("index", "index_select")
@@ -402,7 +375,7 @@ def _index(call: Call) -> Op | None:
     rows, tokens = numel(out) // hidden, x.shape[0]
     if rows % tokens:
         return _lookup("embedding", x, rows, tokens, hidden)
-    return make_op("moe_permute", dtype=dtype_of(x.dtype), tokens=tokens, hidden=hidden, topk=rows // tokens)
+    return op_of("moe_permute", x, tokens=tokens, hidden=hidden, topk=rows // tokens)
 
 
 @rule("index_put", "_index_put_impl", "_unsafe_index_put")

@@ -24,14 +24,8 @@ from .workload import Workload
 MAX_GRAPHS_IN_MEMORY = 32  # graphs of files that were read
 
 PACKAGES = ("torch", "transformers")
-ADDED_SETTINGS = (
-    "lora_dropout",
-    "lora_groups",
-    "mtp_layers",
-    "kbit",
-    "images",
-    "image_px",
-)  # settings that graphs of before them do not have, off in these
+ADDED_SETTINGS = ("lora_dropout", "lora_groups", "mtp_layers", "kbit", "images", "image_px")
+"""Settings that graphs of before them do not have, off in these."""
 
 
 def graph_name(source: Source, workload: Workload, precision: str) -> str:
@@ -143,41 +137,23 @@ def from_plain(plain: dict[str, Any]) -> Graph:
     if plain["format"] != FORMAT:
         raise ValueError(f"graph of format {plain['format']}, this opcast reads {FORMAT}")
     ops = [Op(kind, tuple(dims), dtype, out) for kind, dims, dtype, out in plain["ops"]]
-    texts, calls = plain["texts"], [HostCalls(*row) for row in plain["calls"]]
+    texts = plain["texts"]
+    calls = [HostCalls(*row) if any(row) else NO_CALLS for row in plain["calls"]]
 
     def node(row: Sequence[Any]) -> Node:
-        op, source, path, phase, reads, writes, frees, moved, host = row
-        return Node(
-            None if op < 0 else ops[op],
-            texts[source],
-            texts[path],
-            texts[phase],
-            _unpack_ids(reads),
-            _unpack_ids(writes),
-            moved,
-            _unpack_ids(frees),
-            calls[host] if calls[host] != NO_CALLS else NO_CALLS,
-        )
+        op, source, path, phase, *ids, moved, host = row
+        reads, writes, frees = map(_unpack_ids, ids)
+        names, begun = (texts[source], texts[path], texts[phase]), calls[host]
+        return Node(None if op < 0 else ops[op], *names, reads, writes, moved, frees, begun)
 
-    blocks = tuple(
-        Block(
-            tuple(node(row) for row in block["nodes"]),
-            block["repeat"],
-            dict(block["steps"]),
-            block["stack"],
-            block["stride"],
-            {(which, position): tuple(frees) for which, position, frees in block["uneven"]},
-        )
-        for block in plain["blocks"]
-    )
-    return Graph(
-        plain["name"],
-        blocks,
-        _tensors(plain["tensors"]),
-        plain["parameters"],
-        plain["model_flops"],
-        tuple(plain["notes"]),
-    )
+    def block(fields: dict[str, Any]) -> Block:
+        nodes = tuple(node(row) for row in fields["nodes"])
+        uneven = {(which, position): tuple(frees) for which, position, frees in fields["uneven"]}
+        steps = dict(fields["steps"])
+        return Block(nodes, fields["repeat"], steps, fields["stack"], fields["stride"], uneven)
+
+    blocks, tensors = tuple(map(block, plain["blocks"])), _tensors(plain["tensors"])
+    return Graph(plain["name"], blocks, tensors, plain["parameters"], plain["model_flops"], tuple(plain["notes"]))
 
 
 def _tensors(rows: Iterable[Sequence[Any]]) -> tuple[Tensor, ...]:

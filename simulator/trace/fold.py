@@ -219,7 +219,7 @@ def _wire_loop(nodes: Sequence[Node], loop: Loop, chains: Chains) -> Loop | None
         moves = _wire([[t for n in body for t in (*n.reads, *n.writes, *n.frees)] for body in rounds], chains)
         if moves is not None:
             return replace(loop, moves=moves)
-    places = _with_unread([[t for n in body for t in (*n.reads, *n.writes)] for body in rounds], rounds)
+    places = _with_unread([[t for n in body for t in n.touches] for body in rounds], rounds)
     exceptions = _uneven_frees(rounds, places)
     moves = None if exceptions is None else _wire(places, chains)
     return None if exceptions is None or moves is None else replace(loop, moves=moves, exceptions=exceptions)

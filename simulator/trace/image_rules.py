@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-from ...datasets.ops import Op, make_op
-from .aten import may_be_empty, rule
+from ...datasets.ops import Op
+from .aten import may_be_empty, op_of, rule
 from .calls import Call, View
-from .layout import dtype_of, numel
+from .layout import numel
 
 
 @rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "convolution_overrideable")
@@ -33,15 +33,13 @@ def _convolution_backward(call: Call) -> Op | None:
 def _products(call: Call, x: View, weight: View, out: View, count: int) -> Op:
     """``count`` products of a convolution's forward pass. A transposed one reads what a plain one writes."""
     groups = int(call.arguments.get("groups") or 1)
-    dtypes = {"dtype": dtype_of(x.dtype), "out_dtype": dtype_of(out.dtype)}
     spatial = x if call.arguments.get("transposed") else out
     m = numel(spatial) // spatial.shape[1]
     kernel_elements = math.prod(weight.shape[1:])
     if groups == spatial.shape[1] and weight.shape[1] == 1:
-        return make_op("elementwise", **dtypes, numel=count * numel(out), inputs=1)
-    return make_op(
-        "gemm", **dtypes, batch=count * groups, m=m, n=weight.shape[0] // groups, k=kernel_elements, layout="nt"
-    )
+        return op_of("elementwise", x, out, numel=count * numel(out), inputs=1)
+    n = weight.shape[0] // groups
+    return op_of("gemm", x, out, batch=count * groups, m=m, n=n, k=kernel_elements, layout="nt")
 
 
 @rule(
@@ -62,8 +60,7 @@ def _batch_norm_backward(call: Call) -> Op | None:
 
 
 def _channels(kind: str, x: View, out: View) -> Op:
-    dtypes = {"dtype": dtype_of(x.dtype), "out_dtype": dtype_of(out.dtype)}
-    return make_op(kind, **dtypes, rows=x.shape[1], cols=numel(x) // x.shape[1])
+    return op_of(kind, x, out, rows=x.shape[1], cols=numel(x) // x.shape[1])
 
 
 @rule(
@@ -73,8 +70,7 @@ def _channels(kind: str, x: View, out: View) -> Op:
 def _pool(call: Call) -> Op | None:
     """A reduction of as many inputs as an output has: windows that overlap read from the cache."""
     x, out = call.inputs[0], call.outputs[0]
-    dtypes = {"dtype": dtype_of(x.dtype), "out_dtype": dtype_of(out.dtype)}
-    return make_op("reduce", **dtypes, outer=numel(out), length=max(numel(x) // numel(out), 1), inner=1)
+    return op_of("reduce", x, out, outer=numel(out), length=max(numel(x) // numel(out), 1), inner=1)
 
 
 @rule(
@@ -83,4 +79,4 @@ def _pool(call: Call) -> Op | None:
 )
 def _pool_backward(call: Call) -> Op | None:
     gradient = call.outputs[0]
-    return make_op("elementwise", dtype=dtype_of(gradient.dtype), numel=numel(gradient), inputs=1)
+    return op_of("elementwise", gradient, numel=numel(gradient), inputs=1)

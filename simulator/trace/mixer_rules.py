@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...datasets.ops import Op, make_op
-from .aten import DECODE_QUERIES, rule
+from .aten import DECODE_QUERIES, op_of, rule
 from .calls import Call
 from .layout import dtype_of, numel
 
@@ -25,15 +25,9 @@ def _token(call: Call) -> Op | None:
 
 
 def _states(call: Call, key: tuple[int, ...], value: tuple[int, ...]) -> dict[str, Any]:
-    return {
-        "dtype": dtype_of(call.arguments["value"].dtype),
-        "batch": value[0],
-        "heads": value[-2],
-        "groups": key[-2],
-        "head_dim": value[-1],
-        "state_dim": key[-1],
-        "rule": call.arguments["rule"],
-    }
+    about = {"dtype": dtype_of(call.arguments["value"].dtype), "rule": call.arguments["rule"]}
+    sizes = {"batch": value[0], "heads": value[-2], "groups": key[-2], "head_dim": value[-1], "state_dim": key[-1]}
+    return about | sizes
 
 
 @rule("causal_conv1d", "causal_conv1d_backward", "causal_conv1d_update")
@@ -53,7 +47,7 @@ def _index(call: Call) -> Op | None:
     batch, tokens, heads, width = query.shape
     sizes = {"batch": batch, "heads": heads, "head_dim": width, "seq_q": tokens, "seq_kv": key.shape[1]}
     kind = "sparse_index_decode" if _decoding(tokens, key.shape[1]) else "sparse_index_prefill"
-    return make_op(kind, dtype=dtype_of(query.dtype), topk=call.arguments["topk"], **sizes)
+    return op_of(kind, query, topk=call.arguments["topk"], **sizes)
 
 
 @rule("sparse_attention", "sparse_attention_backward")
@@ -62,18 +56,9 @@ def _attention(call: Call) -> Op | None:
     batch, heads, tokens, width = query.shape
     suffix = "decode" if _decoding(tokens, key.shape[2]) else "prefill"
     suffix = "backward" if call.name.endswith("backward") else suffix
-    return make_op(
-        f"sparse_attention_{suffix}",
-        dtype=dtype_of(query.dtype),
-        batch=batch,
-        heads_q=heads,
-        heads_kv=key.shape[1],
-        head_dim=width,
-        v_head_dim=value.shape[3],
-        seq_q=tokens,
-        seq_kv=key.shape[2],
-        topk=call.arguments["topk"],
-    )
+    heads_of = {"heads_q": heads, "heads_kv": key.shape[1], "head_dim": width, "v_head_dim": value.shape[3]}
+    sizes = {"batch": batch, "seq_q": tokens, "seq_kv": key.shape[2], "topk": call.arguments["topk"]}
+    return op_of(f"sparse_attention_{suffix}", query, **heads_of, **sizes)
 
 
 def _decoding(queries: int, keys: int) -> bool:

@@ -89,20 +89,11 @@ def _rename_storages(call: Call, replacements: Mapping[int, int]) -> Call:
 
 def to_node(call: Call) -> Node:
     """The node of one call; tensors are named by their storage."""
-    read_storages = (view.storage for view in call.inputs if not overwrites(call, view))
-    made_storages = (view.storage for view in call.outputs)
-    op = to_op(call)
-    return Node(
-        op=op,
-        source=call.name,
-        path=call.path,
-        phase=call.phase,
-        reads=tuple(dict.fromkeys(read_storages)),
-        writes=tuple(dict.fromkeys((*call.written, *made_storages))),
-        bytes_moved=int(op.cost.bytes) if op is not None else bytes_moved(call),
-        frees=tuple(sorted(set(call.freed))),
-        host=call.host,
-    )
+    reads = tuple(dict.fromkeys(view.storage for view in call.inputs if not overwrites(call, view)))
+    writes = tuple(dict.fromkeys((*call.written, *(view.storage for view in call.outputs))))
+    op, frees = to_op(call), tuple(sorted(set(call.freed)))
+    moved = int(op.cost.bytes) if op is not None else bytes_moved(call)
+    return Node(op, call.name, call.path, call.phase, reads, writes, moved, frees, call.host)
 
 
 def to_graph(
@@ -117,15 +108,10 @@ def to_graph(
     used = written.union(t for node in nodes for t in node.reads)
     used_storages = [n for n in range(len(storages)) if n in used or roles.get(n) in ("weight", "frozen", "buffer")]
     number = {storage: position for position, storage in enumerate(used_storages)}
-    tensors = [
-        Tensor(
-            number[old],
-            storages[old].size_bytes,
-            dtype_of(storages[old].dtype),
-            roles.get(old, "activation" if old in written else "input"),
-        )
-        for old in used_storages
-    ]
+    tensors = []
+    for old in used_storages:
+        storage, role = storages[old], roles.get(old, "activation" if old in written else "input")
+        tensors.append(Tensor(number[old], storage.size_bytes, dtype_of(storage.dtype), role))
     used_nodes = [dataclasses.replace(node, frees=tuple(t for t in node.frees if t in number)) for node in nodes]
     return list(renumber_tensors(used_nodes, number)), tensors
 

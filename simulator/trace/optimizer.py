@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ...datasets.dtypes import itemsize
 from ...datasets.ops import make_op
-from ..graph import Block, Graph, HostCalls, Node, Tensor
+from ..graph import Block, Graph, Node, Tensor
 
 MOMENTS = 2  # exp_avg and exp_avg_sq, in the parameter's dtype
 
@@ -44,17 +44,8 @@ def _node(weights: Sequence[Tensor], gradients: Sequence[Tensor], state: Sequenc
     size = sum(weight.size_bytes * weight.count for weight in weights)
     tensors, dtype = sum(weight.count for weight in weights), weights[0].dtype
     op = make_op("adamw", dtype=dtype, numel=int(size / itemsize(dtype)), tensors=tensors)
-    updated = (*_ids(weights), *_ids(state))
-    return Node(
-        op=op,
-        source="aten._fused_adamw_",
-        path="optimizer",
-        phase="optimizer",
-        reads=(*_ids(weights), *_ids(gradients), *_ids(state)),
-        writes=updated,
-        bytes_moved=int(op.cost.bytes),
-        host=HostCalls(),
-    )
+    reads, writes = (*_ids(weights), *_ids(gradients), *_ids(state)), (*_ids(weights), *_ids(state))
+    return Node(op, "aten._fused_adamw_", "optimizer", "optimizer", reads, writes, int(op.cost.bytes))
 
 
 def _ids(tensors: Sequence[Tensor]) -> list[int]:

@@ -185,9 +185,9 @@ def _sample_rows(graph: Graph, tokens: int, samples: int) -> Graph:
     """A graph traced as one prompt, whose products of a single row have ``samples`` of them."""
 
     def node_at(node: Node) -> Node:
-        if tokens == 1 or node.op is None or node.op.kind != "gemm" or node.op.m != 1:
+        if tokens == 1 or node.kind != "gemm" or node.work.m != 1:
             return node
-        op = node.op.replace(m=samples)
+        op = node.work.replace(m=samples)
         return replace(node, op=op, bytes_moved=int(op.cost.bytes))
 
     blocks = tuple(replace(block, nodes=tuple(map(node_at, block.nodes))) for block in graph.blocks)

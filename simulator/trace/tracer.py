@@ -29,19 +29,8 @@ from .workload import TraceError
 aten = torch.ops.aten
 
 # Calls that only reserve memory or wrap a number: the host's time, no kernel's.
-NO_WORK = frozenset(
-    f"aten.{name}"
-    for name in [
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "new_empty",
-        "new_empty_strided",
-        "scalar_tensor",
-        "lift_fresh",
-    ]
-)
+_NO_WORK = "empty empty_like empty_strided empty_permuted new_empty new_empty_strided scalar_tensor lift_fresh"
+NO_WORK = frozenset(f"aten.{name}" for name in _NO_WORK.split())
 GROUPED_PRODUCTS = frozenset(
     ("aten._grouped_mm", "transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback_backward")
 )

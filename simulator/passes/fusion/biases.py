@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..rewriting.draft import Draft, Item
+from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.match import expand
 from ..rewriting.nodes import elementwise, name_of
 
 
 def biases_apart(draft: Draft, released: np.ndarray) -> bool:
     """An addition in place after every forward product that has a bias in its epilogue."""
-    changed = [expand(section, _with_addition) for section in draft.sections]
-    return any(changed)
+    return expand(draft.sections, _with_addition)
 
 
-def _with_addition(item: Item) -> list[Item]:
+def _with_addition(_: Section, item: Item) -> list[Item]:
     node, op = item.node, item.node.op
     if node.phase == "backward" or op is None or op.kind != "gemm" or name_of(node) != "addmm":
         return [item]
     numel, written = op.batch * op.m * op.n, node.writes[:1]
-    addition = elementwise("aten.add_", numel, written, written, dtype=op.out_dtype, phase=node.phase, path=node.path)
-    return [item, Item(addition)]
+    return [item, Item(elementwise("aten.add_", numel, node, written, written, op.out_dtype))]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...graph import ROLES, Node
+from ...graph import BUFFER, INPUT, Node
 from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.match import distinct, drop
 from ..rewriting.nodes import name_of
@@ -25,15 +25,15 @@ def compute_once(draft: Draft, released: np.ndarray) -> bool:
     What the forward pass makes from inputs and buffers only, without weights, is dropped; inside repeated layers only
     where it is small. The tensors that others read stay, as buffers.
     """
-    constant = draft.roles == ROLES.index("input")
-    constant |= draft.roles == ROLES.index("buffer")
+    constant = draft.roles == INPUT
+    constant |= draft.roles == BUFFER
 
     def precomputed(section: Section, item: Item) -> bool:
         once = _is_precomputed(draft, section, item.node, constant)
         for tensor in item.node.writes if once else ():
             constant[section.ids(tensor)] = True
             released[section.ids(tensor)] = False
-            draft.roles[section.ids(tensor)] = ROLES.index("buffer")
+            draft.roles[section.ids(tensor)] = BUFFER
         return once
 
     changed = [_drop_where(section, precomputed) for section in draft.sections]
@@ -41,7 +41,7 @@ def compute_once(draft: Draft, released: np.ndarray) -> bool:
 
 
 def _is_precomputed(draft: Draft, section: Section, node: Node, constant: np.ndarray) -> bool:
-    if node.phase != "forward" or name_of(node) in RANDOM or (node.op is not None and node.op.kind == "embedding"):
+    if node.phase != "forward" or name_of(node) in RANDOM or node.kind == "embedding":
         return False
     small = sum(int(draft.sizes[t]) for t in node.writes) < FEW_BYTES
     return all(constant[t] for t in node.reads) and (section.repeat == 1 or small)
@@ -56,7 +56,7 @@ def skip_fills(draft: Draft, released: np.ndarray) -> bool:
             return False
         tensor = node.writes[0]
         after = section.items[section.place(item) + 1 :]
-        user = next((i for i in after if tensor in (*i.node.reads, *i.node.writes)), None)
+        user = next((i for i in after if tensor in i.node.touches), None)
         if user is None:
             return bool(released[section.ids(tensor)].all())
         overwritten = tensor in user.node.writes

@@ -18,7 +18,7 @@ HEADED = ("attention", "sparse_attention")  # kinds whose heads rotary embedding
 
 def row_wise(kind: str, match: Match) -> Op | None:
     """A row-wise kernel over the rows that a mean or sum of the match runs over."""
-    means = [n.op for n in match.nodes if n.op is not None and n.op.kind == "reduce" and n.op.inner == 1]
+    means = [n.work for n in match.nodes if n.kind == "reduce" and n.work.inner == 1]
     rows = max(means, key=lambda op: op.outer * op.length, default=None)
     if rows is None:
         return None
@@ -29,11 +29,11 @@ def row_wise(kind: str, match: Match) -> Op | None:
 def gated(kind: str, name: str, match: Match) -> Op | None:
     """An activation and its product with the gate's other half: an element of each row of node ``name``."""
     node = match.find(name)
-    if node is None or node.op is None or node.op.kind != "elementwise":
+    if node is None or node.kind != "elementwise":
         return None
-    cols = node.op.run or _width(match)
-    rows = max(node.op.numel // cols, 1)
-    return make_op(kind, rows=rows, cols=node.op.numel // rows, dtype=node.op.dtype, out_dtype=node.op.out_dtype)
+    cols = node.work.run or _width(match)
+    rows = max(node.work.numel // cols, 1)
+    return make_op(kind, rows=rows, cols=node.work.numel // rows, dtype=node.work.dtype, out_dtype=node.work.out_dtype)
 
 
 def _width(match: Match) -> int:
@@ -43,7 +43,7 @@ def _width(match: Match) -> int:
         ((op.m, op.k), (op.n, op.m, op.k)) for op in ops if op.kind == "gemm"
     ]
     sizes += [((op.tokens,), (op.n, op.k)) for op in ops if op.kind == "grouped_gemm"]
-    numel = max(n.op.numel for n in match.nodes if n.op is not None and n.op.kind == "elementwise")
+    numel = max(n.work.numel for n in match.nodes if n.kind == "elementwise")
     for heights, widths in sizes:
         for rows in heights:
             if numel % rows == 0 and numel // rows in widths:
@@ -53,23 +53,14 @@ def _width(match: Match) -> int:
 
 def rotary(match: Match) -> Op | None:
     """Queries and keys turned in one kernel; heads are counted by the elements that come out."""
-    attention = next(
-        (i.node.op for i in match.section.items if i.node.op is not None and i.node.op.kind.startswith(HEADED)),
-        None,
-    )
+    attention = next((i.node.work for i in match.section.items if i.node.kind.startswith(HEADED)), None)
     if attention is None:
         return None
     tokens, width = attention.batch * attention.seq_q, attention.head_dim
     turned = sum(match.elements(t) for t in match.results)
     dtype, out_dtype = match.formats()
-    return make_op(
-        "rope",
-        tokens=tokens,
-        heads=max(turned // (tokens * width), 1),
-        head_dim=width,
-        dtype=dtype,
-        out_dtype=out_dtype,
-    )
+    heads = max(turned // (tokens * width), 1)
+    return make_op("rope", dtype, out_dtype, tokens=tokens, heads=heads, head_dim=width)
 
 
 def loss(kind: str, name: str, match: Match) -> Op | None:
@@ -83,7 +74,7 @@ def loss(kind: str, name: str, match: Match) -> Op | None:
 
 def merged(dim: str, match: Match) -> Op | None:
     """Products merged along one dimension; the others must agree."""
-    products = [n.op for n in match.nodes if n.op is not None and n.op.kind == "gemm"]
+    products = [n.work for n in match.nodes if n.kind == "gemm"]
     if len(products) < 2:
         return None
     merged = products[0].replace(**{dim: sum(getattr(op, dim) for op in products)})
@@ -142,7 +133,7 @@ def activation(direction: str, match: Match) -> Op | None:
 
 def epilogue(match: Match) -> Op | None:
     """The one product of the match, whose epilogue adds or sums a bias."""
-    products = [n for n in match.nodes if n.op is not None and n.op.kind == "gemm"]
+    products = [n for n in match.nodes if n.kind == "gemm"]
     if len(products) != 1:
         return None
     extra = [t for t in match.inputs if t not in products[0].reads]
@@ -152,7 +143,7 @@ def epilogue(match: Match) -> Op | None:
 
 def route(match: Match) -> Op | None:
     """Scores to chosen experts and their weights: experts of the widest choice, k of the last."""
-    choices = [n.op for n in match.nodes if n.op is not None and n.op.kind == "moe_route"]
+    choices = [n.work for n in match.nodes if n.kind == "moe_route"]
     if not choices:
         return None
     return choices[-1].replace(experts=max(op.experts for op in choices), kernels="fused")
@@ -160,7 +151,7 @@ def route(match: Match) -> Op | None:
 
 def permute(match: Match) -> Op | None:
     """Rows to experts or back: by which side of the kernel is as wide as all copies."""
-    moves = [n.op for n in match.nodes if n.op is not None and n.op.kind == "moe_permute"]
+    moves = [n.work for n in match.nodes if n.kind == "moe_permute"]
     if not moves:
         return None
     move = max(moves, key=lambda op: op.tokens * op.topk * op.hidden)

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....datasets.ops import KINDS, Op, make_op
-from ...graph import Node
-from ..rewriting.draft import Draft, Item
+from ....datasets.ops import KINDS, make_op
+from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.match import expand
-from ..rewriting.nodes import name_of
+from ..rewriting.nodes import kernel, name_of
 
 # Tensors of all logits in fp32 that go through memory beside the two of a softmax and the three of its gradient; one of
 # 64-bit integers counts twice
@@ -27,17 +26,17 @@ def log_probs_apart(draft: Draft, released: np.ndarray) -> bool:
     """What goes over logits beside each log-softmax and its gradient."""
     sequences = sequences_of(draft)
 
-    def with_others(item: Item) -> list[Item]:
+    def with_others(_: Section, item: Item) -> list[Item]:
         node, op = item.node, item.node.op
         tensors = NAMES.get(name_of(node))
         if tensors is None or op is None:
             return [item]
         if node.phase == "backward" and sequences > 1:
             tensors += tensors_of_slices(sequences)
-        return [item, Item(_beside(node, op, tensors))]
+        moved = make_op("elementwise", numel=op.rows * op.cols, inputs=tensors - 1, dtype="fp32")
+        return [item, Item(kernel(moved, "fused.pointwise", node, node.writes, node.writes))]
 
-    changed = [expand(section, with_others) for section in draft.sections]
-    return any(changed)
+    return expand(draft.sections, with_others)
 
 
 def tensors_of_slices(sequences: int) -> int:
@@ -49,9 +48,3 @@ def sequences_of(draft: Draft) -> int:
     """Sequences of a micro-batch: those of its attention; 1 where there is none."""
     ops = [item.node.op for _, item in draft.walk()]
     return max((op.batch for op in ops if op is not None and KINDS[op.kind].family == "attention"), default=1)
-
-
-def _beside(node: Node, op: Op, tensors: int) -> Node:
-    """A kernel that moves so many tensors of a node's rows and columns in fp32."""
-    moved = make_op("elementwise", numel=op.rows * op.cols, inputs=tensors - 1, dtype="fp32")
-    return Node(moved, "fused.pointwise", node.path, node.phase, node.writes, node.writes, int(moved.cost.bytes))

@@ -17,7 +17,7 @@ from ....datasets.ops import Op, make_op
 from ...graph import Node
 from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.match import find, insert
-from ..rewriting.nodes import name_of
+from ..rewriting.nodes import kernel, name_of
 
 SCANS = ("linear_attention_prefill", "linear_attention_backward")
 # Tensors as wide as the result that gating moves: z is read, the result written again; backward the gradient, the
@@ -42,7 +42,7 @@ def _scans(op: Op | None) -> bool:
 def _forward(draft: Draft, section: Section, scan: Item) -> None:
     node, convolution = scan.node, _partner_of(section, scan, "causal_conv1d")
     out, projected = node.writes[0], (convolution or scan).node.reads[0]
-    several = scan.node.op.batch > 1  # type: ignore[union-attr]
+    several = scan.node.work.batch > 1
     after = [_gate(draft, node, out, GATED_READS)]
     if several:
         after.append(_copy_of(draft, node, out))
@@ -53,16 +53,16 @@ def _forward(draft: Draft, section: Section, scan: Item) -> None:
 def _backward(draft: Draft, section: Section, scan: Item) -> None:
     node, convolution = scan.node, _partner_of(section, scan, "causal_conv1d_backward")
     ahead = [_gate(draft, node, node.reads[0], GATED_READS_BACKWARD)]
-    if convolution is not None and convolution.node.op is not None:
-        of = convolution.node.op
+    if convolution is not None:
+        of = convolution.node.work
         again = make_op("causal_conv1d", rows=of.rows, cols=of.cols, width=of.width, dtype=of.dtype)
-        ahead.append(_kernel_beside(again, "opcast.causal_conv1d", node, (convolution.node.reads[1],), ()))
+        ahead.append(Item(kernel(again, "opcast.causal_conv1d", node, (convolution.node.reads[1],), ())))
     joined = [i for i in find(section, path=node.path) if name_of(i.node) == "cat" and i.node.op is not None]
     joined = [cat for cat in joined if cat.node.phase == "backward"]
-    widest = max(joined, key=lambda cat: int(cat.node.op.size_bytes), default=None)  # type: ignore[union-attr]
+    widest = max(joined, key=lambda cat: int(cat.node.work.size_bytes), default=None)
     for cat in joined:
-        if cat is widest and node.op is not None and node.op.batch > 1:
-            cat.compute(make_op("copy", size_bytes=draft.sizes[cat.node.writes[0]], dtype=node.op.dtype))
+        if cat is widest and node.work.batch > 1:
+            cat.compute(make_op("copy", size_bytes=draft.sizes[cat.node.writes[0]], dtype=node.work.dtype))
         else:
             cat.change(op=None, bytes_moved=0)
     insert(section, section.place(scan), ahead)
@@ -74,16 +74,10 @@ def _partner_of(section: Section, scan: Item, kind: str) -> Item | None:
 
 
 def _gate(draft: Draft, node: Node, tensor: int, inputs: int) -> Item:
-    assert node.op is not None
-    op = make_op("elementwise", numel=draft.numel(tensor), inputs=inputs, dtype=node.op.dtype)
-    return _kernel_beside(op, "fused.pointwise", node, (tensor,), (tensor,))
+    op = make_op("elementwise", numel=draft.numel(tensor), inputs=inputs, dtype=node.work.dtype)
+    return Item(kernel(op, "fused.pointwise", node, (tensor,), (tensor,)))
 
 
 def _copy_of(draft: Draft, node: Node, tensor: int) -> Item:
-    assert node.op is not None
-    op = make_op("copy", size_bytes=draft.sizes[tensor], dtype=node.op.dtype)
-    return _kernel_beside(op, "aten.clone", node, (tensor,), (tensor,))
-
-
-def _kernel_beside(op: Op, source: str, beside: Node, reads: tuple[int, ...], writes: tuple[int, ...]) -> Item:
-    return Item(Node(op, source, beside.path, beside.phase, reads, writes, int(op.cost.bytes)))
+    op = make_op("copy", size_bytes=draft.sizes[tensor], dtype=node.work.dtype)
+    return Item(kernel(op, "aten.clone", node, (tensor,), (tensor,)))

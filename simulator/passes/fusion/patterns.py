@@ -18,11 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....datasets.ops import Op
+from ....datasets.ops import LAYOUT, Op
 from ...graph import Node
 from ..rewriting.draft import Draft, Section
-
-LAYOUTS = ("nn", "nt", "tn")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Match:
 
     def find(self, name: str) -> Node | None:
         """The first member of this name (see :func:`name_of`) or op kind."""
-        matches = (n for n in self.nodes if name_of(n) == name or (n.op is not None and n.op.kind == name))
+        matches = (n for n in self.nodes if name_of(n) == name or n.kind == name)
         return next(matches, None)
 
     def largest(self, tensors: tuple[int, ...]) -> int:
@@ -103,8 +101,8 @@ class Rule:
 
 def name_of(node: Node) -> str:
     """The name that patterns know a node by."""
-    if node.op is not None and node.op.kind == "gemm":
-        return f"gemm.{LAYOUTS[node.op.layout]}"
+    if node.kind == "gemm":
+        return f"gemm.{LAYOUT.choices[node.work.layout]}"
     return node.source.partition(".")[2] or node.source
 
 

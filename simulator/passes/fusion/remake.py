@@ -44,9 +44,9 @@ def remake(draft: Draft, kernels: Sequence[Fused]) -> None:
     """Let backward kernels read what intermediates of forward kernels are made from."""
     forward = [k for k in kernels if k.item.node.phase == "forward" and k.remakes]
     backward = {id(k.item) for k in kernels if k.item.node.phase == "backward" and k.remakes}
-    made = [(index, t) for index, kernel in enumerate(forward) for t in _large(draft, kernel.item.node)]
+    large = [(index, t) for index, kernel in enumerate(forward) for t in _large(draft, kernel.item.node)]
     owner = np.full(len(draft.sizes), -1, dtype=np.int64)
-    for number, (index, tensor) in enumerate(made):
+    for number, (index, tensor) in enumerate(large):
         owner[forward[index].section.ids(tensor)] = number
     uses: dict[int, list[Use]] = {}
     saved = np.zeros(len(draft.sizes), dtype=bool)
@@ -59,7 +59,7 @@ def remake(draft: Draft, kernels: Sequence[Fused]) -> None:
     spare: dict[int, dict[int, list[Use]]] = {}
     for number, readers in uses.items():
         if all(id(use.item) in backward for use in readers):
-            index, tensor = made[number]
+            index, tensor = large[number]
             spare.setdefault(index, {})[tensor] = readers
     for index, intermediates in spare.items():
         _remake(draft, forward[index], intermediates, saved)

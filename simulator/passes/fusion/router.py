@@ -12,10 +12,11 @@ import re
 
 import numpy as np
 
-from ....datasets.ops import Op, make_op
+from ....datasets.ops import make_op
 from ...graph import Node
 from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.match import find, insert
+from ..rewriting.nodes import kernel
 
 # Tensors of [tokens, experts] in fp32 that go through memory around the selections: forward a copy and its random
 # numbers (forced balance), sigmoid, bias, mask, probabilities and map scattered into zeros, and the same once more for
@@ -62,7 +63,7 @@ def apart(draft: Draft, released: np.ndarray) -> bool:
                 continue
             if op.kind == "moe_route" and node.phase == "forward":
                 chosen = op.replace(kernels="topk")
-                added = [_beside(chosen, "aten.topk", node)] * SELECTIONS
+                added = [kernel(chosen, "aten.topk", node, node.writes, node.writes)] * SELECTIONS
                 added.append(_move_scores(op.tokens * op.experts, AROUND, node))
             elif op.kind == "elementwise" and node.phase == "backward":
                 added = [_move_scores(op.numel, AROUND_BACKWARD, node)]
@@ -75,12 +76,7 @@ def apart(draft: Draft, released: np.ndarray) -> bool:
 
 def _move_scores(numel: int, tensors: int, beside: Node) -> Node:
     op = make_op("elementwise", numel=numel, inputs=tensors - 1, dtype="fp32")
-    return _beside(op, "fused.pointwise", beside)
-
-
-def _beside(op: Op, source: str, node: Node) -> Node:
-    """A kernel that works on what a node has written."""
-    return Node(op, source, node.path, node.phase, node.writes, node.writes, int(op.cost.bytes))
+    return kernel(op, "fused.pointwise", beside, beside.writes, beside.writes)
 
 
 def _before_cast(draft: Draft, node: Node, makers: dict[int, Node]) -> str:
@@ -92,5 +88,5 @@ def _before_cast(draft: Draft, node: Node, makers: dict[int, Node]) -> str:
 def _expert_dtype(draft: Draft, section: Section) -> str:
     """The 16-bit dtype that experts multiply in, in this section; empty where they do not."""
     products = [item.node for item in find(section, ("grouped_gemm",)) if EXPERTS.search(item.node.path)]
-    dtypes = {node.op.dtype for node in products if node.op is not None}
+    dtypes = {node.work.dtype for node in products}
     return next(iter(dtypes & {"bf16", "fp16"}), "")

@@ -72,20 +72,6 @@ def _merge(name: str, path: str) -> Rule:
     )
 
 
-def _cross_entropy(name: str, casts: tuple[str, ...], in_place: bool) -> Rule:
-    ahead = (*casts, "_log_softmax", "nll_loss_forward")
-    back = ("nll_loss_backward", "_log_softmax_backward_data", *casts)
-    forward = Pattern(ahead, partial(loss, "cross_entropy", "_log_softmax"), ("_log_softmax", "nll_loss_forward"))
-    backward = Pattern(
-        back,
-        partial(loss, "cross_entropy_backward", "_log_softmax_backward_data"),
-        ("_log_softmax_backward_data", "nll_loss_backward"),
-        phase="backward",
-        in_place=in_place,
-    )
-    return Rule(name, (forward, backward), lets_go=True)
-
-
 TURNS = (*POINTWISE, "sum", "zeros_like", "new_zeros")
 NORM_MEMBERS = (*POINTWISE, *REDUCTIONS)
 ACTIVATION = (
@@ -107,75 +93,51 @@ PERMUTE = (
 GATES = r"(gate|router)(\.\w+)?$"
 
 
-def _both(
-    forward: tuple[tuple[str, ...], Callable[[Match], Op | None], tuple[str, ...]],
-    backward: tuple[tuple[str, ...], Callable[[Match], Op | None], tuple[str, ...]],
-    **settings: object,
-) -> tuple[Pattern, Pattern]:
-    """A pattern for each direction, otherwise alike."""
-    ahead = Pattern(*forward, **settings)  # type: ignore[arg-type]
-    return ahead, Pattern(*backward, phase="backward", **settings)  # type: ignore[arg-type]
+Form = tuple[tuple[str, ...], Callable[[Match], Op | None], tuple[str, ...]]  # members, kernel, needs
 
+
+def _both(forward: Form, backward: Form | None = None, **settings: Any) -> tuple[Pattern, Pattern]:
+    """A pattern for each direction, otherwise alike; the same one for both unless told."""
+    return Pattern(*forward, **settings), Pattern(*backward or forward, phase="backward", **settings)
+
+
+def _norm(name: str, *needs: str) -> Rule:
+    kernels = partial(row_wise, name), partial(row_wise, f"{name}_backward")
+    ahead, back = (NORM_MEMBERS, kernels[0], needs), (NORM_MEMBERS, kernels[1], ("sum",))
+    return Rule(name, _both(ahead, back, path=NORM, siblings=True, module=True))
+
+
+def _cross_entropy(name: str, casts: tuple[str, ...], in_place: bool) -> Rule:
+    ends, last = ("_log_softmax", "nll_loss_forward"), "_log_softmax_backward_data"
+    members, back = (*casts, *ends), ("nll_loss_backward", last, *casts)
+    forward = Pattern(members, partial(loss, "cross_entropy", ends[0]), ends)
+    kernel = partial(loss, "cross_entropy_backward", last)
+    return Rule(name, (forward, Pattern(back, kernel, back[:2], phase="backward", in_place=in_place)), lets_go=True)
+
+
+ADD_NORM = _both(
+    ((*NORM_MEMBERS, "native_layer_norm"), added_norm, ("add",)),
+    ((*NORM_MEMBERS, "native_layer_norm_backward"), added_norm, ("add_",)),
+    path=NORM_OR_LAYER,
+    grow=True,
+    siblings=True,
+    updates=True,
+)
+GATED = ("silu_backward", "mul", "cat")
 
 SHIPPED: tuple[Rule, ...] = (
     Rule("int_bookkeeping", rewrite=compute_once),
     Rule("zero_fill", rewrite=skip_fills),
     Rule("gradient_accumulation", rewrite=accumulate),
-    Rule(
-        "add_norm",
-        _both(
-            ((*NORM_MEMBERS, "native_layer_norm"), added_norm, ("add",)),
-            ((*NORM_MEMBERS, "native_layer_norm_backward"), added_norm, ("add_",)),
-            path=NORM_OR_LAYER,
-            grow=True,
-            siblings=True,
-            updates=True,
-        ),
-    ),
-    Rule(
-        "residual_norm",
-        (
-            Pattern(
-                (*NORM_MEMBERS, "native_layer_norm"),
-                added_norm,
-                ("add",),
-                path=NORM_OR_LAYER,
-                grow=True,
-                siblings=True,
-                updates=True,
-                first=begins_norm,
-            ),
-        ),
-    ),
-    Rule(
-        "rms_norm",
-        _both(
-            (NORM_MEMBERS, partial(row_wise, "rms_norm"), ("rsqrt", "mean")),
-            (NORM_MEMBERS, partial(row_wise, "rms_norm_backward"), ("sum",)),
-            path=NORM,
-            siblings=True,
-            module=True,
-        ),
-    ),
-    Rule(
-        "layer_norm",
-        _both(
-            (NORM_MEMBERS, partial(row_wise, "layer_norm"), ("sub", "mean")),
-            (NORM_MEMBERS, partial(row_wise, "layer_norm_backward"), ("sum",)),
-            path=NORM,
-            siblings=True,
-            module=True,
-        ),
-    ),
+    Rule("add_norm", ADD_NORM),
+    Rule("residual_norm", (replace(ADD_NORM[0], first=begins_norm),)),
+    _norm("rms_norm", "rsqrt", "mean"),
+    _norm("layer_norm", "sub", "mean"),
     Rule(
         "silu_mul",
         _both(
             (("silu", "mul"), partial(gated, "silu_mul", "silu"), ("silu", "mul")),
-            (
-                ("silu_backward", "mul", "cat"),
-                partial(gated, "silu_mul_backward", "silu_backward"),
-                ("silu_backward", "mul"),
-            ),
+            (GATED, partial(gated, "silu_mul_backward", "silu_backward"), GATED[:2]),
             path=MLP,
             siblings=True,
         ),
@@ -193,12 +155,11 @@ SHIPPED: tuple[Rule, ...] = (
         "rope",
         _both(
             (TURNS, rotary, ("mul",)),
-            (TURNS, rotary, ("mul",)),
             path=r"attn|attention",
-            siblings=True,
-            module=True,
-            grow=True,
             reads=r"rotary|rope",
+            module=True,
+            siblings=True,
+            grow=True,
         ),
     ),
     Rule(
@@ -209,17 +170,12 @@ SHIPPED: tuple[Rule, ...] = (
             grow=True,
         ),
     ),
-    Rule(
-        "dropout_add",
-        _both((DROPOUT, joint, ("mul",)), (DROPOUT, joint, ("mul",)), path="drop|^[^.]*(\\.[^.]*)*\\.\\d+$", grow=True),
-    ),
+    Rule("dropout_add", _both((DROPOUT, joint, ("mul",)), path="drop|^[^.]*(\\.[^.]*)*\\.\\d+$", grow=True)),
     Rule(
         "moe",
         (
             *_both((ROUTER, route, ("topk",)), (ROUTER, joint, ()), path=GATES, siblings=True, grow=True),
-            *_both(
-                (PERMUTE, permute, ()), (PERMUTE, permute, ()), path="expert", siblings=True, grow=True, updates=True
-            ),
+            *_both((PERMUTE, permute, ()), path="expert", siblings=True, grow=True, updates=True),
         ),
         remakes=False,
     ),
@@ -241,7 +197,7 @@ SHIPPED: tuple[Rule, ...] = (
     ),
     _merge("latent_down", r"\.(q_a_proj|kv_a_proj_with_mqa)"),
     *(_merge(name, path) for name, path in TOGETHER.items()),
-    Rule("pointwise", _both((COMPILED, joint, ()), (COMPILED, joint, ()), grow=True, siblings=True, updates=True)),
+    Rule("pointwise", _both((COMPILED, joint, ()), grow=True, siblings=True, updates=True)),
 )
 
 

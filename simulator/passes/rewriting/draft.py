@@ -18,6 +18,7 @@ from ....datasets.ops import Op
 from ...graph import ROLES, Block, Graph, Node, Tensor
 
 Frees = tuple[int, ...]
+WHOLE_NUMBERS = ("int64", "int32", "bool")  # dtypes of positions, counters and masks
 
 
 @dataclass
@@ -44,6 +45,15 @@ class Item:
         """No longer let go of these tensors, in any repetition."""
         lasting = set(tensors)
         self._free(lambda frees: tuple(t for t in frees if t not in lasting))
+
+    def read_instead(self, names: Mapping[int, int]) -> None:
+        """Read other tensors in the place of some."""
+        self.change(reads=tuple(names.get(t, t) for t in self.node.reads))
+
+    def touch_instead(self, names: Mapping[int, int]) -> None:
+        """Read and write other tensors in the place of some, and free the same ones as before."""
+        self.read_instead(names)
+        self.change(writes=tuple(names.get(t, t) for t in self.node.writes))
 
     def rename(self, names: Mapping[int, int]) -> None:
         """Know tensors by other ids."""
@@ -83,6 +93,14 @@ class Section:
     def place(self, item: Item) -> int:
         """The position of an item; StopIteration when it is not here."""
         return next(position for position, other in enumerate(self.items) if other is item)
+
+    def readers(self) -> dict[int, list[int]]:
+        """The positions of the items that read each tensor, in order."""
+        readers: dict[int, list[int]] = {}
+        for position, item in enumerate(self.items):
+            for tensor in item.node.reads:
+                readers.setdefault(tensor, []).append(position)
+        return readers
 
     def span(self, tensor: int) -> slice:
         """The same ids, in the same order, as a slice."""
@@ -171,6 +189,16 @@ class Draft:
         dtypes = [self.dtype_names[code] for code in self.dtypes[firsts].tolist()]
         roles = [ROLES[code] for code in self.roles[firsts].tolist()]
         return tuple(map(Tensor, firsts.tolist(), self.sizes[firsts].tolist(), dtypes, roles, counts))
+
+
+def begin_token(draft: Draft, section: Section, position: int) -> tuple[int, ...]:
+    """An empty tensor that the repetition before writes as its item at ``position`` begins; none without repetition."""
+    if section.repeat == 1:
+        return ()
+    token, first = draft.new(0, "int8", "buffer", section.repeat + 1), section.items[position]
+    section.steps.update({token: 1, token + 1: 1})
+    first.change(writes=(*first.node.writes, token + 1))
+    return (token,)
 
 
 class Insertions:

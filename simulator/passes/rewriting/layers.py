@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,14 @@ def layers_of(draft: Draft, phases: tuple[str, ...], stack: str) -> Iterator[Lay
             yield Layer(section, stack, first, tuple(members))
 
 
-def covers(forward: Layer, backward: Layer) -> bool:
+def layer_pairs(draft: Draft, phases: tuple[str, ...], stack: str) -> list[tuple[Layer, list[Layer]]]:
+    """Every forward layer with those of ``phases`` that go over it again, where each repetition has one."""
+    again = list(layers_of(draft, phases, stack))
+    pairs = [(ahead, [b for b in again if _covers(ahead, b)]) for ahead in layers_of(draft, ("forward",), stack)]
+    return [(ahead, back) for ahead, back in pairs if sum(b.section.repeat for b in back) == ahead.section.repeat]
+
+
+def _covers(forward: Layer, backward: Layer) -> bool:
     """Whether all layers of a backward section are repetitions of this forward layer."""
     stride = forward.section.stride or 1
     low, high = sorted((forward.first, forward.last))
@@ -68,9 +75,19 @@ def mapping(forward: Layer, backward: Layer) -> Callable[[int], int]:
     return there
 
 
-def read_ids(draft: Draft, section: Section) -> np.ndarray:
-    """Which tensors nodes of a section read: a flag by id."""
-    mask = np.zeros(len(draft.sizes), dtype=bool)
-    for tensor in {t for item in section.items for t in item.node.reads}:
-        mask[section.span(tensor)] = True
-    return mask
+def read_ids(draft: Draft) -> dict[int, np.ndarray]:
+    """Which tensors nodes of each section read, by the section's own id: a flag by id of the tensor."""
+    masks = {id(section): np.zeros(len(draft.sizes), dtype=bool) for section in draft.sections}
+    for section in draft.sections:
+        for tensor in {t for item in section.items for t in item.node.reads}:
+            masks[id(section)][section.span(tensor)] = True
+    return masks
+
+
+def read_elsewhere(draft: Draft, reads: Mapping[int, np.ndarray], layers: Iterable[Layer]) -> np.ndarray:
+    """Which tensors nodes read outside of the sections of some layers: a flag by id."""
+    inside, others = {id(layer.section) for layer in layers}, np.zeros(len(draft.sizes), dtype=bool)
+    for key, mask in reads.items():
+        if key not in inside:
+            others[: len(mask)] |= mask
+    return others

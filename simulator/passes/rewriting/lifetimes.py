@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ...graph import ROLES
+from ...graph import ACTIVATION
 from .draft import Draft, Item, Section
 
 
@@ -47,7 +47,7 @@ def free_after_last_use(draft: Draft, released: np.ndarray) -> None:
     So are activations that were added since ``released`` was made, which may be shorter than the tensors are by now.
     Where the last use of a tensor is not the same in all middle repetitions of a section, it lives to the end.
     """
-    added = draft.roles[len(released) :] == ROLES.index("activation")
+    added = draft.roles[len(released) :] == ACTIVATION
     released = np.concatenate([released, added])
     last = np.full(len(draft.sizes), -1, dtype=np.int64)
     uses, base = [], 0
@@ -153,7 +153,7 @@ def _repetition_mask(section: Section, repetitions: slice) -> np.ndarray:
 
 def _free_last(section: Section, item: Item, todo: np.ndarray) -> None:
     """Lets a node free what it uses of ``todo``, and takes that out."""
-    for tensor in dict.fromkeys((*item.node.reads, *item.node.writes)):
+    for tensor in dict.fromkeys(item.node.touches):
         if not todo[section.span(tensor)].any():
             continue
         due, shared = _flags(todo, section, tensor), section.repeat > 1 and tensor not in section.steps

@@ -7,13 +7,13 @@ for it, section by section, and settles lifetimes afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ....datasets.ops import Op
 from ...graph import Graph, Node
 from .draft import Draft, Item, Section
 from .lifetimes import free_after_last_use, freed_tensors
-from .nodes import Ids, kernel
+from .nodes import Ids, Location, kernel
 
 
 def rewrite(graph: Graph, *changes: Callable[[Draft, Section], object]) -> Graph:
@@ -38,16 +38,11 @@ def find(
     return [
         item
         for item in section.items
-        if (not kinds or kind_of(item) in kinds)
+        if (not kinds or item.node.kind in kinds)
         and (not sources or item.node.source in sources)
         and path in (None, item.node.path)
         and (below is None or item.node.path.startswith(f"{below}."))
     ]
-
-
-def kind_of(item: Item) -> str:
-    """The kind of a node's op; empty where no kind covers it."""
-    return item.node.op.kind if item.node.op is not None else ""
 
 
 def weights_of(draft: Draft, node: Node) -> Ids:
@@ -89,11 +84,13 @@ def insert(section: Section, position: int, items: Iterable[Item]) -> None:
     section.items[position:position] = items
 
 
-def expand(section: Section, items_for: Callable[[Item], Iterable[Item]]) -> bool:
-    """Put the nodes that ``items_for`` has for a node in its place; says whether any changed."""
-    items = [new for item in section.items for new in items_for(item)]
-    changed = len(items) != len(section.items) or any(a is not b for a, b in zip(items, section.items, strict=True))
-    section.items = items
+def expand(sections: Iterable[Section], items_for: Callable[[Section, Item], Sequence[Item]]) -> bool:
+    """Put the nodes that ``items_for`` has for a node of a section in its place; says whether there are others now."""
+    changed = False
+    for section in sections:
+        items = [items_for(section, item) for item in section.items]
+        changed |= any(len(new) != 1 or new[0] is not item for new, item in zip(items, section.items, strict=True))
+        section.items = [item for new in items for item in new]
     return changed
 
 
@@ -113,7 +110,7 @@ def merge(section: Section, items: Collection[Item], op: Op, source: str, path: 
     outputs = outputs_of(section, members)
     writes = distinct(t for item in members for t in item.node.writes if t in outputs) or members[-1].node.writes
     inputs, like = inputs_of(members), members[at]
-    like.node = kernel(op, source, path, like.node.phase, inputs, writes)
+    like.node = kernel(op, source, Location(like.node.phase, path), inputs, writes)
     drop(section, [item for item in members if item is not like])
 
 

@@ -12,11 +12,11 @@ from fractions import Fraction
 import numpy as np
 
 from ....datasets.ops import KINDS, LAYOUT, Op
-from ...graph import ROLES, Node
+from ...graph import ACTIVATION, BUFFER, CACHE, INPUT, Node
 from .draft import Draft, Item, Section
 from .split import axes, share
 
-ALONG = tuple(ROLES.index(role) for role in ("activation", "input", "cache"))
+ALONG = (ACTIVATION, INPUT, CACHE)
 WHOLE = ("attention", "scan")  # purposes of ops that see all tokens of a sequence: others share them out
 
 
@@ -26,12 +26,12 @@ def share_tokens(draft: Draft, length: int, parts: int | Fraction) -> None:
     ``length`` is that of one sequence: whatever lies along tokens is a multiple of it. So are caches of a prompt's keys
     and values that an engine's attention fills by itself.
     """
-    along = (draft.roles == ROLES.index("input")) & (draft.elements(np.arange(len(draft.sizes))) % length == 0)
+    along = (draft.roles == INPUT) & (draft.elements(np.arange(len(draft.sizes))) % length == 0)
     for section, item in draft.walk():
         share_item(draft, section, item, along, length, parts)
         if item.node.op is not None and KINDS[item.node.op.kind].purpose in WHOLE:
             for tensor in item.node.reads:
-                along[section.ids(tensor)] |= draft.roles[tensor] == ROLES.index("cache")
+                along[section.ids(tensor)] |= draft.roles[tensor] == CACHE
     share = 1 / Fraction(parts)
     draft.sizes[along] = -(-draft.sizes[along] * share.numerator // share.denominator)
 
@@ -72,9 +72,9 @@ def _works_on_tokens(draft: Draft, node: Node, along: np.ndarray, length: int) -
     """Whether a node reads something along tokens, or makes it out of constants alone."""
     if node.phase == "optimizer":
         return False
-    if any(along[t] for t in (*node.reads, *node.writes)):
+    if any(along[t] for t in node.touches):
         return True
-    constant = all(ROLES[draft.roles[t]] == "buffer" for t in node.reads)
+    constant = all(draft.roles[t] == BUFFER for t in node.reads)
     return constant and node.op is not None and bool(token_dim(node.op, length))
 
 

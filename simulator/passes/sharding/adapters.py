@@ -14,7 +14,7 @@ from fractions import Fraction
 from ....datasets.ops import Op
 from ...graph import Node
 from ..rewriting.split import share
-from .shards import COLUMN, EXCHANGE, FEATURES, SCALAR_SUM, TOKENS
+from .shards import COLUMN, EXCHANGE, FEATURES, SCALAR_SUM
 from .sharing import Sharing
 from .work import RankWork
 
@@ -31,9 +31,7 @@ def second_product(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> 
     for weight in weights:
         sharing.cut(weight, COLUMN, FEATURES, sharing.tp)
         sharing.shards.thin[list(sharing.section.ids(weight))] = True
-    if sharing.sequence:
-        for tensor in node.writes:
-            sharing.shards.mark(sharing.section, tensor, TOKENS, sharing.tp)
+    sharing.scatter(node.writes)
     return _share(sharing, op, "n", node, EXCHANGE)
 
 
@@ -45,13 +43,12 @@ def input_gradient(sharing: Sharing, node: Node, op: Op) -> RankWork:
 def weight_gradient(sharing: Sharing, node: Node, op: Op) -> RankWork:
     """The gradient of a rank's own features; the thin side of the product is the one that the thin tensor has."""
     rank = min(op.m, op.n)
-    for tensor in node.writes:
-        sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
+    sharing.mark(node, sharing.tp)
     return _share(sharing, op, "n" if op.m == rank else "m", node)
 
 
 def _share(sharing: Sharing, op: Op, axis: str, node: Node, how: int = 0) -> RankWork:
     shared = share(op, axis, sharing.tp, uneven=True)
-    gathers = tuple(t for t in node.reads if sharing.shards.kind[t] == TOKENS)
+    gathers = sharing.to_gather(node.reads)
     pending = dict.fromkeys(node.writes, how) if how else {}
     return RankWork(shared, gathers, pending, parts=Fraction(sharing.tp), exchanged=True)

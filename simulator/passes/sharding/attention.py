@@ -181,14 +181,13 @@ def gather_attention(draft: Draft, section: Section, node: Node, call: Attention
     """All keys and values are gathered, in backward once more; their gradients are summed and scattered."""
     tokens, size, dtype = call.seq_q // group.ranks, call.kv_bytes(call.seq_kv), call.op.dtype
     gathered_keys = draft.local(section, size, dtype)
-    options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": dtype}
-    nodes = [collective("all_gather", size, group, node.reads, (gathered_keys,), **options)]
+    nodes = [collective("all_gather", size, group, node, node.reads, (gathered_keys,), dtype)]
     partial = (draft.local(section, size, dtype),) if call.backward else ()
     reads, writes = (*node.reads, gathered_keys), (*node.writes, *partial)
     for step, op in enumerate(_gathered_parts(call, tokens, group.ranks, zigzag)):
         nodes.append(_compute(node, op, (*reads, *writes) if step else reads, writes))
     if call.backward:
-        nodes.append(collective("reduce_scatter", size, group, writes, node.writes, **options))
+        nodes.append(collective("reduce_scatter", size, group, node, writes, node.writes, dtype))
     return nodes, (gathered_keys, *partial)
 
 
@@ -204,20 +203,18 @@ def gathered_ring(draft: Draft, section: Section, node: Node, call: Attention, g
     tokens, dtype = call.seq_q // group.ranks, call.op.dtype
     size, widened = call.kv_bytes(call.seq_kv), itemsize("fp32") / itemsize(dtype)
     gathered_keys = draft.local(section, size, dtype)
-    options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": dtype}
-    nodes = [collective("all_gather", size, group, node.reads, (gathered_keys,), **options)]
+    nodes = [collective("all_gather", size, group, node, node.reads, (gathered_keys,), dtype)]
     reads, local_bytes = (*node.reads, gathered_keys), call.kv_bytes(tokens)
     result_bytes = local_bytes + call.q_bytes(tokens) if call.backward else call.out_elements(tokens) * itemsize(dtype)
     partial, sums = draft.local(section, result_bytes, dtype), draft.local(section, result_bytes * widened, "fp32")
     home = (draft.local(section, local_bytes * widened, "fp32"),) if call.backward else ()
-    onward = {**options, "dtype": "fp32"}
     for step, query_part in enumerate(ring_parts(tokens, group.ranks, call.causal, zigzag)):
         nodes.append(_compute(node, call.of(*query_part), reads, (partial,) if step else node.writes))
         news = (partial, sums) if step else node.writes
         if call.backward:
             elements = (call.kv_bytes(query_part.seq_kv) + call.q_bytes(query_part.seq_q)) / itemsize(dtype)
             nodes.append(_merge(node, int(elements), news, (sums,), "fp32"))
-            nodes.append(collective("send_recv", local_bytes * widened, group, (sums,), home, **onward))
+            nodes.append(collective("send_recv", local_bytes * widened, group, node, (sums,), home, "fp32"))
         elif step:
             both = (sums, *node.writes)
             nodes.append(_merge(node, call.out_elements(query_part.seq_q), (*news, *node.writes), both, "fp32"))
@@ -251,7 +248,7 @@ def scattered_heads(draft: Draft, section: Section, node: Node, call: Attention,
     first, last = node.reads[:1] if call.backward else node.reads, node.writes
 
     def exchange(size: float, tensors: tuple[int, ...]) -> Node:
-        return collective("all_to_all", size, group, tensors, tensors, phase=node.phase, path=node.path, dtype=dtype)
+        return collective("all_to_all", size, group, node, tensors, tensors, dtype)
 
     nodes = [exchange(size, _nth(first, index)) for index, size in enumerate(before)]
     nodes.append(_compute(node, op, node.reads, node.writes))
@@ -264,21 +261,19 @@ def scattered_scan(node: Node, group: Group) -> list[Node]:
 
     So does Megatron-Core, whatever attention does (``megatron/core/ssm/mamba_context_parallel.py``).
     """
-    op = node.op
-    assert op is not None
+    op = node.work
     tokens = op.batch * op.seq / group.ranks * itemsize(op.dtype)
     keys, values, gates = (float(operand) * tokens for operand in operands(op))
-    options: dict[str, Any] = {"phase": node.phase, "path": node.path, "dtype": op.dtype}
     sizes = (values, keys + values + gates) if op.kind.endswith("backward") else (keys + values + gates, values)
     scan = _compute(node, share(op, "heads", group.ranks, uneven=True), node.reads, node.writes)
-    return [
-        collective("all_to_all", sizes[0], group, node.reads[:1], node.reads[:1], **options),
-        scan,
-        collective("all_to_all", sizes[1], group, node.writes[:1], node.writes[:1], **options),
-    ]
+    before, after = (
+        collective("all_to_all", size, group, node, tensors[:1], tensors[:1], op.dtype)
+        for size, tensors in zip(sizes, (node.reads, node.writes), strict=True)
+    )
+    return [before, scan, after]
 
 
-def partial(draft: Draft, section: Section, node: Node, call: Attention, group: Group) -> Nodes:
+def partial_generation(draft: Draft, section: Section, node: Node, call: Attention, group: Group) -> Nodes:
     """A step of generation over 1/cp of the cached tokens, and its merger with what the other ranks found.
 
     Every rank attends with all queries; the logarithms of its sums of exponentials are gathered, its result is weighted
@@ -289,13 +284,12 @@ def partial(draft: Draft, section: Section, node: Node, call: Attention, group: 
     elements, dtype = call.out_elements(call.seq_q), call.op.dtype
     sums = draft.local(section, call.batch * call.seq_q * call.heads_q * 4 * group.ranks, "fp32")
     out = node.writes[:1]
-    options: dict[str, Any] = {"phase": node.phase, "path": node.path}
     gathered = call.batch * call.seq_q * call.heads_q * 4 * group.ranks
     nodes = [
         _compute(node, call.of(call.seq_q, tokens, call.causal, window), node.reads, node.writes),
-        collective("all_gather", gathered, group, out, (sums,), dtype="fp32", **options),
+        collective("all_gather", gathered, group, node, out, (sums,), "fp32"),
         _merge(node, elements, (*out, sums), out),
-        collective("all_reduce", elements * itemsize(dtype), group, out, out, dtype=dtype, **options),
+        collective("all_reduce", elements * itemsize(dtype), group, node, out, out, dtype),
     ]
     return nodes, (sums,)
 
@@ -330,9 +324,6 @@ def _sender(node: Node, group: Group, dtype: str, size: float) -> Callable[[tupl
     """Exchanges with the neighbours of a ring, beside compute."""
 
     def send(reads: tuple[int, ...], writes: tuple[int, ...]) -> Node:
-        stream = f"comm:{group.name}"
-        return collective(
-            "send_recv", size, group, reads, writes, phase=node.phase, path=node.path, dtype=dtype, stream=stream
-        )
+        return collective("send_recv", size, group, node, reads, writes, dtype, stream=f"comm:{group.name}")
 
     return send

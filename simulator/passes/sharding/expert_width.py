@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ....datasets.ops import LAYOUT, Op
-from ...graph import ROLES
+from ...graph import ACTIVATION
 from ...question.plan import Group, PlanError
 from ..rewriting.draft import Draft, Item, Section
 from ..rewriting.nodes import collective
 from ..rewriting.split import share
 
-ACTIVATION = ROLES.index("activation")
 TN = LAYOUT.choices.index("tn")
 
 
@@ -28,17 +27,13 @@ def gather_rows(draft: Draft, section: Section, items: Sequence[Item], entry: in
     near, size = users[0].node, float(draft.sizes[entry]) * group.ranks
     gathered = draft.local(section, size, draft.dtype(entry))
     for item in users:
-        item.change(reads=tuple(gathered if t == entry else t for t in item.node.reads))
+        item.read_instead({entry: gathered})
     users[-1].free(gathered)
-    made = Item(
-        collective(
-            "all_gather", size, group, (entry,), (gathered,), phase=near.phase, path=near.path, dtype=draft.dtype(entry)
-        )
-    )
+    gather = Item(collective("all_gather", size, group, near, (entry,), (gathered,), draft.dtype(entry)))
     if entry in users[-1].node.frees:
         users[-1].keep(entry)
-        made.free(entry)
-    section.items.insert(section.place(users[0]), made)
+        gather.free(entry)
+    section.items.insert(section.place(users[0]), gather)
     return gathered
 
 
@@ -48,24 +43,9 @@ def scatter_rows(draft: Draft, section: Section, items: Sequence[Item], last: tu
     near, size = item.node, float(draft.sizes[tensor]) * group.ranks
     partial = draft.local(section, size, draft.dtype(tensor))
     for user in items:
-        node = user.node
-        user.change(
-            reads=tuple(partial if t == tensor else t for t in node.reads),
-            writes=tuple(partial if t == tensor else t for t in node.writes),
-        )
-    scatter = Item(
-        collective(
-            "reduce_scatter",
-            size,
-            group,
-            (partial,),
-            (tensor,),
-            phase=near.phase,
-            path=near.path,
-            dtype=draft.dtype(tensor),
-            frees=(partial,),
-        )
-    )
+        user.touch_instead({tensor: partial})
+    about = near, (partial,), (tensor,), draft.dtype(tensor)
+    scatter = Item(collective("reduce_scatter", size, group, *about, frees=(partial,)))
     section.items.insert(section.place(item) + 1, scatter)
     return scatter
 

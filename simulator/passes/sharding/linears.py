@@ -39,10 +39,7 @@ class DataFlow:
 
     def __init__(self, section: Section, weight: np.ndarray, tokens: int, vocab: int) -> None:
         self.section, self.weight, self.tokens, self.vocab = section, weight, tokens, vocab
-        self.readers: dict[int, list[int]] = {}
-        for position, item in enumerate(section.items):
-            for tensor in item.node.reads:
-                self.readers.setdefault(tensor, []).append(position)
+        self.readers = section.readers()
 
     def cut(self, position: int) -> tuple[int, Heads | None]:
         """How the weight of the product at ``position`` is cut, and the heads that its result belongs to, if any."""
@@ -61,7 +58,7 @@ class DataFlow:
                 if heads_after or self._product(after):
                     product, heads = product or not heads_after, heads or heads_after
                     continue
-                if after.op is not None and after.op.kind in CHOOSING and width != self.vocab:
+                if after.kind in CHOOSING and width != self.vocab:
                     return REPLICATED, None
                 normed = normed or self._norms(after, width)
                 waiting.extend(after.writes)
@@ -80,7 +77,7 @@ class DataFlow:
         return _thin(node) and any(self._product(after) for after in readers if after.phase == node.phase)
 
     def _product(self, node: Node) -> bool:
-        if node.op is None or node.op.kind not in ("gemm", "grouped_gemm", "fused_moe"):
+        if node.kind not in ("gemm", "grouped_gemm", "fused_moe"):
             return False
         return any(self.weight[t] for t in node.reads)
 
@@ -96,7 +93,7 @@ class DataFlow:
 
 def _thin(node: Node) -> bool:
     """Whether a product keeps so few of its input's features that the ranks had better all have its result."""
-    return node.op is not None and node.op.kind == "gemm" and node.op.n <= min(THIN, node.op.k // 4)
+    return node.kind == "gemm" and node.work.n <= min(THIN, node.work.k // 4)
 
 
 def attention_heads(node: Node, tokens: int) -> Heads | None:
@@ -104,16 +101,12 @@ def attention_heads(node: Node, tokens: int) -> Heads | None:
     op = node.op
     if op is None:
         return None
-    if op.kind.startswith("attention"):
+    if op.kind.startswith("sparse_attention") and op.latent:
+        return Heads(op.heads_q, op.heads_q, 0, 0)
+    if op.kind.startswith(("attention", "sparse_attention")):
         return Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
     if op.kind.startswith("mla") or KINDS[op.kind].family == "linear_attention":
         return Heads(op.heads, op.heads, 0, 0)
-    if op.kind.startswith("sparse_attention"):
-        return (
-            Heads(op.heads_q, op.heads_q, 0, 0)
-            if op.latent
-            else Heads(op.heads_q, op.heads_kv, op.head_dim, op.v_head_dim)
-        )
     if op.kind == "gemm" and op.batch > 1 and op.batch * op.m % tokens == 0:
         heads = op.batch * op.m // tokens
         return Heads(heads, heads, op.k, op.k)

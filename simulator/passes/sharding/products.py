@@ -21,7 +21,7 @@ from .work import Limit, RankWork
 
 def shared(sharing: Sharing, position: int, node: Node) -> RankWork:
     """One rank's share of a node, at a position of its section, whose operands are summed."""
-    kind = node.op.kind if node.op is not None else ""
+    kind = node.kind
     if kind == "gemm":
         return _product(sharing, position, node)
     if kind in ("grouped_gemm", "fused_moe"):
@@ -30,8 +30,7 @@ def shared(sharing: Sharing, position: int, node: Node) -> RankWork:
 
 
 def _product(sharing: Sharing, position: int, node: Node) -> RankWork:
-    op, shards = node.op, sharing.shards
-    assert op is not None
+    op, shards = node.work, sharing.shards
     weights = _weights(sharing, node, op)
     inputs = [t for t in node.reads if not shards.weight[t]]
     if not weights:
@@ -115,7 +114,7 @@ def _columns(sharing: Sharing, node: Node, op: Op, weights: list[int], inputs: l
     for tensor in node.writes:
         shares = parts if cut == TABLE or len(node.writes) == 1 else shards.of_width(tensor, op.m)
         shards.mark(sharing.section, tensor, kind, shares, tensor in node.reads)
-    gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+    gathers = sharing.to_gather(inputs)
     return RankWork(share(op, "n", parts, uneven=True), gathers, parts=parts)
 
 
@@ -125,9 +124,8 @@ def _input_gradient(sharing: Sharing, node: Node, op: Op, weights: list[int], in
     if cut in (COLUMN, TABLE):
         return sharing.summed(share(op, "k", parts, uneven=True), node, parts)
     if cut == ROW:
-        for tensor in node.writes:
-            shards.mark(sharing.section, tensor, FEATURES, parts, tensor in node.reads)
-        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+        sharing.mark(node, parts)
+        gathers = sharing.to_gather(inputs)
         return RankWork(share(op, "n", parts, uneven=True), gathers, parts=parts)
     return sharing.by_tokens(node) if sharing.top(node) == TOKENS else RankWork(op)
 
@@ -146,7 +144,7 @@ def _weight_gradient(sharing: Sharing, node: Node, op: Op, inputs: list[int]) ->
             rows = 1 if tensor in biases else op.n if axis == "m" else op.m
             shares = parts if len(node.writes) - len(biases) == 1 else shards.of_width(tensor, rows)
             shards.mark(sharing.section, tensor, int(shards.kind[cut[0]]), shares, tensor in node.reads)
-        gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS)
+        gathers = sharing.to_gather(inputs)
         return RankWork(share(op, axis, parts, uneven=True), gathers, parts=parts)
     if any(shards.kind[t] == TOKENS for t in inputs):
         shared = share(op, "tokens", sharing.tp, uneven=True)
@@ -167,9 +165,8 @@ def _batch(sharing: Sharing, node: Node, op: Op) -> RankWork:
         return sharing.by_tokens(node)
     if top == WHOLE:
         return RankWork(op)
-    for tensor in node.writes:
-        sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
-    gathers = tuple(t for t in node.reads if sharing.shards.kind[t] == TOKENS)
+    sharing.mark(node, sharing.tp)
+    gathers = sharing.to_gather(node.reads)
     return RankWork(share(op, "batch", sharing.tp, uneven=True), gathers, parts=Fraction(sharing.tp))
 
 
@@ -178,29 +175,25 @@ def _absorb(sharing: Sharing, node: Node, op: Op, weights: list[int]) -> RankWor
     sharing.limits[Limit(op.batch, "attention heads")] = None
     for weight in weights:
         sharing.cut(weight, COLUMN, FEATURES, sharing.tp)
-    for tensor in node.writes:
-        sharing.shards.mark(sharing.section, tensor, FEATURES, sharing.tp, tensor in node.reads)
+    sharing.mark(node, sharing.tp)
     return RankWork(share(op, "batch", sharing.tp), parts=Fraction(sharing.tp))
 
 
 def _experts(sharing: Sharing, node: Node) -> RankWork:
     """Experts' products: whole, on this rank's own tokens, or their inner width shared by expert-tensor ranks."""
-    op, shards, degree = node.op, sharing.shards, sharing.expert_parts
-    assert op is not None
+    op, shards, degree = node.work, sharing.shards, sharing.expert_parts
     weights = [t for t in node.reads if shards.weight[t]]
     for tensor in (*weights, *(t for t in node.writes if sharing.draft.role(t) == "gradient")):
         sharing.expert[list(sharing.section.ids(tensor))] = True
     if degree == 1:
         local = sharing.top(node) == TOKENS
-        return (
-            (sharing.by_tokens(node) if weights else RankWork(share(op, "tokens", sharing.tp, uneven=True)))
-            if local
-            else RankWork(op)
-        )
+        if weights and local:
+            return sharing.by_tokens(node)
+        return RankWork(share(op, "tokens", sharing.tp, uneven=True) if local else op)
     if op.kind == "fused_moe":
         for weight in weights:
             sharing.cut(weight, COLUMN, FEATURES, degree)
-        gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
+        gathers = sharing.to_gather(node.reads)
         work = sharing.summed(share(op, "features", degree), node, Fraction(degree), EXPERT_SUM)
         return RankWork(work.op, gathers, work.pending, expert=True)
     if sharing.sequence and sharing.token_shares > 1:
@@ -215,8 +208,7 @@ def _expert_product(sharing: Sharing, node: Node, op: Op, weights: list[int], de
     gathers = tuple(t for t in inputs if shards.kind[t] == TOKENS and _rows_of(sharing, t, op))
     if not weights:
         axis = "k" if cut == inputs[0] else "n"
-        for tensor in node.writes:
-            shards.mark(sharing.section, tensor, FEATURES, degree, tensor in node.reads)
+        sharing.mark(node, degree)
         return RankWork(share(op, axis, degree, uneven=True), gathers, parts=Fraction(degree), expert=True)
     if cut is not None:
         if not backward:

@@ -7,12 +7,11 @@ are fewer than they, and a fraction where one tensor holds queries beside such k
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
 
-from ...graph import ROLES
+from ...graph import FROZEN, WEIGHT
 from ..rewriting.draft import Draft, Section
 
 WHOLE, TOKENS, FEATURES, VOCAB = range(4)
@@ -20,33 +19,18 @@ DONE, SUM, EXPERT_SUM, SCALAR_SUM, GRADIENT_SUM, EXCHANGE = range(6)  # what ran
 COLUMN, ROW, TABLE, REPLICATED = range(1, 5)  # how a weight is cut
 
 
-@dataclass
 class Shards:
     """States by tensor id of a draft (its tensors at the start; those that a pass adds are none of its business)."""
 
-    draft: Draft
-    parts: int
-    tokens: int
-    kind: np.ndarray = field(init=False)
-    num: np.ndarray = field(init=False)
-    den: np.ndarray = field(init=False)
-    pending: np.ndarray = field(init=False)
-    cut: np.ndarray = field(init=False)
-    weight: np.ndarray = field(init=False)
-    generated: np.ndarray = field(init=False)
-    thin: np.ndarray = field(init=False)
-    numel: np.ndarray = field(init=False)
-    widths: dict[int, Fraction] = field(default_factory=dict)
-    dirty: bool = False
-
-    def __post_init__(self) -> None:
-        count = len(self.draft.sizes)
+    def __init__(self, draft: Draft, parts: int, tokens: int) -> None:
+        self.draft, self.parts, self.tokens = draft, parts, tokens
+        self.widths: dict[int, Fraction] = {}
+        self.dirty, count = False, len(draft.sizes)
         self.kind, self.pending, self.cut = (np.zeros(count, dtype=np.int8) for _ in range(3))
         self.num, self.den = np.ones(count, dtype=np.int64), np.ones(count, dtype=np.int64)
-        trained = [ROLES.index("weight"), ROLES.index("frozen")]
-        self.weight = np.isin(self.draft.roles, trained)
+        self.weight = np.isin(draft.roles, [WEIGHT, FROZEN])
         self.generated, self.thin = (np.zeros(count, dtype=bool) for _ in range(2))
-        self.numel = self.draft.elements(np.arange(count)).astype(np.int64)
+        self.numel = draft.elements(np.arange(count)).astype(np.int64)
 
     def mark(self, section: Section, tensor: int, kind: int, parts: Fraction | int, visible: bool = False) -> None:
         """Raise a tensor's state in all repetitions; ``visible``: others may have seen it as something else."""

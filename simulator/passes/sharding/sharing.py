@@ -7,12 +7,13 @@ products stand in :mod:`.products`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
 
 from ....datasets.ops import KINDS, Op
-from ...graph import ROLES, Node
+from ...graph import GRADIENT, Node
 from ...question.plan import Plan
 from ..rewriting.draft import Draft, Section
 from ..rewriting.nodes import name_of
@@ -99,9 +100,8 @@ class Sharing:
         how = self._carries(node, waiting)
         if not how:
             return None
-        for tensor in node.writes:
-            if how == SUM and self.sequence:
-                self.shards.mark(self.section, tensor, TOKENS, self.tp)
+        if how == SUM:
+            self.scatter(node.writes)
         sums = dict.fromkeys(node.writes, how)
         if how == EXPERT_SUM and len(node.writes) > 1:  # gradients: of the rows, and of the weights that summed them
             largest = max(int(self.shards.numel[t]) for t in node.writes)
@@ -128,7 +128,7 @@ class Sharing:
 
     def no_product(self, node: Node) -> RankWork:
         """One rank's share of a node that is no product and whose operands are summed."""
-        kind = node.op.kind if node.op is not None else ""
+        kind = node.kind
         if self._looks_up(node):
             return self._table(node)
         self.note_sources(node)
@@ -138,9 +138,7 @@ class Sharing:
         if kind == "reduce":
             return self._reduce(node, top)
         if kind == "quantize" and top == TOKENS and self.plan.settings.fp8_scaling == "rowwise":
-            return RankWork(
-                node.op, tuple(t for t in node.reads if self.shards.kind[t] == TOKENS)
-            )  # rows of all tokens
+            return RankWork(node.op, self.to_gather(node.reads))  # rows of all tokens
         norm = bool(kind) and KINDS[kind].purpose == "norm"
         if norm and top == FEATURES and self._spans_ranks(node):
             return self._wide_norm(node)
@@ -161,7 +159,7 @@ class Sharing:
     def top(self, node: Node) -> int:
         """The state that decides a node: the most shared of its operands, weights apart."""
         shards = self.shards
-        return max((int(shards.kind[t]) for t in (*node.reads, *node.writes) if not shards.weight[t]), default=WHOLE)
+        return max((int(shards.kind[t]) for t in node.touches if not shards.weight[t]), default=WHOLE)
 
     def note_sources(self, node: Node) -> None:
         """What is made of weights alone is a weight; what is made of nothing takes the state of its use."""
@@ -207,9 +205,9 @@ class Sharing:
         return RankWork(op, pending=sums, parts=Fraction(self.tp))
 
     def _features(self, node: Node, top: int) -> RankWork:
-        shards, kind = self.shards, node.op.kind if node.op is not None else ""
-        sources = [t for t in (*node.reads, *node.writes) if shards.kind[t] == top and not shards.weight[t]]
-        cached = any(self.draft.role(t) == "cache" for t in (*node.reads, *node.writes))
+        shards, kind = self.shards, node.kind
+        sources = [t for t in node.touches if shards.kind[t] == top and not shards.weight[t]]
+        cached = any(self.draft.role(t) == "cache" for t in node.touches)
         new = [t for t in sources if self.draft.role(t) != "cache"] or sources
         parts = shards.share(new[0])
         largest = max(shards.numel[t] for t in sources)
@@ -220,8 +218,7 @@ class Sharing:
             if node.op is not None and kind == "rope" and self._one_for_all(tensor, node.op.head_dim, sources):
                 if node.phase == "backward":
                     pending[tensor] = SUM
-                    if self.sequence:
-                        shards.mark(self.section, tensor, TOKENS, self.tp)
+                    self.scatter((tensor,))
                 continue
             parts = shards.share(new[0]) if cached else shards.derived(tensor, sources)
             shards.mark(self.section, tensor, top, parts, tensor in node.reads)
@@ -233,7 +230,7 @@ class Sharing:
             parts = Fraction(self.tp)
         picks = "nll_loss_forward" in node.source  # one word's logit of each row
         statistics = 1 if picks else KINDS[kind].statistics if kind else 0
-        gathers = tuple(t for t in node.reads if shards.kind[t] == TOKENS)
+        gathers = self.to_gather(node.reads)
         op = node.op if picks else self._of_features(node.op, parts, top)
         return RankWork(op, gathers, pending, statistics if top == VOCAB else 0, parts)
 
@@ -251,8 +248,7 @@ class Sharing:
 
     def _wide_norm(self, node: Node) -> RankWork:
         """A norm over all queries or keys: each rank has its features and weights, and the statistics are summed."""
-        op, shards = node.op, self.shards
-        assert op is not None
+        op, shards = node.work, self.shards
         source = self._largest(node, FEATURES)
         parts = shards.share(source)
         for tensor in node.reads:
@@ -285,22 +281,14 @@ class Sharing:
         elif KINDS[op.kind].purpose in ("norm", "softmax"):
             axis = "vocab" if top == VOCAB else "heads"
         else:
-            axis = "vocab" if top == VOCAB and "vocab" in axes_of_op else "heads"
-            axis = (
-                axis
-                if axis in axes_of_op and "features" not in axes_of_op
-                else "vocab"
-                if axis == "vocab"
-                else "features"
-            )
-            axis = axis if axis in axes_of_op else "elements"
+            ways = ("vocab", "features", "heads") if top == VOCAB else ("features", "heads")
+            axis = next((way for way in ways if way in axes_of_op), "elements")
         return share(op, axis, parts, uneven=True) if axis in axes_of_op else op
 
     # --- sums inside an op -----------------------------------------------------------------------------------
 
     def _reduce(self, node: Node, top: int) -> RankWork:
-        op, result = node.op, node.writes[0]
-        assert op is not None
+        op, result = node.work, node.writes[0]
         if top == TOKENS:
             return self._reduce_tokens(node, op, result)
         source = self._largest(node, top)
@@ -314,8 +302,7 @@ class Sharing:
         if op.length > self.tokens and op.length % self.tokens == 0:
             return RankWork(share(op, "length", parts, uneven=True), pending={result: GRADIENT_SUM}, parts=parts)
         if op.length == self.queries:
-            if self.sequence:
-                self.shards.mark(self.section, result, TOKENS, self.tp)
+            self.scatter((result,))
             return RankWork(share(op, "length", parts, uneven=True), pending={result: SUM}, parts=parts)
         return self._keep_axis(op, "outer" if op.outer > 1 else "inner", result, parts, self.shards.of_width(result))
 
@@ -331,7 +318,7 @@ class Sharing:
         """Sums over all tokens are gradients of whole weights; others stay with their tokens."""
         over_tokens = op.inner > 1 and op.outer == 1 and op.length % self.tokens == 0
         if over_tokens or (op.inner == 1 and op.outer < self.tp):
-            gradient = self.draft.roles[result] == ROLES.index("gradient") or over_tokens
+            gradient = self.draft.roles[result] == GRADIENT or over_tokens
             return RankWork(
                 share(op, "length", self.tp, uneven=True), pending={result: GRADIENT_SUM} if gradient else {}
             )
@@ -342,7 +329,7 @@ class Sharing:
     def _gradients(self, node: Node, top: int) -> RankWork:
         """Norms and tables of positions: gradients of the input and of a gate are shared, those of weights sums."""
         work = self.by_tokens(node) if top == TOKENS else self._features(node, top)
-        table = node.op is not None and node.op.kind == "embedding_backward"
+        table = node.kind == "embedding_backward"
         stream = -1 if table else max(node.writes, key=lambda t: int(self.shards.numel[t]))
         for tensor in (t for t in node.writes if stream < 0 or self.shards.numel[t] < self.shards.numel[stream]):
             ids = list(self.section.ids(tensor))
@@ -362,17 +349,15 @@ class Sharing:
 
     def _table(self, node: Node) -> RankWork:
         """Rows of the table of embeddings that this rank holds: others' rows are zeros until summed."""
-        op, shards = node.op, self.shards
-        assert op is not None
+        op, shards = node.work, self.shards
         parts = Fraction(self.vocab, -(-self.vocab // self.tp))
         shared = share(op, "vocab", parts) if op.kind != "elementwise" else op
         if op.kind != "embedding_backward":
             table = max(node.reads, key=lambda t: int(shards.numel[t]))
             self.cut(table, TABLE, VOCAB, parts)
             return self.summed(shared, node, parts)
-        for tensor in node.writes:
-            shards.mark(self.section, tensor, VOCAB, parts, tensor in node.reads)
-        return RankWork(shared, tuple(t for t in node.reads if shards.kind[t] == TOKENS), parts=parts)
+        self.mark(node, parts, VOCAB)
+        return RankWork(shared, self.to_gather(node.reads), parts=parts)
 
     def cut(self, weight: int, cut: int, kind: int, parts: Fraction | int) -> None:
         self.shards.mark(self.section, weight, kind, parts)
@@ -380,10 +365,22 @@ class Sharing:
         self.shards.cut[ids] = np.where(self.shards.cut[ids] == 0, cut, self.shards.cut[ids])
 
     def summed(self, op: Op | None, node: Node, parts: Fraction, how: int = SUM) -> RankWork:
-        if self.sequence:
-            for tensor in node.writes:
-                self.shards.mark(self.section, tensor, TOKENS, self.tp)
+        self.scatter(node.writes)
         return RankWork(op, pending=dict.fromkeys(node.writes, how), parts=parts)
+
+    def to_gather(self, tensors: Iterable[int]) -> tuple[int, ...]:
+        """Those that are shared by tokens."""
+        return tuple(t for t in tensors if self.shards.kind[t] == TOKENS)
+
+    def mark(self, node: Node, parts: Fraction | int, kind: int = FEATURES) -> None:
+        """What a node writes is shared so."""
+        for tensor in node.writes:
+            self.shards.mark(self.section, tensor, kind, parts, tensor in node.reads)
+
+    def scatter(self, tensors: Iterable[int]) -> None:
+        """Sums are shared by tokens, under sequence parallelism."""
+        for tensor in tensors if self.sequence else ():
+            self.shards.mark(self.section, tensor, TOKENS, self.tp)
 
 
 def _vocabulary(draft: Draft) -> tuple[int, int, int]:
@@ -400,5 +397,5 @@ def _vocabulary(draft: Draft) -> tuple[int, int, int]:
 
 
 def _weigh(draft: Draft, node: Node) -> bool:
-    product = node.op is not None and node.op.kind == "gemm" and node.phase == "forward" and node.op.batch == 1
+    product = node.kind == "gemm" and node.phase == "forward" and node.work.batch == 1
     return product and any(draft.role(t) in ("weight", "frozen") for t in node.reads)

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...graph import ROLES, Node, layer_of
+from ...graph import FROZEN, GRADIENT, WEIGHT, Node, layer_of
 from ...question.plan import Group, Plan
 from ..rewriting.draft import Draft, Section
-
-WEIGHT, FROZEN, GRADIENT, STATE = (ROLES.index(role) for role in ("weight", "frozen", "gradient", "optimizer_state"))
 
 
 @dataclass(frozen=True)
@@ -58,20 +56,14 @@ def families(draft: Draft, plan: Plan) -> list[WeightFamily]:
     """Dense weights and experts; where weights are sharded, frozen ones too, by format. None is without weights."""
     expert = _experts(draft)
     weight_families = []
-    for name, group, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
-        process_group = plan.group(group)
-        weights = np.flatnonzero(mine & (draft.roles == WEIGHT))
-        gradients = np.flatnonzero(mine & (draft.roles == GRADIENT))
-        if len(weights):
-            weight_families.append(WeightFamily(name, weights, gradients, process_group, *halves(process_group, plan)))
-        frozen = np.flatnonzero(mine & (draft.roles == FROZEN)) if plan.parallel.shards_weights else weights[:0]
-        for code in np.unique(draft.dtypes[frozen]):  # what is gathered at once has one format
-            alike, dtype = frozen[draft.dtypes[frozen] == code], draft.dtype_names[code]
-            weight_families.append(
-                WeightFamily(
-                    f"frozen {name} {dtype}", alike, gradients[:0], process_group, *halves(process_group, plan)
-                )
-            )
+    for name, group_name, mine in (("dense", "dp_cp", ~expert), ("expert", "edp", expert)):
+        group = plan.group(group_name)
+        weights, frozen, gradients = (np.flatnonzero(mine & (draft.roles == r)) for r in (WEIGHT, FROZEN, GRADIENT))
+        members = [(name, weights, gradients)] if len(weights) else []
+        for code in np.unique(draft.dtypes[frozen]) if plan.parallel.shards_weights else ():
+            alike = frozen[draft.dtypes[frozen] == code]  # what is gathered at once has one format
+            members.append((f"frozen {name} {draft.dtype_names[code]}", alike, gradients[:0]))
+        weight_families += [WeightFamily(*member, group, *halves(group, plan)) for member in members]
     return weight_families
 
 
@@ -92,12 +84,12 @@ def summing(plan: Plan, family: WeightFamily, size: float) -> list[tuple[str, fl
 
 def _experts(draft: Draft) -> np.ndarray:
     """Which tensors belong to experts: weights and gradients of the modules that run grouped products."""
-    modules = {_module(item.node) for _, item in draft.walk() if item.node.op and item.node.op.kind == "grouped_gemm"}
+    modules = {_module(item.node) for _, item in draft.walk() if item.node.kind == "grouped_gemm"}
     expert = np.zeros(len(draft.sizes), dtype=bool)
     if modules:
         for section, item in draft.walk():
             if item.node.phase != "optimizer" and _module(item.node) in modules:
-                for tensor in (*item.node.reads, *item.node.writes):
+                for tensor in item.node.touches:
                     if draft.roles[tensor] in (WEIGHT, FROZEN, GRADIENT):
                         expert[section.ids(tensor)] = True
     return expert
@@ -134,13 +126,9 @@ def rename_gradient(draft: Draft, tensor: int, places: Sequence[tuple[Section, i
     """A tensor of its own for what the nodes up to the last of ``places``, where it is written, know as ``tensor``."""
     last = {id(section): (section, position) for section, position in places}
     sections = list(last.values())
-    made = draft.local(sections[0][0], size, dtype) if len(sections) == 1 else draft.new(size, dtype)
-
-    def swap(tensors: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(made if t == tensor else t for t in tensors)
-
+    own = draft.local(sections[0][0], size, dtype) if len(sections) == 1 else draft.new(size, dtype)
     for section, position in sections:
         for item in section.items[: position + 1]:
-            if item.node.phase != "optimizer" and tensor in (*item.node.reads, *item.node.writes):
-                item.change(reads=swap(item.node.reads), writes=swap(item.node.writes))
-    return made
+            if item.node.phase != "optimizer" and tensor in item.node.touches:
+                item.touch_instead({tensor: own})
+    return own

@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ....datasets.dtypes import itemsize
-from ...graph import ROLES, Node
+from ...graph import BUFFER, Node
 from ...question.plan import Plan
 from ..micro_batches import REFRESH, SYNC
-from ..rewriting.draft import Draft, Insertions, Section
-from ..rewriting.nodes import collective, copy_kernel, elementwise
+from ..rewriting.draft import Draft, Insertions, Section, begin_token
+from ..rewriting.nodes import Location, collective, copy_kernel, elementwise
 from .families import Unit, WeightFamily, layer_path, units
 
-BUFFER = ROLES.index("buffer")
+FSDP = "fsdp."  # begins the source of what every micro-batch runs
 
 
 Bucket = tuple[Section, int, str, tuple[int, ...]]  # section, position of the last writer, layer, gradients
@@ -39,13 +38,13 @@ def gather_weights(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndarray
     reshard = plan.reshards_after_forward
     for unit in forward:
         lasting = any(t in needed for t in unit.weights)
-        gatherer.gather(unit, "forward", "" if reshard else REFRESH)
+        gatherer.gather(unit, "forward", FSDP if reshard else REFRESH)
         if (reshard and unit.path) or not lasting:
             unit.section.items[unit.last].free(*unit.weights)
     for unit in backward:
         if reshard and unit.path:
             unit = gatherer.copies(unit)
-            gatherer.gather(unit, "backward", "")
+            gatherer.gather(unit, "backward", FSDP)
         unit.section.items[unit.last].free(*unit.weights)
     gatherer.insertions.apply()
     draft.roles[family.weights] = BUFFER
@@ -95,12 +94,12 @@ class _Gatherer:
             size, dtype = float(draft.sizes[weight]), draft.dtype(weight)
             renamed[weight] = draft.local(section, size, dtype, "buffer")
             ids = section.ids(weight)
-            made = section.ids(renamed[weight])
+            own_ids = section.ids(renamed[weight])
             self.shard_of = np.concatenate([self.shard_of, np.full(len(draft.sizes) - len(self.shard_of), -1)])
-            self.shard_of[made] = self.shard_of[ids if len(ids) == len(made) else ids[:1]]
+            self.shard_of[own_ids] = self.shard_of[ids if len(ids) == len(own_ids) else ids[:1]]
         for item in section.items[unit.first : unit.last + 1]:
             if item.node.phase != "forward":
-                item.change(reads=tuple(renamed.get(t, t) for t in item.node.reads))
+                item.read_instead(renamed)
         return replace(unit, weights=tuple(renamed.values()))
 
     def gather(self, unit: Unit, phase: str, prefix: str) -> None:
@@ -114,20 +113,9 @@ class _Gatherer:
         if self._mastered and itemsize(dtype) < itemsize("fp32"):
             share = numel / self.family.shard.ranks
             send = frees = (draft.local(section, share * itemsize(dtype), dtype, "buffer"),)
-            nodes.append(
-                elementwise(
-                    f"{prefix or 'fsdp.'}cast",
-                    share,
-                    (*shards, *self._awaited(unit)),
-                    send,
-                    phase=phase,
-                    path=unit.path,
-                    dtype="fp32",
-                    out_dtype=dtype,
-                    fn="cast",
-                    stream=self.stream,
-                )
-            )
+            waits = (*shards, *self._awaited(unit))
+            cast = f"{prefix}cast", share, Location(phase, unit.path), waits, send, "fp32", dtype
+            nodes.append(elementwise(*cast, fn="cast", stream=self.stream))
         if self.family.shard.ranks > 1:
             nodes += self._collected(unit, phase, prefix, send, frees, numel)
         self.insertions.before(section, unit.first, nodes)
@@ -141,22 +129,11 @@ class _Gatherer:
         if not plan.settings.flat_parameters:
             flat = (draft.local(unit.section, size, wire, "buffer"),)
         reads = send if frees else (*send, *self._awaited(unit))
-        node = collective(
-            "all_gather",
-            size,
-            self.family.shard,
-            reads,
-            flat,
-            phase=phase,
-            path=unit.path,
-            dtype=wire,
-            stream=self.stream,
-            frees=frees,
-        )
-        nodes = [replace(node, source=f"{prefix or 'fsdp.'}all_gather")]
+        near = Location(phase, unit.path)
+        about = "all_gather", size, self.family.shard, near, reads, flat, wire
+        nodes = [collective(*about, stream=self.stream, frees=frees, issuer=prefix)]
         if flat is not weights:
-            source = f"{prefix or 'fsdp.'}split"
-            nodes.append(copy_kernel(source, size, flat, weights, phase=phase, path=unit.path, frees=flat))
+            nodes.append(copy_kernel(f"{prefix}split", size, near, flat, weights, frees=flat))
         return nodes
 
     def _sources(self, unit: Unit) -> tuple[int, ...]:
@@ -170,14 +147,7 @@ class _Gatherer:
 
     def _awaited(self, unit: Unit) -> tuple[int, ...]:
         """An empty tensor that the layer before this one writes as it begins; this one writes the next one's."""
-        section = unit.section
-        if section.repeat == 1 or self.stream == "compute":
-            return ()
-        token = self.draft.new(0, "int8", "buffer", section.repeat + 1)
-        section.steps.update({token: 1, token + 1: 1})
-        first = section.items[unit.first]
-        first.change(writes=(*first.node.writes, token + 1))
-        return (token,)
+        return () if self.stream == "compute" else begin_token(self.draft, unit.section, unit.first)
 
 
 def buckets(draft: Draft, plan: Plan, family: WeightFamily) -> list[Bucket]:
@@ -221,10 +191,9 @@ def scatter_gradients(draft: Draft, plan: Plan, family: WeightFamily) -> np.ndar
     every = plan.reduces_every_micro_batch
     insertions, shards, buffer = Insertions(), [], _bucket_buffer(draft, plan, family)
     shard_of: dict[int, int] = {}
-    for section, position, path, gradients in buckets(draft, plan, family):
-        shard, nodes = _scatter_bucket(
-            draft, plan, family, section, path, gradients, "fsdp." if every else SYNC, buffer
-        )
+    for bucket in buckets(draft, plan, family):
+        section, position, _, gradients = bucket
+        shard, nodes = _scatter_bucket(draft, plan, family, bucket, FSDP if every else SYNC, buffer)
         insertions.after(section, position, nodes)
         shards.append(section.ids(shard))
         for gradient in gradients:
@@ -244,9 +213,8 @@ def _sum_shards(draft: Draft, shard_of: dict[int, int], ranks: int) -> None:
         elements = draft.elements(np.array(node.reads))
         kept_share = 1.0 - elements[scattered].sum() / elements.sum() * (1 - 1 / ranks)
         shards = tuple(dict.fromkeys(shard_of.get(tensor, tensor) for tensor in node.reads))
-        assert node.op is not None
-        size_bytes = int(np.ceil(node.op.size_bytes * kept_share))
-        item.change(op=node.op.replace(size_bytes=size_bytes), reads=shards, writes=shards)
+        size_bytes = int(np.ceil(node.work.size_bytes * kept_share))
+        item.change(op=node.work.replace(size_bytes=size_bytes), reads=shards, writes=shards)
 
 
 def _bucket_buffer(draft: Draft, plan: Plan, family: WeightFamily) -> int:
@@ -257,15 +225,9 @@ def _bucket_buffer(draft: Draft, plan: Plan, family: WeightFamily) -> int:
 
 
 def _scatter_bucket(
-    draft: Draft,
-    plan: Plan,
-    family: WeightFamily,
-    section: Section,
-    path: str,
-    gradients: tuple[int, ...],
-    prefix: str,
-    buffer: int,
+    draft: Draft, plan: Plan, family: WeightFamily, bucket: Bucket, prefix: str, buffer: int
 ) -> tuple[int, list[Node]]:
+    section, _, path, gradients = bucket
     stack, old, ranks = plan.stack, draft.dtype(gradients[0]), family.shard.ranks
     dtype = old if stack.gradient_dtype == "same" else stack.gradient_dtype
     numel = float(draft.elements(np.array(gradients)).sum())
@@ -274,11 +236,11 @@ def _scatter_bucket(
     flat = buffer if fits else draft.local(section, size, dtype)
     shard = draft.local(section, np.ceil(numel / ranks) * itemsize(dtype), dtype, "gradient")
     source, into = f"{prefix}flatten", (flat if ranks > 1 else shard,)
-    about: dict[str, Any] = {"phase": "backward", "path": path, "frees": gradients}
+    near, stream = Location("backward", path), "comm:dp_reduce" if "dp" in stack.overlap else "compute"
     nodes = [  # torch._chunk_cat joins and converts in a kernel of its own, which is none of ATen's casts
-        copy_kernel(source, size, gradients, into, **about)
+        copy_kernel(source, size, near, gradients, into, frees=gradients)
         if old == dtype
-        else elementwise(source, numel, gradients, into, dtype=old, out_dtype=dtype, **about)
+        else elementwise(source, numel, near, gradients, into, old, dtype, frees=gradients)
     ]
     steps = [
         ("reduce_scatter", size, family.shard, (flat,), () if fits else (flat,)),
@@ -286,17 +248,6 @@ def _scatter_bucket(
     ]
     for kind, amount, group, reads, frees in steps:
         if group.ranks > 1:
-            node = collective(
-                kind,
-                amount,
-                group,
-                reads,
-                (shard,),
-                phase="backward",
-                path=path,
-                dtype=dtype,
-                stream="comm:dp_reduce" if "dp" in stack.overlap else "compute",
-                frees=frees,
-            )
-            nodes.append(replace(node, source=prefix + kind))
+            about = kind, amount, group, near, reads, (shard,), dtype
+            nodes.append(collective(*about, stream=stream, frees=frees, issuer=prefix))
     return shard, nodes

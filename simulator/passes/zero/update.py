@@ -15,15 +15,14 @@ import numpy as np
 
 from ....datasets.dtypes import itemsize
 from ....datasets.ops import make_op
-from ...graph import Node
+from ...graph import STATE, Node
 from ...question.plan import Group, Plan
 from ..micro_batches import REFRESH
 from ..rewriting.draft import Draft, Item
-from ..rewriting.nodes import collective, elementwise, kernel, reduction
-from .families import STATE, WeightFamily, summing
+from ..rewriting.nodes import Ids, Location, collective, elementwise, kernel, reduction
+from .families import WeightFamily, summing
 
-PHASE, PATH = "optimizer", "optimizer"
-Ids = tuple[int, ...]
+UPDATE = Location("optimizer", "optimizer")
 
 
 def insert_update(
@@ -46,7 +45,7 @@ def insert_update(
     for update in parts:
         nodes += update.gathered()
     for section in draft.sections:
-        others = [item for item in section.items if item.node.op is None or item.node.op.kind != "adamw"]
+        others = [item for item in section.items if item.node.kind != "adamw"]
         if len(others) < len(section.items):
             section.items = [*others, *map(Item, nodes)]
             nodes = []
@@ -54,14 +53,14 @@ def insert_update(
 
 def _moments(draft: Draft) -> dict[int, Ids]:
     """The states of every weight, by the weight's id: AdamW nodes name them in the order of the weights."""
-    found: dict[int, Ids] = {}
+    states_of: dict[int, Ids] = {}
     for _, item in draft.walk():
-        if item.node.op is not None and item.node.op.kind == "adamw":
+        if item.node.kind == "adamw":
             states = [t for t in item.node.reads if draft.roles[t] == STATE]
             weights = [t for t in item.node.writes if draft.roles[t] != STATE]
             for index, weight in enumerate(weights):
-                found[weight] = tuple(states[index :: len(weights)])
-    return found
+                states_of[weight] = tuple(states[index :: len(weights)])
+    return states_of
 
 
 class _Part:
@@ -86,23 +85,14 @@ class _Part:
         size = float(self.draft.sizes[list(self.gradients)].sum())
         reads, dtype = (*self.own, *self.gradients), self.gradient_dtype
         return [
-            collective(kind, amount, group, reads, self.gradients, phase=PHASE, path=PATH, dtype=dtype)
+            collective(kind, amount, group, UPDATE, reads, self.gradients, dtype)
             for kind, amount, group in summing(self.plan, self.family, size)
         ]
 
     def pointwise(self, source: str, inputs: int, fn: str = "arithmetic", numel: float = 0.0) -> Node:
         """A kernel over this rank's gradients."""
-        return elementwise(
-            source,
-            numel or self.numel,
-            (*self.own, *self.gradients),
-            self.gradients,
-            phase=PHASE,
-            path=PATH,
-            dtype=self.gradient_dtype,
-            inputs=inputs,
-            fn=fn,
-        )
+        reads, writes, dtype = (*self.own, *self.gradients), self.gradients, self.gradient_dtype
+        return elementwise(source, numel or self.numel, UPDATE, reads, writes, dtype, inputs=inputs, fn=fn)
 
     def update(self, moments: Mapping[int, Ids]) -> list[Node]:
         """The update of what this rank owns, and the rounding of masters to weights."""
@@ -119,20 +109,10 @@ class _Part:
         target = masters or self.own
         op = make_op("adamw", numel=round(self.numel), tensors=len(self.own), dtype=dtype, out_dtype=moment)
         reads = tuple(dict.fromkeys((*self.own, *self.gradients, *held, *masters)))
-        nodes = [kernel(op, "aten._fused_adamw_", PATH, PHASE, reads, (*target, *held))]
+        nodes = [kernel(op, "aten._fused_adamw_", UPDATE, reads, (*target, *held))]
         if apart:
-            copy = elementwise(
-                "aten._foreach_copy_",
-                self.numel,
-                (*self.own, *masters),
-                self.own,
-                phase=PHASE,
-                path=PATH,
-                dtype="fp32",
-                out_dtype=self.weight_dtype,
-                fn="cast",
-            )
-            nodes.append(copy)
+            copy = "aten._foreach_copy_", self.numel, UPDATE, (*self.own, *masters), self.own, "fp32", self.weight_dtype
+            nodes.append(elementwise(*copy, fn="cast"))
         summed = self.plan.stack.fused_gradients or self.plan.stack.gradient_dtype != "same"
         if summed and not self.plan.parallel.shards_gradients:
             nodes.append(self.pointwise("aten.zero_", 0, "fill", float(self.counts.sum())))
@@ -157,10 +137,7 @@ class _Part:
         sizes = self.draft.sizes[list(self.own)].astype(float)
         if wire != self.weight_dtype:
             sizes *= np.where(self._rounded_apart(), itemsize(wire) / itemsize(self.weight_dtype), 1.0)
-        reads, shard = self.own, self.family.shard
-        return [
-            collective("all_gather", float(sizes.sum()), shard, reads, self.own, phase=PHASE, path=PATH, dtype=wire)
-        ]
+        return [collective("all_gather", float(sizes.sum()), self.family.shard, UPDATE, self.own, self.own, wire)]
 
     def _rounded_apart(self) -> np.ndarray:
         """Which weights are rounded for their products once a step: each rank rounds its part of them."""
@@ -180,22 +157,13 @@ class _Part:
 def _clipping(draft: Draft, plan: Plan, parts: Sequence[_Part]) -> list[Node]:
     """The norm of all gradients, over all ranks, and their scaling by it."""
     norm = draft.new(4, "fp32")
-    nodes = [
-        reduction(
-            "aten._foreach_norm",
-            update.numel,
-            (*update.own, *update.gradients),
-            (norm,),
-            phase=PHASE,
-            path=PATH,
-            dtype=update.gradient_dtype,
-        )
-        for update in parts
-    ]
+    nodes = []
+    for update in parts:
+        reads, dtype = (*update.own, *update.gradients), update.gradient_dtype
+        nodes.append(reduction("aten._foreach_norm", update.numel, UPDATE, reads, (norm,), dtype))
     everyone = _everyone(plan)
     if everyone.ranks > 1:
-        reads = (norm, *parts[0].own)
-        nodes.append(collective("all_reduce", 4, everyone, reads, (norm,), phase=PHASE, path=PATH, dtype="fp32"))
+        nodes.append(collective("all_reduce", 4, everyone, UPDATE, (norm, *parts[0].own), (norm,), "fp32"))
     for update in parts:
         scale = update.pointwise("aten._foreach_mul_", 1)
         nodes.append(replace(scale, reads=(*scale.reads, norm)))

@@ -114,7 +114,7 @@ def test_published_models_at_tp_8(model: str, quantization: str, work: Any, gib:
     assert kv_gib(found) == pytest.approx(gib, rel=1e-4)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("tp", [1, 8])
 def test_a_latent_is_whole_on_every_rank(tp: int, lay: Lay) -> None:
     """DeepSeek-V3 on 32 GPUs: 64 x 4,096 x 61 x 576 x 2 B at any TP."""
     for stack, kind in (("vllm", "decode"), ("trtllm", "decode"), ("vllm", "prefill")):
@@ -255,7 +255,7 @@ def test_everybody_counts_the_same_bytes(
     assert kv_gib(away) == pytest.approx(0.0, abs=1e-4)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("tp", [1, 8])
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_serving_and_transfers_count_what_simulate_does(
     name: str, tp: int, lay: Lay, small_model: Make, tmp_path: Path

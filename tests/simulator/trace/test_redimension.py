@@ -23,7 +23,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["prefill", "decode"])
 def test_the_graph_of_any_shape_is_that_of_its_own_trace(family, kind, small_model, graphs):
     model = small_model(family, n_positions=256) if family == "gpt2" else small_model(family)
-    for batch, length in ((1, 20), (5, 33), (16, 64)):
+    for batch, length in ((1, 20), (5, 33)):
         workload = Workload(kind, batch=batch, seq_len=length, cache="static", optimizer="none", attention="fused")
         made = step_graph(model, workload, "bf16", graphs)
         own = trace(model, workload, "bf16")
