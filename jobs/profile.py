@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..harness.parts import CampaignPart, announce, announcements, campaign_id
 from ..harness.plan import build_plan
-from ..simulator.report.view import time_text
+from ..simulator.report.view import time_text, written
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
 from .show import BadInputError, print_json, say, table, wants_json
 from .writing import write_text
@@ -67,8 +68,6 @@ def run(config: dict[str, Any]) -> int:
     announce(store.path, plan, campaign_part.count)
     summary = measure(plan, store, part=campaign_part)
     if as_json:
-        from dataclasses import asdict
-
         print_json({**asdict(summary), "remaining": summary.remaining, "store": str(store.path)})
     else:
         show(summary, store)
@@ -83,27 +82,17 @@ def run_active(config: dict[str, Any], as_json: bool) -> int:
     budget = active.budget_of(config)
     if not config["steps"]:  # before anything is measured
         raise BadInputError(active.NO_STEPS)
-    base = plan_of(config)
-    store = Store(Path(config["store"]).expanduser())
+    base, store = plan_of(config), Store(Path(config["store"]).expanduser())
     device = measured_device(store, base)
     shares = computing_ops(shares_of(config))
     results, why = active.run(base, shares, store, device, budget, lambda plan: measure(plan, store))
     if as_json:
         print_json({"device": device.id, "rounds": [asdict(result) for result in results], "ended": why})
         return 0
-    rows, points = [], 0
-    for result in results:
-        points += result.points
-        error_text = "" if result.found_error is None else f"{result.found_error:.1%}"
-        rows.append(
-            (
-                points,
-                f"{result.spent_s:.0f}",
-                f"{result.expected_error:.1%}",
-                error_text,
-                f"{result.expected_after:.1%}",
-            )
-        )
+    rows = []
+    for points, result in zip(itertools.accumulate(result.points for result in results), results, strict=True):
+        errors = result.expected_error, result.found_error, result.expected_after
+        rows.append((points, f"{result.spent_s:.0f}", *(written(error, "share") for error in errors)))
     heads = ("points", "seconds", "error expected", "error found", "expected then")
     table(f"active campaign on {device.name}: {why}", heads, rows)
     return 0
@@ -340,13 +329,10 @@ def show(summary: Summary, store: Store) -> None:
     counts = (
         ", ".join(f"{count} {status}" for status, count in sorted(summary.statuses.items())) or "nothing left to do"
     )
+    left = f", {counted(summary.remaining, 'case')} left: run it again" if summary.remaining else ""
     rows = [
         ("campaign", summary.run_id),
-        (
-            "outcome",
-            summary.outcome
-            + (f", {counted(summary.remaining, 'case')} left: run it again" if summary.remaining else ""),
-        ),
+        ("outcome", summary.outcome + left),
         ("in the store", f"{summary.done} of {counted(summary.total, 'case')}"),
         ("measured now", f"{counts} in {time_text(summary.elapsed_s * 1e6)}"),
         ("store", store.path),
