@@ -30,6 +30,6 @@ def each_mask(engine: Any, kind: str, columns: Columns, *formats: str) -> Answer
         at = np.flatnonzero(head_sizes == head_size)
         if head_size not in engine.of_head:
             engine.of_head[head_size] = replace(engine, unmasked=head_size)
-        asked = engine.of_head[head_size] if head_size else engine
-        answers.put(at, asked.answer(kind, {name: values[at] for name, values in columns.items()}, *formats))
+        by_size = engine.of_head[head_size] if head_size else engine
+        answers.put(at, by_size.answer(kind, {name: values[at] for name, values in columns.items()}, *formats))
     return answers

@@ -154,7 +154,7 @@ def chain(length: int, begin: int = 1) -> ExecutionTrace:
     return builder.trace()
 
 
-def test_windows_of_any_size_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_hold_what_the_whole_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = protobuf.write(tmp_path / "whole.et", chain(500))
     for size in (64, 1000, 1 << 20):
         monkeypatch.setattr(protobuf, "WINDOW_BYTES", size)
