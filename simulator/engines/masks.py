@@ -28,8 +28,8 @@ def each_mask(engine: Any, kind: str, columns: Columns, *formats: str) -> Answer
     answers = Answers.declined(len(head_sizes))
     for head_size in np.unique(head_sizes).tolist():
         at = np.flatnonzero(head_sizes == head_size)
-        if head_size not in engine.of_head:
+        if head_size and head_size not in engine.of_head:
             engine.of_head[head_size] = replace(engine, unmasked=head_size)
-        by_size = engine.of_head[head_size] if head_size else engine
+        by_size = engine.of_head.get(head_size, engine)
         answers.put(at, by_size.answer(kind, {name: values[at] for name, values in columns.items()}, *formats))
     return answers
