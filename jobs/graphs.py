@@ -33,6 +33,12 @@ def predict_steps(
     plan, reports = alone(device, precision), {}
     for name, workload in workloads.items():
         batch, length = workload.batch, workload.seq_len
-        sizes = {"seq_len": length, "micro_batch": batch, "global_batch": batch, "batch": batch, "input_len": length}
+        sizes: dict[str, Any] = {
+            "seq_len": length,
+            "micro_batch": batch,
+            "global_batch": batch,
+            "batch": batch,
+            "input_len": length,
+        }
         reports[name] = simulate(model, Work(workload.kind, **sizes), plan, device, engine, cache_dir)
     return reports
