@@ -33,12 +33,6 @@ def predict_steps(
     plan, reports = alone(device, precision), {}
     for name, workload in workloads.items():
         batch, length = workload.batch, workload.seq_len
-        sizes: dict[str, Any] = {
-            "seq_len": length,
-            "micro_batch": batch,
-            "global_batch": batch,
-            "batch": batch,
-            "input_len": length,
-        }
-        reports[name] = simulate(model, Work(workload.kind, **sizes), plan, device, engine, cache_dir)
+        work = Work(workload.kind, length, batch, global_batch=batch, batch=batch, input_len=length)
+        reports[name] = simulate(model, work, plan, device, engine, cache_dir)
     return reports
