@@ -13,7 +13,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -295,17 +295,25 @@ def _nvml_handle(index: int) -> Any:
         return None
     identity = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     if identity is None:
-        return _found(nvml.nvmlDeviceGetHandleByIndex, index)
-    by_uuid = {kind: _found(nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{identity}".encode()) for kind in KINDS}
+        return ask_nvml("nvmlDeviceGetHandleByIndex", index)
+    by_uuid = {kind: ask_nvml("nvmlDeviceGetHandleByUUID", f"{kind}-{identity}".encode()) for kind in KINDS}
     mig_slice = by_uuid["MIG"]  # older CUDA gives a slice the UUID of its chip
-    return by_uuid["GPU"] or (mig_slice and _found(nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, mig_slice))
+    return by_uuid["GPU"] or (mig_slice and ask_nvml("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", mig_slice))
 
 
-def _found(find: Callable[[Any], Any], what: Any) -> Any:
+def ask_nvml(question: str, *arguments: Any) -> Any:
+    """NVML's answer; None where the binding does not know the question, or the driver does not answer it."""
+    nvml = _nvml()
     try:
-        return find(what)
-    except _nvml().NVMLError:
+        return getattr(nvml, question)(*arguments) if hasattr(nvml, question) else None
+    except nvml.NVMLError:
         return None
+
+
+def ask_number(question: str, *arguments: Any) -> float | None:
+    """The same as a number."""
+    value = ask_nvml(question, *arguments)
+    return None if value is None else float(value)
 
 
 def decode_reasons(bits: int) -> tuple[str, ...]:
@@ -324,13 +332,13 @@ def clocks(device: str = "cuda", index: int = 0) -> Clocks:
     if handle is None:
         return amd.clocks(index)
     nvml = _nvml()
-    answers = (_ask(getattr(nvml, name), handle) for name in REASON_QUESTIONS if hasattr(nvml, name))
+    answers = (ask_nvml(name, handle) for name in REASON_QUESTIONS)
     reasons = next((bits for bits in answers if bits is not None), None)  # an old driver lacks the newer question
-    power = None if is_slice(index) else _ask(nvml.nvmlDeviceGetPowerUsage, handle)
+    power = None if is_slice(index) else ask_number("nvmlDeviceGetPowerUsage", handle)
     return Clocks(
-        sm_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        mem_clock_mhz=_ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-        temperature_c=_ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        sm_clock_mhz=ask_number("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        mem_clock_mhz=ask_number("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+        temperature_c=ask_number("nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
         power_w=None if power is None else power / 1000,
         reasons=None if reasons is None else decode_reasons(int(reasons)),
     )
@@ -340,8 +348,7 @@ def energy_j(index: int = 0) -> float | None:
     """Joules that a GPU has used since its driver was loaded; None where NVML does not count them (before Volta, or of
     a slice alone)."""
     handle = None if is_slice(index) else _nvml_handle(index)
-    question = getattr(_nvml(), "nvmlDeviceGetTotalEnergyConsumption", None)
-    millijoules = None if handle is None or question is None else _ask(question, handle)
+    millijoules = None if handle is None else ask_number("nvmlDeviceGetTotalEnergyConsumption", handle)
     return None if millijoules is None else millijoules / 1000
 
 
@@ -350,7 +357,7 @@ def has_nvlink() -> bool | None:
     nvml, handle = _nvml(), _nvml_handle(0)
     if handle is None or is_slice():
         return None if handle is None else False
-    links = (_ask(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
+    links = (ask_number("nvmlDeviceGetNvLinkState", handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS))
     return any(state == nvml.NVML_FEATURE_ENABLED for state in links)
 
 
@@ -379,17 +386,17 @@ def nvlink_domain(index: int = 0) -> str:
 def boost_clock_mhz() -> float | None:
     """The highest clock of the first GPU's compute units; None where NVML does not tell."""
     nvml, handle = _nvml(), _nvml_handle(0)
-    return None if handle is None else _ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+    return None if handle is None else ask_number("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
 
 
 def power_limit_w(index: int = 0) -> float | None:
     """The watts that a GPU may draw; None where NVML does not tell, and of a slice, which has no limit of its own."""
-    nvml, handle = _nvml(), _nvml_handle(index)
+    handle = _nvml_handle(index)
     if is_slice(index):
         return None
     if handle is None:
         return amd.power_limit_w(index)
-    milliwatts = _ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    milliwatts = ask_number("nvmlDeviceGetEnforcedPowerLimit", handle)
     return None if milliwatts is None else milliwatts / 1000
 
 
@@ -397,18 +404,11 @@ def one_process_only() -> bool:
     """Whether the first GPU takes one process at a time (exclusive-process mode), as NVML or ``nvidia-smi`` tells."""
     nvml, handle = _nvml(), _nvml_handle(0)
     if handle is not None:
-        return _ask(nvml.nvmlDeviceGetComputeMode, handle) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+        return ask_number("nvmlDeviceGetComputeMode", handle) == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
     if (smi := shutil.which("nvidia-smi")) is None:
         return False
     question = [smi, "--query-gpu=compute_mode", "--format=csv,noheader"]
     return "Exclusive_Process" in subprocess.run(question, capture_output=True, text=True, check=False).stdout
-
-
-def _ask(question: Any, *arguments: Any) -> float | None:
-    try:
-        return float(question(*arguments))
-    except _nvml().NVMLError:
-        return None
 
 
 def _cpu_clock_mhz() -> float | None:

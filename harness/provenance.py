@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import environment
+from .environment import ask_number, ask_nvml
 
 MAPS = Path("/proc/self/maps")
 TRITON_PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm")
@@ -33,27 +34,18 @@ def limits(index: int) -> dict[str, Any]:
 
     NVML tells of application clocks (``nvidia-smi -ac``). A lock (``-lgc``) shows in ``sm_clock_mhz`` alone.
     """
-    nvml, handle = environment._nvml(), environment._nvml_handle(index)
+    power: dict[str, Any] = {"power_limit_w": environment.power_limit_w(index)}
+    handle = environment._nvml_handle(index)
     if handle is None:
-        unknown: dict[str, Any] = dict.fromkeys(("power_limit_w", "ecc", "clock_limit_mhz", "firmware"))
-        return unknown | {"power_limit_w": environment.power_limit_w(index)}
-
-    def ask(name: str, *arguments: Any) -> Any:
-        question = getattr(nvml, name, None)
-        try:
-            return None if question is None else question(handle, *arguments)
-        except nvml.NVMLError:
-            return None
-
-    ecc = ask("nvmlDeviceGetEccMode")
+        return power | dict.fromkeys(("ecc", "clock_limit_mhz", "firmware"))
+    ecc, core = ask_nvml("nvmlDeviceGetEccMode", handle), environment._nvml().NVML_CLOCK_SM
     applied, highest = (
-        ask(f"nvmlDeviceGet{name}", nvml.NVML_CLOCK_SM) for name in ("ApplicationsClock", "MaxClockInfo")
+        ask_nvml(f"nvmlDeviceGet{name}", handle, core) for name in ("ApplicationsClock", "MaxClockInfo")
     )
-    return {
-        "power_limit_w": environment.power_limit_w(index),
+    return power | {
         "ecc": None if ecc is None else bool(ecc[0]),
         "clock_limit_mhz": float(applied) if applied and highest and applied < highest else None,
-        "firmware": environment.plain(ask("nvmlDeviceGetVbiosVersion")),
+        "firmware": environment.plain(ask_nvml("nvmlDeviceGetVbiosVersion", handle)),
     }
 
 
@@ -72,13 +64,8 @@ def health(index: int) -> dict[str, float]:
         "pcie_width_max": ("nvmlDeviceGetMaxPcieLinkWidth",),
         "clock_max_mhz": ("nvmlDeviceGetMaxClockInfo", getattr(nvml, "NVML_CLOCK_SM", 1)),
     }
-    facts = {}
-    for name, (question, *arguments) in questions.items():
-        if hasattr(nvml, question):
-            value = environment._ask(getattr(nvml, question), handle, *arguments)
-            if value is not None:
-                facts[name] = value
-    return facts
+    facts = {name: ask_number(question, handle, *arguments) for name, (question, *arguments) in questions.items()}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def uuid_hash(identity: object) -> str | None:

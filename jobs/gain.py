@@ -125,15 +125,8 @@ def kind_gains(store: Store, predictors: Path) -> Iterator[KindGain]:
                 predictor = trained.find(kind, device_id, measured.backend)
                 card: Mapping[str, Any] = predictor.card if predictor is not None else {}
                 before = errors_of(engine, measured)
-                yield KindGain(
-                    kind,
-                    measured.backend,
-                    device_id,
-                    len(measured),
-                    *before,
-                    card.get("test_median_ape"),
-                    card.get("coverage"),
-                )
+                after = card.get("test_median_ape"), card.get("coverage")
+                yield KindGain(kind, measured.backend, device_id, len(measured), *before, *after)
 
 
 def errors_of(engine: Any, measured: Any) -> tuple[float | None, float | None]:

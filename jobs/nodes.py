@@ -23,32 +23,18 @@ def run(store: Store, config: Mapping[str, Any], as_json: bool) -> int:
             say(f"set aside: {line}")
     aside = store.aside()
     gone = {(mark["node"], mark["gpu"], mark["device"]) for mark in aside}
+    states = [
+        "set aside" if (report.node, report.gpu or "", report.device_id) in gone else "outlier" * report.outlier
+        for report in reports
+    ]
     if as_json:
         print_json({"store": str(store.path), "nodes": [asdict(report) for report in reports], "aside": aside})
     else:
-        rows = []
-        for report in reports:
-            state = (
-                "set aside"
-                if (report.node, report.gpu or "", report.device_id) in gone
-                else "outlier"
-                if report.outlier
-                else ""
-            )
-            rows.append(
-                (
-                    report.node,
-                    report.gpu or "",
-                    report.device_id,
-                    f"{report.ratio:.3f}",
-                    report.canaries,
-                    state,
-                    "; ".join(report.odd),
-                )
-            )
+        rows = [
+            (node.node, node.gpu, node.device_id, f"{node.ratio:.3f}", node.canaries, state, "; ".join(node.odd))
+            for node, state in zip(reports, states, strict=True)
+        ]
         table(f"nodes of {store.path}", ("node", "gpu", "device", "time", "canaries", "", "odd"), rows)
         for entry in aside:
             say(f"set aside on {entry['at'][:10]}: {entry['why']}")
-    return int(
-        any(report.outlier and (report.node, report.gpu or "", report.device_id) not in gone for report in reports)
-    )
+    return int("outlier" in states)

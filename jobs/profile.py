@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from ..datasets.ops import Op
 from ..datasets.store import Store
 from ..harness.parts import CampaignPart, announce, announcements, campaign_id
 from ..harness.plan import build_plan
-from ..simulator.report.view import time_text
+from ..simulator.report.view import time_text, written
 from .launching.places import Here, Kubernetes, Place, Ray, Slurm, place_of
 from .show import BadInputError, print_json, say, table, wants_json
 from .writing import write_text
@@ -67,8 +67,6 @@ def run(config: dict[str, Any]) -> int:
     announce(store.path, plan, campaign_part.count)
     summary = measure(plan, store, part=campaign_part)
     if as_json:
-        from dataclasses import asdict
-
         print_json({**asdict(summary), "remaining": summary.remaining, "store": str(store.path)})
     else:
         show(summary, store)
@@ -83,27 +81,17 @@ def run_active(config: dict[str, Any], as_json: bool) -> int:
     budget = active.budget_of(config)
     if not config["steps"]:  # before anything is measured
         raise BadInputError(active.NO_STEPS)
-    base = plan_of(config)
-    store = Store(Path(config["store"]).expanduser())
+    base, store = plan_of(config), Store(Path(config["store"]).expanduser())
     device = measured_device(store, base)
     shares = computing_ops(shares_of(config))
     results, why = active.run(base, shares, store, device, budget, lambda plan: measure(plan, store))
     if as_json:
         print_json({"device": device.id, "rounds": [asdict(result) for result in results], "ended": why})
         return 0
-    rows, points = [], 0
-    for result in results:
-        points += result.points
-        error_text = "" if result.found_error is None else f"{result.found_error:.1%}"
-        rows.append(
-            (
-                points,
-                f"{result.spent_s:.0f}",
-                f"{result.expected_error:.1%}",
-                error_text,
-                f"{result.expected_after:.1%}",
-            )
-        )
+    rows = []
+    for points, result in zip(itertools.accumulate(result.points for result in results), results, strict=True):
+        errors = result.expected_error, result.found_error, result.expected_after
+        rows.append((points, f"{result.spent_s:.0f}", *(written(error, "share") for error in errors)))
     heads = ("points", "seconds", "error expected", "error found", "expected then")
     table(f"active campaign on {device.name}: {why}", heads, rows)
     return 0
@@ -290,49 +278,22 @@ def model_ops(config: dict[str, Any]) -> list[Op] | list[dict[str, Any]]:
 def measure(
     plan: CampaignPlan, store: Store, between: Callable[[float], None] | None = None, part: CampaignPart | None = None
 ) -> Summary:
-    """Run a plan (a part of it) with a progress bar on a terminal; ``between`` is called with the share done."""
-    from ..harness import campaign
+    """Run a plan (a part of it) with a progress line on a terminal; ``between`` is called with the share done."""
+    from ..harness import campaign, command
 
-    with progress_bar(plan.name) as update:
+    on_terminal = sys.stderr.isatty()
 
-        def report(progress: Progress) -> None:
-            update(progress)
-            if between is not None:
-                between((progress.done + progress.waiting) / max(progress.total, 1))
+    def report(progress: Progress) -> None:
+        if on_terminal:
+            command.show(progress)
+        if between is not None:
+            between((progress.done + progress.waiting) / max(progress.total, 1))
 
+    try:
         return campaign.run(plan, store, report, part=part or CampaignPart())
-
-
-def progress_bar(name: str) -> Any:
-    """A context whose value takes a Progress: a bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return nullcontext(lambda progress: None)
-    return ProgressBar(name)
-
-
-class ProgressBar:
-    """A progress bar with the time left and the case measured last."""
-
-    def __init__(self, name: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
-        self.bar = Progress(*columns, TextColumn("[dim]{task.fields[case]}"), console=Console(stderr=True))
-        self.task = self.bar.add_task(name, total=None, left="", case="")
-
-    def __enter__(self) -> Callable[[Progress], None]:
-        self.bar.start()
-        return self.update
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def update(self, progress: Progress) -> None:
-        """Show how far the campaign is."""
-        time_left = "" if progress.eta_s is None else f"{progress.eta_s:.0f} s left"
-        done = progress.done + progress.waiting
-        self.bar.update(self.task, total=progress.total, completed=done, left=time_left, case=progress.case[:60])
+    finally:
+        if on_terminal:
+            print(file=sys.stderr)
 
 
 def show(summary: Summary, store: Store) -> None:
@@ -340,13 +301,10 @@ def show(summary: Summary, store: Store) -> None:
     counts = (
         ", ".join(f"{count} {status}" for status, count in sorted(summary.statuses.items())) or "nothing left to do"
     )
+    left = f", {counted(summary.remaining, 'case')} left: run it again" if summary.remaining else ""
     rows = [
         ("campaign", summary.run_id),
-        (
-            "outcome",
-            summary.outcome
-            + (f", {counted(summary.remaining, 'case')} left: run it again" if summary.remaining else ""),
-        ),
+        ("outcome", summary.outcome + left),
         ("in the store", f"{summary.done} of {counted(summary.total, 'case')}"),
         ("measured now", f"{counts} in {time_text(summary.elapsed_s * 1e6)}"),
         ("store", store.path),

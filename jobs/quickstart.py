@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..datasets.counts import counted
 from ..datasets.device_names import figures_of_file
-from ..datasets.devices import Device
 from ..datasets.installing import install_command
 from ..datasets.store import Store
 from ..harness import accelerator
@@ -23,13 +22,10 @@ from ..harness.accelerator import Accelerator
 from ..harness.formats import in_format
 from ..harness.free_cores import on_free_cores
 from ..harness.plan_order import FIRST_OF_KIND
-from ..simulator.question.work import Work
-from ..simulator.report.answer import InferenceReport, StepReport
 from ..simulator.report.comparison import Comparison, StepComparison
-from ..simulator.simulate import alone, simulate
 from ..simulator.trace import Workload
 from . import resolve
-from .graphs import ops_of, trace_all
+from .graphs import ops_of, predict_steps, trace_all
 from .onboard import HERE
 from .operator_match import compare_operators, step_times
 from .profile import measure, plan_of
@@ -82,8 +78,8 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
         name: Workload(name, batch=config[name]["batch"], seq_len=config[name]["seq_len"]) for name in WORKLOADS
     }
     model = resolve.model(config)
-    graphs = trace_all(model, traced_on(workloads, here.hardware), precision, Path(config["graphs"]).expanduser())
-    store = Store(Path(config["store"]).expanduser())
+    cache_dir, store = Path(config["graphs"]).expanduser(), Store(Path(config["store"]).expanduser())
+    graphs = trace_all(model, traced_on(workloads, here.hardware), precision, cache_dir)
     campaign = in_format(config["campaign"], precision) if here.hardware != "cpu" else config["campaign"]
     settings = {"campaign": campaign, "settings": {"device": here.hardware, "formats": "planned"}}
     plan = plan_of({**config, **settings}, exclude=ops_of(graphs.values()))
@@ -110,7 +106,7 @@ def run_one(config: dict[str, Any], here: Accelerator, started: float, as_json: 
         say("2/5  training predictors")
         training = fit_and_register(store, target, train_request(config, target))
         say("3/5  simulating")
-        reports = simulate_all(model, config, workloads, target, precision)
+        reports = predict_steps(model, workloads, target, precision, resolve.engine(config, target), cache_dir)
         say("4/5  timing every operator of the real steps")
         operators = {name: runner.operators(name, config["operator_repeats"]) for name in WORKLOADS}
         environment = runner.environment_facts()
@@ -177,27 +173,6 @@ def traced_on(workloads: Mapping[str, Workload], hardware: str) -> dict[str, Wor
     """The workloads with the attention that the simulated step has on this hardware."""
     attention = "sdpa" if hardware == "cpu" else "fused"
     return {name: replace(workload, attention=attention) for name, workload in workloads.items()}
-
-
-def simulate_all(
-    model: Any, config: Mapping[str, Any], workloads: Mapping[str, Workload], target: Device, precision: str
-) -> dict[str, StepReport | InferenceReport]:
-    """The report of each workload, with engines opened anew so that they see the new predictors."""
-    engine = resolve.engine(config, target)
-    graphs = Path(config["graphs"]).expanduser()
-    works = {
-        name: Work(
-            kind=name,
-            seq_len=workload.seq_len,
-            micro_batch=workload.batch,
-            global_batch=workload.batch,
-            batch=workload.batch,
-            input_len=workload.seq_len,
-        )
-        for name, workload in workloads.items()
-    }
-    plan = alone(target, precision)
-    return {name: simulate(model, work, plan, target, engine, graphs) for name, work in works.items()}
 
 
 def cut_short(summary: Summary) -> str:

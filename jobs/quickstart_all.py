@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -26,10 +26,10 @@ from ..datasets.store import Store
 from ..simulator.question.plan import Parallel, Plan, load_stack
 from ..simulator.question.work import Work
 from ..simulator.report.comparison import StepComparison
-from ..simulator.simulate import alone, simulate
+from ..simulator.simulate import simulate
 from ..simulator.trace import Workload
 from . import resolve
-from .graphs import ops_of, trace_all
+from .graphs import ops_of, predict_steps, trace_all
 from .operator_match import step_times
 from .profile import measure, plan_of
 from .real_cluster import run_ranks
@@ -55,6 +55,11 @@ class RealStep(StepComparison):
     layout: str  # of the ranks; empty for one process
     seq_len: int
     device: str
+
+    @property
+    def kind(self) -> str:
+        """What kind of step it is, of ranks by their layout."""
+        return self.layout or self.workload
 
 
 def run(config: dict[str, Any], as_json: bool) -> int:
@@ -199,14 +204,12 @@ def simulate_models(
     runs: Mapping[tuple[str, str], list[float]],
 ) -> list[RealStep]:
     """Every model's steps predicted, beside their runs."""
-    engine, graphs, plan = resolve.engine(config, target), Path(config["graphs"]).expanduser(), alone(target, PRECISION)
-    steps = []
-    for model, values in models.items():
-        for name, workload in workloads.items():
-            work = Work(kind=workload.kind, seq_len=workload.seq_len, batch=1, input_len=workload.seq_len)
-            report = simulate(values, work, plan, target, engine, graphs)
-            steps.append(RealStep.of(name, report, runs[model, name], model, "", workload.seq_len, target.id))
-    return steps
+    engine, graphs = resolve.engine(config, target), Path(config["graphs"]).expanduser()
+    return [
+        RealStep.of(name, report, runs[model, name], model, "", workloads[name].seq_len, target.id)
+        for model, values in models.items()
+        for name, report in predict_steps(values, workloads, target, PRECISION, engine, graphs).items()
+    ]
 
 
 def cluster_of(device: Device) -> Cluster:
@@ -306,6 +309,7 @@ def result(
     steps: Sequence[RealStep], written: Sequence[Path], missed: Mapping[str, str], wall_time_s: float
 ) -> dict[str, Any]:
     """The JSON answer; ``missed`` says why a step could not be run."""
+    of_kind = {kind: [step for step in steps if step.kind == kind] for kind in dict.fromkeys(s.kind for s in steps)}
     return {
         "steps": [
             {
@@ -315,38 +319,18 @@ def result(
             }
             for step in steps
         ],
-        "median_error": {name: middle(steps, name, lambda step: step.error) for name in kinds_of(steps)},
-        "inside": {name: middle(steps, name, lambda step: step.inside, statistics.mean) for name in kinds_of(steps)},
+        "median_error": {kind: statistics.median(step.error for step in group) for kind, group in of_kind.items()},
+        "inside": {kind: float(statistics.mean(step.inside for step in group)) for kind, group in of_kind.items()},
         "written": [str(path) for path in written],
         "missed": dict(missed),
         "wall_time_s": wall_time_s,
     }
 
 
-def kinds_of(steps: Sequence[RealStep]) -> list[str]:
-    """The kinds of steps."""
-    return list(dict.fromkeys(map(kind_of, steps)))
-
-
-def kind_of(step: RealStep) -> str:
-    """What kind of step it is, of ranks by their layout."""
-    return step.layout or step.workload
-
-
-def middle(
-    steps: Sequence[RealStep],
-    name: str,
-    of: Callable[[RealStep], float],
-    take: Callable[[Iterable[float]], float] = statistics.median,
-) -> float:
-    """The median (or mean) over the steps of one kind."""
-    return float(take([of(step) for step in steps if kind_of(step) == name]))
-
-
 def show(steps: Sequence[RealStep], written: Sequence[Path], wall_time_s: float) -> None:
     """A line for every step."""
     rows = [
-        (step.model, kind_of(step), *step_times(step), f"{step.error:.1f} %{'' if step.inside else ', outside'}")
+        (step.model, step.kind, *step_times(step), f"{step.error:.1f} %{'' if step.inside else ', outside'}")
         for step in steps
     ]
     table(

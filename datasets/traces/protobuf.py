@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO
 
@@ -56,24 +56,6 @@ def read(path: Path) -> ExecutionTrace:
     windows = list(_read_parts(path, interner))
     words = interner.words()
     return _as_trace(_concatenate_windows(windows), words)
-
-
-def read_windows(path: Path) -> Iterator[ExecutionTrace]:
-    """The trace in pieces of about a megabyte of the file, each with words and the file's metadata of its own.
-
-    Memory does not grow with the file. TraceFileError as for :func:`read`, when the piece is reached.
-    """
-    interner, head = Interner(), None
-    for window in _read_parts(path, interner):
-        words = interner.words()
-        if head is None:
-            trace = _as_trace(window, words)
-            head = trace.version, trace.about, words
-        else:
-            trace = _as_trace(window, words, (head[0], _renumber(head[1], head[2], interner)))
-            trace = replace(trace, words=interner.words())
-        yield trace
-        interner.__init__()  # type: ignore[misc]
 
 
 def _read_parts(path: Path, interner: Interner) -> Iterator[_Window]:
@@ -167,9 +149,8 @@ def _is_list(arm: np.ndarray) -> np.ndarray:
     return (arm > 0) & (arm % 2 == 0)
 
 
-def _as_trace(window: _Window, words: Words, head: tuple[str, Attributes] | None = None) -> ExecutionTrace:
-    """A part as a trace; its first row is the metadata unless that is given."""
-    begin = 0 if head else 1
+def _as_trace(window: _Window, words: Words) -> ExecutionTrace:
+    """A part as a trace; its first row is the metadata."""
     lists = SparseRows(_offsets(window.list_ends), window.values)
     of_attributes = _offsets(window.attr_ends)
 
@@ -180,14 +161,13 @@ def _as_trace(window: _Window, words: Words, head: tuple[str, Attributes] | None
             offsets, window.attr_name[cut], window.attr_doc[cut], window.attr_arm[cut], window.attr_value[cut], lists
         )
 
-    version, about = head or (words[window.name[0]], attributes(0, 1))
     return ExecutionTrace(
-        words=words, version=version, about=about,
-        ids=window.ids[begin:].view(np.uint64), name=window.name[begin:], kind=window.kind[begin:],
-        start_us=window.start[begin:].view(np.uint64), duration_us=window.duration[begin:].view(np.uint64),
-        control=SparseRows(_offsets(window.control_ends[begin:]), window.control.view(np.uint64)),
-        data=SparseRows(_offsets(window.data_ends[begin:]), window.data.view(np.uint64)),
-        inputs=window.io[begin:, :3], outputs=window.io[begin:, 3:], attributes=attributes(begin, len(window.ids)),
+        words=words, version=words[window.name[0]], about=attributes(0, 1),
+        ids=window.ids[1:].view(np.uint64), name=window.name[1:], kind=window.kind[1:],
+        start_us=window.start[1:].view(np.uint64), duration_us=window.duration[1:].view(np.uint64),
+        control=SparseRows(_offsets(window.control_ends[1:]), window.control.view(np.uint64)),
+        data=SparseRows(_offsets(window.data_ends[1:]), window.data.view(np.uint64)),
+        inputs=window.io[1:, :3], outputs=window.io[1:, 3:], attributes=attributes(1, len(window.ids)),
     )  # fmt: skip
 
 
@@ -195,25 +175,6 @@ def _offsets(ends: np.ndarray) -> np.ndarray:
     offsets = np.zeros(len(ends) + 1, np.int64)
     offsets[1:] = ends
     return offsets
-
-
-def _renumber(about: Attributes, words: Words, interner: Interner) -> Attributes:
-    """The metadata's attributes with the words of another window."""
-    texts = WIRES[np.minimum(about.arm | 1, LAST_ARM - 1)] == 2
-
-    def number(old: int) -> int:
-        raw = np.frombuffer(words.raw(old), np.uint8)
-        interner.room(1, len(raw))
-        with np.errstate(over="ignore"):
-            return int(scanning.intern_word(raw, 0, len(raw), *interner.arrays))
-
-    def numbers(old: np.ndarray) -> np.ndarray:
-        return np.array([number(word) for word in old.tolist()], old.dtype)
-
-    value = about.value.copy()
-    alone = texts & (about.arm % 2 == 1)
-    value[alone] = numbers(value[alone])
-    return replace(about, name=numbers(about.name), doc=numbers(about.doc), value=value)
 
 
 # --- writing -------------------------------------------------------------------------------------------

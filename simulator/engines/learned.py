@@ -45,8 +45,7 @@ class LearnedEngine:
     leave their node, or what was measured of it, are a network's affair; not those of CPUs, whose links nobody knows.
     Messages larger than any that was measured go on from the largest at the rate of ``network``, the formula of a node;
     that alone answers where its cards reach each other as those of the tables did not (``Cluster.peers``).
-    Attention without a mask is asked by its head size: ``unmasked`` is that of an engine which knows of no other, 0 of
-    one for all else.
+    Attention without a mask is asked by its head size, of an engine for each: ``unmasked`` (:mod:`.masks`).
     """
 
     device: Device
@@ -58,16 +57,14 @@ class LearnedEngine:
     name: str = "learned"
     rows: str = "any"
     caller: Caller = ANYONE
-    unmasked: int | None = None
+    unmasked: int = 0
     _found: dict[tuple[str, str], Predictor | None] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _of_head: dict[int, LearnedEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
+    of_head: dict[int, LearnedEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        if self.unmasked is None:
-            return each_mask(
-                lambda head_size, columns_: self.of_head(head_size).answer(kind, columns_, dtype, out_dtype, cache),
-                columns,
-            )
+        by_mask = each_mask(self, kind, columns, dtype, out_dtype, cache)
+        if by_mask is not None:
+            return by_mask
         predictor = self.predictor(kind, dtype)
         if predictor is None or (self.network is not None and self.network.cluster.peers and _is_communication(kind)):
             return Answers.declined(len(next(iter(columns.values()))))
@@ -142,12 +139,6 @@ class LearnedEngine:
             for name, edge in edges:
                 getattr(answers, name)[far[in_table]] = (edge * rank_factor + share * getattr(at_size, name))[in_table]
 
-    def of_head(self, head_size: int) -> LearnedEngine:
-        """The same for attention without a mask of one head size; 0: for all else."""
-        if head_size not in self._of_head:
-            self._of_head[head_size] = replace(self, unmasked=head_size)
-        return self._of_head[head_size]
-
     def predictor(self, kind: str, dtype: str) -> Predictor | None:
         """Who answers for a kind and format, looked up once. PredictorError when that one cannot be used."""
         if (kind, dtype) not in self._found:
@@ -196,7 +187,7 @@ class LearnedEngine:
         for device_id, framework_backend in places:
             for registry in self.registries:
                 query = kind, device_id, framework_backend, dtype, self.preferences, self.caller
-                backend = registry.matching(*query, foreign=self.rows == "others", unmasked=self.unmasked or 0)
+                backend = registry.matching(*query, foreign=self.rows == "others", unmasked=self.unmasked)
                 if backend is not None:
                     return self._check_usable(registry.find(kind, device_id, backend), kind, dtype)
         return None

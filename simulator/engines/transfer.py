@@ -39,8 +39,8 @@ class TransferEngine:
 
     Where no backend is asked for, kinds alike too. Declines what neither has learned, and what answers from as far were
     no nearer to the truth than physics. ``backend`` counts by its framework, ``preferences`` order several. With
-    ``inside_cluster`` communication is left to the network, which knows the links. Attention without a
-    mask is asked by its head size: ``unmasked`` is that of an engine which knows of no other, 0 of one for all else.
+    ``inside_cluster`` communication is left to the network, which knows the links. Attention without a mask is asked by
+    its head size, of an engine for each: ``unmasked`` (:mod:`.masks`).
     """
 
     device: Device
@@ -50,16 +50,14 @@ class TransferEngine:
     preferences: Sequence[str] | None = None
     name: str = "transfer"
     caller: Caller = ANYONE
-    unmasked: int | None = None
+    unmasked: int = 0
     _found: dict[tuple[str, str], Kin | None] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _of_head: dict[int, TransferEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
+    of_head: dict[int, TransferEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
-        if self.unmasked is None:
-            return each_mask(
-                lambda head_size, columns_: self.of_head(head_size).answer(kind, columns_, dtype, out_dtype, cache),
-                columns,
-            )
+        by_mask = each_mask(self, kind, columns, dtype, out_dtype, cache)
+        if by_mask is not None:
+            return by_mask
         answers = Answers.declined(len(next(iter(columns.values()))))
         communication = KINDS[kind].family in COMMUNICATION
         kin = None if communication and self.inside_cluster else self.kin(kind, dtype)
@@ -83,12 +81,6 @@ class TransferEngine:
                 answers.latency_us[~prediction.in_envelope] = np.nan
             answers.latency_us[~able(kind, columns)] = np.nan
         return answers
-
-    def of_head(self, head_size: int) -> TransferEngine:
-        """The same for attention without a mask of one head size; 0: for all else."""
-        if head_size not in self._of_head:
-            self._of_head[head_size] = replace(self, unmasked=head_size)
-        return self._of_head[head_size]
 
     def kin(self, kind: str, dtype: str) -> Kin | None:
         """Who answers for a kind and format, looked up once. PredictorError when one of them cannot be used."""
@@ -152,7 +144,7 @@ class TransferEngine:
         """The device itself, asked as another kind, or the nearest kin that ``intervals`` are known of."""
         framework_name = self.backend and framework(self.backend)
         calls = donor.calls if donor is not None else ""
-        unmasked = self.unmasked or 0 if donor is None else 0  # what carries over was told of the table with most rows
+        unmasked = self.unmasked if donor is None else 0  # what carries over was told of the table with most rows
         places = {
             candidate[0].id: candidate
             for candidate in learned_places(

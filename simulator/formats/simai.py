@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...datasets.counts import counted
-from ...datasets.ops import bus_factor
 from ..network.astra import FormatError
-from ..network.fabric import Fabric
 
 COLLECTIVES = {
     name.replace("_", "").upper(): name for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -173,38 +171,6 @@ def group_ranks(workload: SimaiWorkload, phase: str, work: LayerPhase) -> range:
     return range(0, stage, tp) if phase == "weight_gradient" else range(tp)
 
 
-def serial_us(workload: SimaiWorkload, fabric: Fabric) -> float:
-    """All layers one after the other, each collective alone on the fabric: SimAI's analytical mode without overlap."""
-    total = 0.0
-    for layer in workload.layers:
-        for phase in PHASES:
-            work: LayerPhase = getattr(layer, phase)
-            total += work.compute_ns / 1e3
-            if work.collective and work.size_bytes:
-                total += fabric.latency_us(work.collective, group_ranks(workload, phase, work), work.size_bytes)
-    return total
-
-
-def bus_bandwidths(workload: SimaiWorkload, fabric: Fabric, size_bytes: float = 2.0**30) -> dict[str, dict[str, float]]:
-    """GB/s that nccl-tests would call bus bandwidth, by group and collective, for :func:`write_busbw`."""
-    dense = LayerPhase(0)
-    groups = {
-        "TP": group_ranks(workload, "forward", dense),
-        "DP": group_ranks(workload, "weight_gradient", dense),
-        "EP": group_ranks(workload, "forward", LayerPhase(0, scope="EP")),
-    }
-    rates: dict[str, dict[str, float]] = {}
-    for name, ranks in groups.items():
-        rates[name] = {}
-        for collective in COLLECTIVES.values() if len(ranks) > 1 else ():
-            latency_us = fabric.latency_us(collective, ranks, size_bytes)
-            rates[name][collective] = float(bus_factor(collective, len(ranks))) * size_bytes / latency_us / 1e3
-    if workload.degrees["pp"] > 1:
-        latency_us = fabric.latency_us("send", (0, workload.degrees["gpus"] // workload.degrees["pp"]), size_bytes)
-        rates["PP"] = {"busbw": size_bytes / latency_us / 1e3}
-    return rates
-
-
 def read_busbw(text: str) -> dict[str, dict[str, float]]:
     """SimAI's bus bandwidths, GB/s by group (TP, DP, EP, PP) and collective; FormatError names the line."""
     rates: dict[str, dict[str, float]] = {}
@@ -237,13 +203,3 @@ def _rate(number: int, value: str) -> float:
     if not 0.0 < rate < float("inf"):
         raise FormatError(f"line {number}: {value!r} is no rate in GB/s, nor null")
     return rate
-
-
-def write_busbw(rates: Mapping[str, Mapping[str, float]], title: str = "opcast") -> str:
-    """Bus bandwidths as SimAI reads them; what is not given is null."""
-    lines = [title]
-    for group, group_rates in rates.items():
-        lines.append(f"{group}:")
-        names = {"busbw": "busbw"} if group == "PP" else {f"{t.lower()},": mine for t, mine in COLLECTIVES.items()}
-        lines += [f"  {theirs}: {group_rates.get(mine, 'null')}" for theirs, mine in names.items()]
-    return "\n".join(lines) + "\n"

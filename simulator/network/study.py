@@ -5,19 +5,16 @@ RAPID-LLM (arXiv 2512.19606) draws this as a distribution of step slowdowns over
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .fabric import Fabric, Transfer
-from .faults import Fault, PartitionError, apply_faults, draw_faults, fault_sites
-from .fidelity import simulate
+from .fabric import Fabric
+from .faults import Fault, PartitionError, apply_faults
 
 REPORTED_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)  # that are told
-Measure = Callable[[Fabric], float]  # us that a whole step, or its communication, takes on a fabric
 
 
 @dataclass(frozen=True)
@@ -75,36 +72,6 @@ class Study:
 def finite_or_none(value: float) -> float | None:
     """The value for JSON, which knows no infinity."""
     return value if np.isfinite(value) else None
-
-
-def measure_transfers(transfers: Sequence[Transfer], fidelity: str = "analytical") -> Measure:
-    """Measures a fabric by when the last of some transfers ends."""
-    return lambda fabric: simulate(fabric, transfers, fidelity).total_us
-
-
-def study_everywhere(fabric: Fabric, like: Fault, measure: Measure, kinds: Sequence[str] = ()) -> Study:
-    """A fault like ``like`` at each cable in turn (only of some ``kinds`` when given)."""
-    sites = fault_sites(fabric.topology, kinds)
-    return _trials(fabric, [[dataclasses.replace(like, where=place)] for place in sites], measure)
-
-
-def study_at_random(
-    fabric: Fabric,
-    count: int,
-    like: Fault,
-    measure: Measure,
-    trials: int = 100,
-    seed: int = 0,
-    kinds: Sequence[str] = (),
-) -> Study:
-    """``count`` faults like ``like`` at random cables, again and again; the same seed draws the same."""
-    seeds = np.random.SeedSequence(seed).generate_state(trials)
-    samples = [draw_faults(fabric.topology, count, like, int(sample_seed), kinds) for sample_seed in seeds]
-    return _trials(fabric, samples, measure)
-
-
-def _trials(fabric: Fabric, samples: Sequence[Sequence[Fault]], measure: Measure) -> Study:
-    return run_trials(samples, lambda faults: measure(with_faults(fabric, faults)))
 
 
 def run_trials(samples: Sequence[Sequence[Fault]], measure: Callable[[Sequence[Fault]], float]) -> Study:

@@ -33,13 +33,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from opcast.simulator.network.astra import ASTRA_ALGORITHMS, ASTRA_SHAPES, GIB_GB
+from opcast.simulator.network.astra import ASTRA_SHAPES, GIB_GB
 from opcast.simulator.network.collectives import plan
 from opcast.simulator.network.fabric import Fabric, Transfer
 from opcast.simulator.network.fidelity import simulate
 from opcast.simulator.network.shapes import Dimension, product
 
 REFERENCE = Path(os.environ.get("OPCAST_REFERENCE") or Path(__file__).resolve().parents[3] / "shared")
+ASTRA_ALGORITHMS = {
+    "ring": "ring",
+    "direct": "direct",
+    "halvingDoubling": "halving_doubling",
+    "doubleBinaryTree": "tree",
+    "oneRing": "ring",
+    "oneDirect": "direct",
+    "oneHalvingDoubling": "halving_doubling",
+}
 BOUND = 0.10
 FEW = 8  # transfers from which on those that do the same are run once
 SUM_BYTES_US = 1.6e6  # of the memory that sums are made in: 1600 GB/s

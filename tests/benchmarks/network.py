@@ -26,10 +26,10 @@ from opcast.datasets.devices import load_device
 from opcast.simulator.engines.network import NetworkEngine
 from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Fabric, Transfer
-from opcast.simulator.network.faults import Fault
+from opcast.simulator.network.faults import Fault, fault_sites
 from opcast.simulator.network.fidelity import simulate
 from opcast.simulator.network.shapes import Dimension, Port, Servers, fat_tree, product
-from opcast.simulator.network.study import measure_transfers, study_everywhere
+from opcast.simulator.network.study import run_trials, with_faults
 
 GIB = 2.0**30
 EVERYONE = tuple(range(1024))
@@ -86,11 +86,12 @@ def main() -> int:
     }
     timed("10,000 collectives by formula", 0.1, lambda: engine.answer("all_reduce", columns, "bf16", "bf16", "warm"))
     small = build_fabric(dataclasses.replace(cluster, nodes=8), load_device("h100_sxm"))
-    step = measure_transfers([Transfer("all_reduce", tuple(range(64)), GIB, "ring")])
+    step = [Transfer("all_reduce", tuple(range(64)), GIB, "ring")]
+    faults = [[Fault(site, bandwidth_factor=0.5)] for site in fault_sites(small.topology)]
     timed(
         "a slow link at each cable of 64 GPUs",
         5.0,
-        lambda: study_everywhere(small, Fault("", bandwidth_factor=0.5), step),
+        lambda: run_trials(faults, lambda slow: simulate(with_faults(small, slow), step).total_us),
     )
     formula = [against_flows(over, count) for over in (1.0, 4.0) for count in (4, 16, 64)]
     astra = against_astra(options.astra) if options.astra.is_file() else []

@@ -240,7 +240,6 @@ CONTENTS = {
     "links.yaml": b"nodes: [{name: a, rank: true}, {name: b, rank: true}]\n"
     b"links: [{from: a, to: b, bandwidth_gbps: 50, latency_us: 1, kind: ib}]\n",
     "astra.yaml": b"topology: [Ring, Switch]\nnpus_count: [4, 2]\nbandwidth: [50.0, 25.0]\nlatency: [500.0, 700]\n",
-    "system.json": b'{"all-reduce-implementation": ["ring", "direct4"], "active-chunks-per-dimension": 4}',
     "simai.txt": b"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: 4 ep: 2 pp: 1 vpp: 1 ga: 1 all_gpus: 8 "
     b"checkpoints: 0 checkpoint_initiates: 0 pp_comm 1024\n1\nattention -1 5000 ALLGATHER 503 70 NONE 0 1 NONE 0 100\n",
     "titan.toml": b"[training]\nseq_len = 64\nlocal_batch_size = 1\n[parallelism]\ntensor_parallel_degree = 2\n"

@@ -28,7 +28,6 @@ from opcast.jobs import cli, onboard, profile, quickstart, quickstart_all
 from opcast.jobs.service import serve, tools
 from opcast.jobs.show import BadInputError
 from opcast.simulator.formats.simai import read_busbw, read_workload
-from opcast.simulator.network.astra import read_astra_system
 from opcast.simulator.network.build import read_topology as read_topology
 from opcast.simulator.network.query import read_transfers as read_transfers
 from opcast.simulator.question.predictions import PredictRequest
@@ -47,7 +46,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "links.yaml": read_topology,
     "astra.yaml": read_topology,
     "jobs.yaml": lambda path: read_transfers(path, 16),
-    "system.json": lambda path: read_astra_system(path.read_text()),
     "simai.txt": lambda path: read_workload(path.read_text()),
     "busbw.txt": lambda path: read_busbw(path.read_text()),
     "plan.json": CampaignPlan.from_json,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,21 @@ from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
 from opcast.simulator.network.build import build_fabric
 from opcast.simulator.network.fabric import Fabric, Transfer
-from opcast.simulator.network.faults import Fault
+from opcast.simulator.network.faults import Fault, read_drawing
 from opcast.simulator.network.fidelity import load_over_time, simulate
 from opcast.simulator.network.shapes import Dimension, product
-from opcast.simulator.network.study import measure_transfers, study_at_random, study_everywhere
+from opcast.simulator.network.study import Study, run_trials, with_faults
 from opcast.simulator.network.topology import TopologyError
 
 RING = Fabric(product([Dimension("ring", 8, 50.0, 0.5)]), "shortest")
 SWITCH = Fabric(product([Dimension("switch", 8, 50.0, 0.5, "ib")]))
 ALL = Transfer("all_reduce", tuple(range(8)), 1e9, "ring")
+
+
+def studied(fabric: Fabric, transfers: list[Transfer], fidelity: str = "analytical", **drawing: Any) -> Study:
+    """What faults at places that settings draw do to the last end of some transfers."""
+    faults = read_drawing(drawing, "faults_study").faults(fabric.topology)
+    return run_trials(faults, lambda broken: simulate(with_faults(fabric, broken), transfers, fidelity).total_us)
 
 
 def test_formula_and_flow_agree_on_what_runs_alone() -> None:
@@ -89,21 +96,21 @@ def test_an_unknown_fidelity_is_named() -> None:
 
 
 def test_each_cable_of_a_ring_matters_alike_when_it_slows() -> None:
-    found = study_everywhere(RING, Fault("", bandwidth_factor=0.5), measure_transfers([ALL]))
+    found = studied(RING, [ALL], everywhere=True, bandwidth=0.5)
     assert len(found.where) == 8
     assert found.slowdown == pytest.approx(2.0, rel=1e-3)
     assert found.partitioned == 0
 
 
 def test_a_cable_of_a_switch_that_breaks_partitions() -> None:
-    found = study_everywhere(SWITCH, Fault("", gone=True), measure_transfers([ALL]))
+    found = studied(SWITCH, [ALL], everywhere=True, gone=True)
     assert found.partitioned == 8
     assert found.to_dict()["slowdown"]["p50"] is None
 
 
 def test_the_most_critical_link_is_the_one_that_everything_crosses() -> None:
     pair = [Transfer("send", (2, 3), 1e9), Transfer("send", (1, 3), 1e9)]
-    found = study_everywhere(RING, Fault("", bandwidth_factor=0.1), measure_transfers(pair, "flow"))
+    found = studied(RING, pair, "flow", everywhere=True, bandwidth=0.1)
     assert found.critical(1)[0][0] == "gpu2-gpu3"
     assert found.slowdown.max() == pytest.approx(10.0, rel=0.01)
 
@@ -111,21 +118,19 @@ def test_the_most_critical_link_is_the_one_that_everything_crosses() -> None:
 def test_random_studies_repeat_and_only_touch_the_kinds_asked_for() -> None:
     cluster = dataclasses.replace(load_cluster("dgx_h100"), nodes=4)
     made = build_fabric(cluster, load_device("h100_sxm"))
-    step = measure_transfers([Transfer("all_reduce", tuple(range(32)), 1e9, "ring")])
+    step = [Transfer("all_reduce", tuple(range(32)), 1e9, "ring")]
     start = time.process_time()
-    first, again = (study_at_random(made, 2, Fault("", bandwidth_factor=0.5), step, 100, 7, ("ib",)) for _ in range(2))
+    first, again = (studied(made, step, samples=100, count=2, seed=7, kinds=["ib"]) for _ in range(2))
     assert time.process_time() - start < 5.0
     assert first.time_us.tolist() == again.time_us.tolist()
     assert not any("nvswitch" in place for places in first.where for place in places)
     assert 1.0 <= first.quantiles()[0.5] <= first.quantiles()[1.0] <= 2.1
     with pytest.raises(TopologyError, match="no links of kind 'optics'"):
-        study_at_random(made, 1, Fault("", gone=True), step, 1, 0, ("optics",))
+        studied(made, step, kinds=["optics"], gone=True)
 
 
 def test_a_slow_node_is_a_fault_of_all_its_links() -> None:
     slow = Fault("gpu3", bandwidth_factor=0.25)
-    from opcast.simulator.network.study import with_faults
-
     assert simulate(with_faults(SWITCH, [slow]), [ALL]).total_us == pytest.approx(
         4 * simulate(SWITCH, [ALL]).total_us, rel=0.01
     )
