@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -278,22 +279,49 @@ def model_ops(config: dict[str, Any]) -> list[Op] | list[dict[str, Any]]:
 def measure(
     plan: CampaignPlan, store: Store, between: Callable[[float], None] | None = None, part: CampaignPart | None = None
 ) -> Summary:
-    """Run a plan (a part of it) with a progress line on a terminal; ``between`` is called with the share done."""
-    from ..harness import campaign, command
+    """Run a plan (a part of it) with a progress bar on a terminal; ``between`` is called with the share done."""
+    from ..harness import campaign
 
-    on_terminal = sys.stderr.isatty()
+    with progress_bar(plan.name) as update:
 
-    def report(progress: Progress) -> None:
-        if on_terminal:
-            command.show(progress)
-        if between is not None:
-            between((progress.done + progress.waiting) / max(progress.total, 1))
+        def report(progress: Progress) -> None:
+            update(progress)
+            if between is not None:
+                between((progress.done + progress.waiting) / max(progress.total, 1))
 
-    try:
         return campaign.run(plan, store, report, part=part or CampaignPart())
-    finally:
-        if on_terminal:
-            print(file=sys.stderr)
+
+
+def progress_bar(name: str) -> Any:
+    """A context whose value takes a Progress: a bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return nullcontext(lambda progress: None)
+    return ProgressBar(name)
+
+
+class ProgressBar:
+    """A progress bar with the time left and the case measured last."""
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+        self.bar = Progress(*columns, TextColumn("[dim]{task.fields[case]}"), console=Console(stderr=True))
+        self.task = self.bar.add_task(name, total=None, left="", case="")
+
+    def __enter__(self) -> Callable[[Progress], None]:
+        self.bar.start()
+        return self.update
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Show how far the campaign is."""
+        time_left = "" if progress.eta_s is None else f"{progress.eta_s:.0f} s left"
+        done = progress.done + progress.waiting
+        self.bar.update(self.task, total=progress.total, completed=done, left=time_left, case=progress.case[:60])
 
 
 def show(summary: Summary, store: Store) -> None:
