@@ -40,8 +40,9 @@ class TransferEngine:
     Where no backend is asked for, kinds alike too. Declines what neither has learned, and what answers from as far were
     no nearer to the truth than physics. ``backend`` counts by its framework, ``preferences`` order several; with
     ``calls`` one with these words in its name answers. Who is ``named`` runs no other framework's kernel: near kin
-    answer, though kin of another framework are nearer. With ``inside_cluster`` communication is left to the network, which knows the links. Attention without a
-    mask is asked by its head size: ``unmasked`` is that of an engine which knows of no other, 0 of one for all else.
+    answer, though kin of another framework are nearer. With ``inside_cluster`` communication is left to the network,
+    which knows the links. Attention without a mask is asked by its head size: ``unmasked`` is that of an engine which
+    knows of no other, 0 of one for all else.
     """
 
     device: Device
