@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from ..datasets.backends import framework
 from ..datasets.files import write_atomically
 from ..datasets.launches import ANYONE, Caller, place
 from .choice import has_learned, is_own, launched, matching, sources_of
@@ -131,12 +132,17 @@ class Registry:
         order = self.preferences() if preferences is None else preferences
         return next(iter(launched(rows, order, kind, dtype, caller)), None)
 
-    def calling(self, kind: str, device_id: str, calls: str, dtype: str) -> str | None:
-        """The backend with most rows of those with ``calls`` in their names whose predictor has learned the format."""
+    def calling(
+        self, kind: str, device_id: str, calls: str, dtype: str, framework_name: str | None = None
+    ) -> str | None:
+        """The backend with most rows of those with ``calls`` in their names whose predictor has learned the format.
+
+        Of one framework, or of any.
+        """
         cards = {
             backend: self._card(kind, device_id, backend)
             for backend in self.backends(kind, device_id)
-            if calls in backend
+            if calls in backend and framework_name in (None, framework(backend))
         }
         taught = [backend for backend in cards if has_learned(cards[backend], dtype)]
         return max(taught, key=lambda backend: (cards[backend].get("n", 0), backend), default=None)

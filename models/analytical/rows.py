@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...datasets.ops import FUNCTIONS
-from .setting import Array, Dims, Setting, Terms
+from .setting import ONE_MEMORY, Array, Dims, Setting, Terms
 
 SECTOR_BYTES = {"cpu": 64.0, "gpu": 32.0}  # smallest piece a memory system delivers
 LANES_USED = 0.5  # ordinary lanes also compute addresses, convert and reduce
@@ -113,11 +113,18 @@ def copy(d: Dims, s: Setting) -> Terms:
     terms = _flat(d.size_bytes, 4096.0, s, _waste(width, s))
     if s.cpu:
         return terms
+    if s.device.architecture in ONE_MEMORY:
+        return _crossing(terms, d, s)
     gaps = (d.run_bytes > 0) & (d.run_bytes < d.size_bytes) & (d.joins == 0) & (d.direction == 0)
     terms = _each(terms, d.size_bytes / s.itemsize, np.where(gaps, INDEXED_CLOCKS, 0.0), s)
     rounds = np.ceil(d.size_bytes / s.itemsize / np.maximum(d.joins, 1) / (JOIN_THREADS * s.units))
     waits = np.where(d.joins > 0, rounds * JOIN_WAIT_US, 0.0)
     terms = Terms(terms.compute, np.maximum(terms.memory, waits), terms.overhead, hints=terms.hints)
+    return _crossing(terms, d, s)
+
+
+def _crossing(terms: Terms, d: Dims, s: Setting) -> Terms:
+    """The same where a copy leaves the device or enters it, over PCIe."""
     if not s.device.pcie_gbps:
         return terms
     outside = d.direction > 0
@@ -127,8 +134,11 @@ def copy(d: Dims, s: Setting) -> Terms:
 
 
 def _each(terms: Terms, numel: Array, clocks: Array, s: Setting) -> Terms:
-    """The same where each element takes a compute unit of a GPU so many clocks beside its arithmetic."""
-    if s.cpu:
+    """The same where each element takes a compute unit of a GPU so many clocks beside its arithmetic.
+
+    A TPU has no threads that find an element's place: whole registers of 8 x 128 are moved (How To Scale Your Model).
+    """
+    if s.cpu or s.device.architecture in ONE_MEMORY:
         return terms
     compute_us = numel * clocks / (s.units * s.device.clock_mhz)
     return Terms(terms.compute + compute_us, terms.memory, terms.overhead, hints=terms.hints)

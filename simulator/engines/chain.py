@@ -11,9 +11,9 @@ are asked in turn:
    (:mod:`.large_sums`),
 2. rows of other labs for this very op,
 3. tables of other labs: readings that the stack names (:mod:`.kernels`), the library's call (:mod:`.library`), those of
-   the stack's own framework,
+   the stack's own framework; experts of few bits that it has in more bits alone by those of a near device,
 4. own rows of another kernel, then any table, own ones first,
-5. and of other devices those of the framework, then any.
+5. and of other devices readings that the stack names, those of the framework, then any.
 
 What a user asked of one backend by its name, and a CPU, which has one kernel for an op, keep the plain order.
 """
@@ -37,7 +37,7 @@ from .network import NetworkEngine
 from .own_rows import OwnEngine
 from .single_ranks import SingleRankEngine
 from .streams import StreamEngine
-from .transfer import TransferEngine
+from .transfer import NearFormatEngine, TransferEngine
 from .unpacked import UnpackedEngine
 
 RULES_WITHOUT_KERNEL = (
@@ -62,6 +62,7 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
     """The engines with each clause of the rule as one of its own."""
     learned = next((engine for engine in engines if isinstance(engine, LearnedEngine)), None)
     measured = next((engine for engine in engines if isinstance(engine, MeasuredEngine)), None)
+    transfer = next((engine for engine in engines if isinstance(engine, TransferEngine)), None)
     chain: list[Engine] = []
     for engine in engines:
         if isinstance(engine, MeasuredEngine) and _asked_by_clause(engine):
@@ -78,6 +79,8 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
             if _asked_by_clause(engine) and not _contains(chain, OwnEngine):
                 chain.append(own_engine(engine, stack))
             chain += framework_tables(engine, stack)
+            if transfer is not None and transfer.backend is None:
+                chain += near_formats(engine, transfer, stack)
             if measured is not None and _asked_by_clause(measured):
                 if stack is None:
                     chain.append(replace(engine, rows="others"))
@@ -85,6 +88,7 @@ def order_engines(engines: Sequence[Engine], stack: Stack | None) -> list[Engine
             chain += [ThrottledEngine(LibraryEngine(engine.device, engine.registries), engine), engine]
         elif isinstance(engine, TransferEngine) and engine.backend is None:
             engine = replace(engine, caller=caller_of(stack, engine.device))
+            chain += [KernelsEngine(engine, stack.kernels)] if stack is not None and stack.kernels else []
             chain += [*(replace(engine, backend=name) for name in framework_names(stack)), engine]
         else:
             if isinstance(engine, NetworkEngine) and stack is not None and sums_itself(engine, stack):
@@ -160,6 +164,13 @@ def framework_tables(learned: LearnedEngine, stack: Stack | None) -> Iterator[En
         table = replace(learned, backend=name)
         yield ThrottledEngine(LibraryEngine(learned.device, learned.registries), table)
         yield table
+
+
+def near_formats(learned: LearnedEngine, transfer: TransferEngine, stack: Stack | None) -> Iterator[Engine]:
+    """Tables of the stack's framework on near devices, for formats that its tables of this device leave to them."""
+    for name in framework_names(stack):
+        kin = replace(transfer, backend=name, caller=learned.caller, named=True)
+        yield NearFormatEngine(replace(learned, backend=name), kin)
 
 
 def framework_names(stack: Stack | None) -> list[str]:

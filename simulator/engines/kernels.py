@@ -14,9 +14,11 @@ import numpy as np
 
 from ...datasets.backends import framework
 from ...datasets.ops import KINDS, KV_DTYPE
+from ...models.features import alike
 from ..question.kernels import KernelChoice
 from .answers import Answers, Columns
 from .learned import LearnedEngine
+from .transfer import TransferEngine
 
 MIN_SHARE_LEFT = 0.3  # of what a table says is left where the rounding is taken out of it
 ROUNDING_PARTS = ("scale", "apply")
@@ -24,12 +26,15 @@ ROUNDING_PARTS = ("scale", "apply")
 
 @dataclass(frozen=True)
 class KernelsEngine:
-    """Answers ops that a choice is of by the predictor that it names; declines others."""
+    """Answers ops that a choice is of by the predictor that it names; declines others.
 
-    learned: LearnedEngine
+    ``tables`` are those of the device itself, or of its kin, for devices that nobody timed.
+    """
+
+    tables: LearnedEngine | TransferEngine
     choices: Sequence[KernelChoice]
     name: str = "learned"
-    _engines: dict[KernelChoice, LearnedEngine | None] = field(
+    _engines: dict[KernelChoice, LearnedEngine | TransferEngine | None] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
@@ -58,33 +63,37 @@ class KernelsEngine:
             answers.put(open_, chosen_answers)
         return answers
 
-    def of(self, choice: KernelChoice) -> LearnedEngine | None:
-        """The engine of the backend that a choice names; None where the device has none of it."""
+    def of(self, choice: KernelChoice) -> LearnedEngine | TransferEngine | None:
+        """The engine of the backend that a choice names; None where neither the device nor its kin have it."""
         if choice not in self._engines:
             self._engines[choice] = self._find(choice)
         return self._engines[choice]
 
-    def _find(self, choice: KernelChoice) -> LearnedEngine | None:
-        device = self.learned.device
+    def _find(self, choice: KernelChoice) -> LearnedEngine | TransferEngine | None:
+        device = self.tables.device
         if choice.architecture and not device.architecture.startswith(choice.architecture):
             return None
         if choice.sm and choice.sm != device.sm:
             return None
         framework_name, _, words = choice.backend.partition(":")
+        if isinstance(self.tables, TransferEngine):
+            transfer = replace(self.tables, backend=framework_name, calls=words, named=True)
+            kin = transfer.kin(choice.kind, choice.dtype)
+            return transfer if kin is not None and alike(kin.dtype) == alike(choice.dtype) else None
         for device_id in filter(None, (device.id, device.variant_of)):
-            for registry in self.learned.registries:
+            for registry in self.tables.registries:
                 for backend in sorted(registry.backends(choice.kind, device_id), reverse=True):
                     if framework(backend) != framework_name or words not in backend.partition(":")[2]:
                         continue
                     if registry.learned(choice.kind, device_id, backend, choice.dtype) == backend:
-                        return replace(self.learned, backend=backend)
+                        return replace(self.tables, backend=backend)
         return None
 
     def _subtract_rounding(
-        self, answers: Answers, engine: LearnedEngine, columns: Columns, dtype: str, cache: str
+        self, answers: Answers, engine: LearnedEngine | TransferEngine, columns: Columns, dtype: str, cache: str
     ) -> None:
         """Takes the rounding of the input [m, k] off the answers of products, by the tables of the same framework."""
-        same_framework = replace(self.learned, backend=framework(engine.backend or ""))
+        same_framework = replace(self.tables, backend=framework(engine.backend or ""))
         rounding_us = np.zeros(len(answers.latency_us))
         for rounding in ROUNDING_PARTS:
             part_us = same_framework.answer(

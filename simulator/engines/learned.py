@@ -10,6 +10,7 @@ import numpy as np
 
 from ...datasets.backends import framework
 from ...datasets.devices import RATE_OF, Device
+from ...datasets.dtypes import WEIGHT_BITS
 from ...datasets.launches import ANYONE, Caller, place
 from ...datasets.ops import KINDS, LINKS
 from ...datasets.row_checks import unit_of
@@ -28,6 +29,7 @@ from .network import NetworkEngine
 
 COMMUNICATION = ("collective", "expert_parallel")
 NEAR_TIERS = TIERS[:2]  # of one die or one generation: the same kernels
+EXPERTS = "fused_moe"
 COMMON_NODE_SIZE, COMMON_DTYPE = 8, "bf16"  # how most collectives are measured
 
 
@@ -176,9 +178,17 @@ class LearnedEngine:
             return OTHER_FORMAT
         return ANY_TABLE if self.backend is None else TABLE
 
+    def leaves_to_kin(self, kind: str, dtype: str) -> bool:
+        """Whether there is a table of the kind here, of another format than the ones that near devices have."""
+        predictor = self._find_table(kind, dtype) if self.predictor(kind, dtype) is None else None
+        return predictor is not None and self._kin_know_better(predictor, dtype)
+
     def _find(self, kind: str, dtype: str) -> Predictor | None:
-        if self.rows == "own":
-            return self._check_usable(self._find_launched(kind, dtype), kind, dtype)
+        find = self._find_launched if self.rows == "own" else self._find_table
+        return self._check_usable(find(kind, dtype), kind, dtype)
+
+    def _find_table(self, kind: str, dtype: str) -> Predictor | None:
+        """The predictor of the device, its variant or any device, that is first by the rule."""
         places = [(self.device.id, self.backend)]
         if self.device.variant_of:
             places.append((self.device.variant_of, self.backend))
@@ -189,7 +199,7 @@ class LearnedEngine:
                 query = kind, device_id, framework_backend, dtype, self.preferences, self.caller
                 backend = registry.matching(*query, foreign=self.rows == "others", unmasked=self.unmasked)
                 if backend is not None:
-                    return self._check_usable(registry.find(kind, device_id, backend), kind, dtype)
+                    return registry.find(kind, device_id, backend)
         return None
 
     def _find_launched(self, kind: str, dtype: str) -> Predictor | None:
@@ -206,12 +216,20 @@ class LearnedEngine:
         return predictor
 
     def _kin_know_better(self, predictor: Predictor, dtype: str) -> bool:
-        """Whether a predictor never saw the format of products that one of a near device has learned."""
-        if unit_of(predictor.kind) != "tensor" or knows_format(predictor, dtype):
+        """Whether a predictor never saw the format of products that one of a near device has learned.
+
+        Experts of few bits are other kernels than those in 16 bits, though on the same units: of these a near device
+        must have the framework's, where one is asked for.
+        """
+        if unit_of(predictor.kind) != "tensor" or has_learned(predictor.card, dtype):
             return False
+        unpacks = predictor.kind == EXPERTS and dtype in WEIGHT_BITS
+        if knows_format(predictor, dtype) and not unpacks:
+            return False
+        label = framework(self.backend) if unpacks and self.backend is not None else None
         return any(
             is_kin(self.device, device_id, NEAR_TIERS)
-            and registry.learned(predictor.kind, device_id, None, dtype, self.preferences, self.caller)
+            and registry.learned(predictor.kind, device_id, label, dtype, self.preferences, self.caller)
             for registry in self.registries
             for device_id in registry.devices()
         )

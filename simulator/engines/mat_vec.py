@@ -3,7 +3,8 @@
 An engine with kernels of its own for them says in ``conf/stack`` what share of the bandwidth these reach. And a table
 that contradicts that law loses to it: a call of a plug-in or of a TensorRT engine was timed with what it takes to
 launch it, 10 to 25 us at any size, and in a captured step nobody waits for that; one row went to another kernel than
-two; a table of another chip has small products alone.
+two; a table of another chip has small products alone; one of fp32 lanes says nothing of 16 bits on matrix units, and
+sums of tensors on the same device say what its memory sustains (T4 and P100 0.75, V100 0.9 of the data sheet's).
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from ...datasets.dtypes import BITS, WEIGHT_BITS, weight_itemsize
 from ...datasets.vocabulary import OpColumns
 from ...models import analytical
 from ...models.analytical.matmul import RAMP_CLOCKS
-from ...models.choice import BEYOND, FEWER_BYTES, KIN, MAT_VEC, MORE_ROWS, OWN, SIXTEEN_BITS_FASTER
+from ...models.choice import (
+    BEYOND,
+    FEWER_BYTES,
+    KIN,
+    MAT_VEC,
+    MORE_ROWS,
+    OTHER_FORMAT,
+    OWN,
+    SIXTEEN_BITS_FASTER,
+    SUM_OF_BYTES,
+)
+from ...models.donors import as_elements
 from ..question.kernels import MatVec
 from .answers import Answers, Columns, Engine, in_turn
 
@@ -27,7 +39,8 @@ MAT_VEC_ROWS = (
 )
 CONTRADICTION = 1.5  # times as long as other weights of as many bytes: unpacking takes less. A judgement
 SLOWER_THAN_MORE_ROWS = (
-    1.3  # times as long as MAT_VEC_ROWS rows of the same product, which has all that work. A judgement
+    1.3  # times as long as MAT_VEC_ROWS rows of the same product, or a sum of as many bytes, which have all that work.
+    # A judgement
 )
 WHOLE_BITS = 16
 SIXTEEN_BITS = ("fp16", "bf16")
@@ -98,8 +111,14 @@ class FewRowsEngine:
         def ask(asked_columns: Columns, asked_dtype: str) -> Answers:
             return in_turn(self.others, kind, asked_columns, asked_dtype, out_dtype, cache)
 
+        def ask_sum(asked_columns: Columns, asked_dtype: str) -> Answers:
+            product = OpColumns(kind, asked_columns, asked_dtype, out_dtype, cache)
+            return in_turn(
+                self.others, "elementwise", as_elements(product, asked_dtype), asked_dtype, asked_dtype, cache
+            )
+
         if kind == "gemm":
-            answers = few_row_products(columns, dtype, self.eight_bits, ask)
+            answers = few_row_products(columns, dtype, self.eight_bits, ask, ask_sum)
             if self.device is not None:
                 raise_to_roofline(answers, OpColumns(kind, columns, dtype, out_dtype, cache), self.device)
             if self.kernels is not None:
@@ -111,11 +130,14 @@ class FewRowsEngine:
         return Answers.declined(len(next(iter(columns.values()))))
 
 
-def few_row_products(columns: Columns, dtype: str, eight_bits: Sequence[str], ask: Ask) -> Answers:
+def few_row_products(
+    columns: Columns, dtype: str, eight_bits: Sequence[str], ask: Ask, ask_sum: Ask | None = None
+) -> Answers:
     """Products of up to :data:`MAT_VEC_ROWS` rows whose answer contradicts that of as many bytes, by that one.
 
     A product of more rows reads the same weights and more. Weights of few bits are 16-bit ones of a smaller product.
-    And 16-bit weights are 8-bit ones of a larger product, of which the device has a table of its own.
+    And 16-bit weights are 8-bit ones of a larger product, of which the device has a table of its own. Where it has one
+    of fp32 products alone, they are a sum of tensors (``ask_sum``), which waits for memory as they do.
     """
     answers = Answers.declined(len(columns["m"]))
     at = np.flatnonzero(columns["m"] <= MAT_VEC_ROWS)
@@ -139,6 +161,12 @@ def few_row_products(columns: Columns, dtype: str, eight_bits: Sequence[str], as
         of_eight = (ask(with_share(few_columns, "n", 2.0), name) for name in eight_bits)
         answered = filter(is_of_the_device, of_eight)
         alike += [(FEWER_BYTES, CONTRADICTION, other) for other in [next(answered, None)] if other is not None]
+    elif dtype in SIXTEEN_BITS and ask_sum is not None and (table_answers.clause.astype(str) == OTHER_FORMAT).all():
+        alike += [
+            (SUM_OF_BYTES, SLOWER_THAN_MORE_ROWS, other)
+            for other in [ask_sum(few_columns, dtype)]
+            if is_of_the_device(other)
+        ]
     for clause, most, other in alike:
         with np.errstate(invalid="ignore"):
             wrong = suspects & (table_answers.latency_us > most * other.latency_us)

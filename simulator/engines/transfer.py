@@ -24,7 +24,7 @@ from ...models.predictor import Predictor
 from ...models.registry import Registry
 from .answers import Answers, Columns
 from .coverage import apart, rescale_bounds, widen_for_labs
-from .learned import COMMUNICATION
+from .learned import COMMUNICATION, NEAR_TIERS, LearnedEngine
 from .library import row_sources
 from .masks import each_mask
 
@@ -38,9 +38,11 @@ class TransferEngine:
     """Asks the kin of a device that have learned the kind in the format, or in one that runs on the same units.
 
     Where no backend is asked for, kinds alike too. Declines what neither has learned, and what answers from as far were
-    no nearer to the truth than physics. ``backend`` counts by its framework, ``preferences`` order several. With
-    ``inside_cluster`` communication is left to the network, which knows the links. Attention without a mask is asked by
-    its head size, of an engine for each: ``unmasked`` (:mod:`.masks`).
+    no nearer to the truth than physics. ``backend`` counts by its framework, ``preferences`` order several; with
+    ``calls`` one with these words in its name answers. Who is ``named`` runs no other framework's kernel: near kin
+    answer, though kin of another framework are nearer. With ``inside_cluster`` communication is left to the network,
+    which knows the links. Attention without a mask is asked by its head size, of an engine for each: ``unmasked``
+    (:mod:`.masks`).
     """
 
     device: Device
@@ -51,6 +53,8 @@ class TransferEngine:
     name: str = "transfer"
     caller: Caller = ANYONE
     unmasked: int = 0
+    calls: str = ""
+    named: bool = False
     _found: dict[tuple[str, str], Kin | None] = field(default_factory=dict, init=False, compare=False, repr=False)
     of_head: dict[int, TransferEngine] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -95,8 +99,10 @@ class TransferEngine:
         Kernels of a framework differ less than chips: those of kin that are further away than another's are left out.
         """
         for kin in self._learners(kind, dtype):
-            nearest = next(replace(self, backend=None)._learners(kind, dtype), kin) if self.backend is not None else kin
-            if TIERS.index(kin.tier) <= TIERS.index(nearest.tier):
+            anyone = replace(self, backend=None, calls="")
+            nearest = next(anyone._learners(kind, dtype), kin) if self.backend is not None else kin
+            reach = TIERS.index(NEAR_TIERS[-1] if self.named else nearest.tier)
+            if TIERS.index(kin.tier) <= reach:
                 yield kin
         widths = recast_widths(kind, group(kind))
         for donor in donors(kind) if self.backend is None else ():
@@ -143,7 +149,7 @@ class TransferEngine:
     def _nearest(self, kind: str, dtype: str, intervals: Mapping[str, Intervals], donor: Donor | None) -> Kin | None:
         """The device itself, asked as another kind, or the nearest kin that ``intervals`` are known of."""
         framework_name = self.backend and framework(self.backend)
-        calls = donor.calls if donor is not None else ""
+        calls = donor.calls if donor is not None else self.calls
         unmasked = self.unmasked if donor is None else 0  # what carries over was told of the table with most rows
         places = {
             candidate[0].id: candidate
@@ -168,6 +174,23 @@ class TransferEngine:
                     intervals[reached_tier],
                 )
         return None
+
+
+@dataclass(frozen=True)
+class NearFormatEngine:
+    """Answers by near kin of a framework what its ``table`` of this device leaves to them; declines all else.
+
+    B200's table of vLLM has experts of 4-bit weights, those of GB200, B300 and GB300 have them in more bits alone.
+    """
+
+    table: LearnedEngine
+    kin: TransferEngine
+    name: str = "transfer"
+
+    def answer(self, kind: str, columns: Columns, dtype: str, out_dtype: str, cache: str) -> Answers:
+        if not self.table.leaves_to_kin(kind, dtype):
+            return Answers.declined(len(next(iter(columns.values()))))
+        return self.kin.answer(kind, columns, dtype, out_dtype, cache)
 
 
 def _predictor(kind: str, candidate: PredictorPlace) -> Predictor | None:
@@ -197,7 +220,7 @@ def learned_places(
             except DeviceError:  # measured by the user, or learned from several
                 continue
             if calls:
-                name = registry.calling(kind, device_id, calls, dtype)
+                name = registry.calling(kind, device_id, calls, dtype, backend)
             else:
                 name = registry.learned(kind, device_id, backend, dtype, preferences, caller, unmasked)
             if name is not None:

@@ -7,17 +7,20 @@ is faster than memory. Weights that lie in memory take as long as their share of
 holds them, which a warm row tells as well; a kernel loads them while it waits for what else made the warm row slow.
 
 Kin carry the same over to devices whose caches are faster than their memory by another factor. There the sum of a
-narrow product and of the share of a wide one bounds what a product with few rows takes: both could run in turn.
+narrow product and of the share of a wide one bounds what a product with few rows takes: both could run in turn. The
+wide one is one that the caches of kin do not hold either: they were timed with those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
-from ...datasets.devices import Device
+from ...datasets.devices import Device, DeviceError, load_device
 from ...datasets.dtypes import weight_itemsize
 from ...datasets.ops import KINDS, LAYOUT, Op
 from ...datasets.vocabulary import OpColumns
@@ -57,7 +60,10 @@ def bound_cold_products(
     if not len(at):
         return warm, cold
     products = [ops[index] for index in at.tolist()]
-    times = np.array([np.ceil(TIMES_CACHE * device.l2_mib * 2**20 / weight_bytes(op)) for op in products])
+    caches_mib = [max(device.l2_mib, largest_cache_mib(str(warm.predictor[index]))) for index in at.tolist()]
+    times = np.array(
+        [np.ceil(TIMES_CACHE * mib * 2**20 / weight_bytes(op)) for op, mib in zip(products, caches_mib, strict=True)]
+    )
     wide = [op.replace(n=int(op.n * count)) for op, count in zip(products, times, strict=True)]
     share = ask(engine, wide).latency_us / times
     narrow = np.full(len(ops), np.inf)
@@ -68,6 +74,16 @@ def bound_cold_products(
     unmeasured = ~cold.in_envelope[at]
     most_us = np.where(unmeasured, np.maximum(warm.latency_us[at], device.launch_us + share), np.inf)
     return warm, at_most(cold, at, most_us)
+
+
+@lru_cache(maxsize=1024)
+def largest_cache_mib(predictors: str) -> float:
+    """The largest last-level cache of the devices that predictors, by their names, learned from; 0 of none."""
+    caches_mib = [0.0]
+    for name in predictors.split(" + "):
+        with suppress(DeviceError):  # measured by the user, or learned from several
+            caches_mib.append(load_device(name.rpartition("/")[2].partition("@")[0]).l2_mib)
+    return max(caches_mib)
 
 
 def bound_asked_products(engine: Engine, query: OpColumns, cold: Answers, device: Device) -> Answers:

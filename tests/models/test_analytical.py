@@ -229,6 +229,17 @@ def test_units_that_share_one_memory_are_fed() -> None:
     assert least_us < latency("gemm", square, load_device("tpu_v6e"), "cold") < 1.4 * least_us
 
 
+@pytest.mark.parametrize("gaps", [{"run_bytes": 256}, {"joins": 2}])
+def test_a_copy_on_a_tpu_waits_for_memory_and_no_threads(gaps: dict[str, int]) -> None:
+    """Clocks of CUDA's threads for an element, over four units, took 30 times as long."""
+    size_bytes, tpu = 2**28, load_device("tpu_v6e")
+    least_us = 2 * size_bytes / tpu.memory_gbps / 1e3
+    dims = {"size_bytes": size_bytes, "direction": 0, "run_bytes": 0, "joins": 0} | gaps
+    assert least_us < latency("copy", dims, tpu, "cold") < 1.2 * least_us
+    runs = {"numel": 2**27, "inputs": 1, "fn": 0, "run": 4096}
+    assert latency("elementwise", runs, tpu, "cold") < 1.2 * least_us
+
+
 def test_a_last_wave_costs_a_whole_one(gpu: Device) -> None:
     # 132 tiles of 128 x 256 fill an H100 once; one row of tiles more starts another wave, unless K is split
     even = {"batch": 1, "m": 128 * 12, "n": 256 * 11, "k": 512, "layout": 1}

@@ -146,3 +146,37 @@ def test_sglang_runs_openais_experts_of_gpt_oss_on_hopper() -> None:
     found = ask(engine_of(load_stack("sglang"), engines), [experts], "cold")
     assert "oaitriton" in found.predictor[0]
     assert found.latency_us[0] < 0.6 * latency(learned("h100_sxm", "sglang-0.5.14:sglang_fused_moe_triton"), experts)
+
+
+OSS_PACKED = make_op("fused_moe", "mxfp4a16", out_dtype="bf16", tokens=64, hidden=2880, inter=2880, topk=4, experts=32)
+ORDER = ("learned", "transfer", "analytical")
+
+
+def experts_of(stack: str, device: str, op: Op = OSS_PACKED) -> tuple[float, str]:
+    """Microseconds of experts in a stack on a device, and who says so."""
+    engine = engine_of(load_stack(stack), build_engine(load_device(device), [], [SHIPPED_PREDICTORS], ORDER))
+    answers = ask(engine, [op], "cold")
+    return float(answers.latency_us[0]), str(answers.predictor[0])
+
+
+@pytest.mark.parametrize("device", ["gb200", "gb300", "b300_sxm"])
+def test_experts_of_few_bits_are_the_framework_s_of_a_near_chip_where_its_table_here_has_none(device: str) -> None:
+    of_b200, _ = experts_of("vllm", "b200_sxm")
+    latency_us, predictor = experts_of("vllm", device)
+    assert "vllm_gptossmxfp4moe" in predictor
+    assert "b200_sxm" in predictor
+    assert 0.8 * of_b200 < latency_us < 1.1 * of_b200
+
+
+@pytest.mark.parametrize("device", ["l40s", "rtx_4090"])
+def test_sglang_s_experts_of_gpt_oss_read_four_bits_on_ada(device: str) -> None:
+    latency_us, _ = experts_of("sglang", device)
+    assert latency_us == pytest.approx(experts_of("vllm", device)[0])
+    over_ranks = OSS_PACKED.replace(experts=32, ep=2)
+    assert experts_of("sglang", device, over_ranks)[0] > 1.3 * experts_of("vllm", device, over_ranks)[0]
+
+
+def test_a_reading_that_a_stack_names_is_read_off_near_kin_of_a_chip_without_tables() -> None:
+    """SGLang's own table of Hopper widens weights first; the reading of OpenAI's kernels goes before it on H20, too."""
+    assert "oaitriton" in experts_of("sglang", "h20_sxm")[1]
+    assert "oaitriton" not in experts_of("sglang", "rtx_5090")[1]

@@ -12,13 +12,14 @@ from opcast.datasets.devices import load_device
 from opcast.datasets.ops import KINDS, make_op
 from opcast.datasets.vocabulary import OpColumns
 from opcast.models import analytical
-from opcast.models.choice import FEWER_BYTES, MAT_VEC, MORE_ROWS
+from opcast.models.choice import FEWER_BYTES, MAT_VEC, MORE_ROWS, SUM_OF_BYTES
 from opcast.simulator.engines.answers import Answers, ask
 from opcast.simulator.engines.fused import build_engine
 from opcast.simulator.engines.mat_vec import CONTRADICTION, MAT_VEC_ROWS, FewRowsEngine, MatVecEngine
 from opcast.simulator.question.errors import PlanError
 from opcast.simulator.question.kernels import MatVec
 from opcast.simulator.question.stack import known_stacks, load_stack
+from opcast.simulator.step.build import engine_of
 
 A100 = load_device("a100_sxm_80gb")
 SHIPPED = Path(__file__).parents[3] / "models" / "shipped"
@@ -169,3 +170,17 @@ def test_a_product_of_as_many_bytes_is_no_faster_than_matrix_units_that_are_cut(
     least = analytical.roofline_us(OpColumns("gemm", columns, "w4a16", "bf16", "cold"), h20)
     assert (found.latency_us >= 0.999 * least).all()
     assert (found.high_us > found.latency_us).all()
+
+
+@pytest.mark.parametrize("device", ["t4", "p100_pcie", "v100_pcie", "mi100"])
+def test_16_bit_weights_are_read_as_fast_as_sums_of_tensors_where_a_table_has_fp32_alone(device: str) -> None:
+    """The table's rows are of fp32 lanes: what these lack says nothing of few rows, which wait for memory."""
+    card = load_device(device)
+    plain = build_engine(card, [], [SHIPPED], ("learned", "transfer", "analytical"))
+    engine = engine_of(load_stack("vllm"), plain)
+    product = make_op("gemm", "fp16", m=1, n=14336, k=4096)
+    answers = ask(engine, [product, make_op("elementwise", "fp16", numel=14336 * 4096 // 3, inputs=2)], "cold")
+    assert answers.clause[0] == SUM_OF_BYTES
+    assert answers.latency_us[0] == pytest.approx(answers.latency_us[1], rel=0.02)
+    assert 1.0 < answers.latency_us[0] / (2e-3 * 14336 * 4096 / card.memory_gbps) < 1.6
+    assert ask(engine, [product.replace(m=2048)], "cold").clause[0] != SUM_OF_BYTES

@@ -86,3 +86,15 @@ def test_a_product_that_is_asked_alone_is_bound_as_in_a_step(device: str) -> Non
     columns = dict(zip(KINDS["gemm"].names, np.array([op.dims for op in ops]).T, strict=True))
     asked = OpColumns("gemm", columns, "bf16", "bf16", "cold")
     assert predict_columns(asked, card, engine).latency_us.tolist() == cold.tolist()
+
+
+@pytest.mark.parametrize("device", ["gb10", "rtx_5060_ti", "l4"])
+def test_a_cache_that_only_kin_have_slows_no_product_of_a_chip_without_it(device: str) -> None:
+    """RTX PRO 6000 and L40S keep 50 MB in their caches: what else their rows wait for is no share of memory's time."""
+    card = load_device(device)
+    engine = build_engine(card, [], [Path(__file__).parents[3] / "models" / "shipped"])
+    in_cache, beyond = (make_op("gemm", m=1, n=n, k=4096) for n in (6144, 128256))
+    answers = predict_ops([in_cache, beyond], card, engine, "cold")
+    rates = [weight_bytes(op) / answer.latency_us for op, answer in zip((in_cache, beyond), answers, strict=True)]
+    assert "/rtx_pro_6000_server@" in str(answers[0].predictor) or "/l40s@" in str(answers[0].predictor)
+    assert rates[0] > 0.7 * rates[1]
