@@ -21,6 +21,7 @@ from .architecture import megatron_model
 from .launch_adapters import bridge_linears, check_trained_weights
 from .launch_errors import LaunchError
 from .launch_point import Launch
+from .request import SearchRequest, request_of, set_up
 
 STACKS = {  # what each runs, as its files are read back
     "megatron-lm": "megatron",
@@ -236,6 +237,15 @@ def other_stack(request: SimulateRequest, framework: str) -> str:
         f"stack={stack.id} was searched, and `opcast simulate launch=` takes files of {framework} as stack={runs}: "
         f"leave stack= out to search that, or say stack={stack.id} there, too"
     )
+
+
+def launch_point(request: SearchRequest, point: Mapping[str, Any], framework: str | None) -> tuple[str, str]:
+    """The launch file of a point, and what to say where it runs something else than was searched; without a ``stack``
+    Megatron-LM's was."""
+    framework = framework or usual_framework(request.base.stack)
+    base = replace(request.base, stack=request.base.stack or stack_of(framework))
+    text = launch_file(request_of(set_up(replace(request, base=base)), point), framework)
+    return text, other_stack(request.base, framework)
 
 
 def launch_file(request: SimulateRequest, framework: str) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,27 +27,30 @@ from .expressions import ceilings
 from .outcome import Row, SearchOutcome, after_rules, fitting_together
 from .points import Folder, identity
 from .rank import dominated, front, losses
-from .request import SearchRequest, SearchSetup, set_up
+from .request import SearchRequest, SearchSetup
 from .result import SearchReport
 from .space import AXES, MOST_POINTS, Points, combinations, derived, fitting, neighbours, settings
+from .spread import Crew, Progress
 from .workers import Workers
+
+if TYPE_CHECKING:
+    from ..engines.bench import Bench
 
 WAVE = 256  # points between two looks at what can still be best; those that are alike among them share work
 CONSTRAINT = "constraint: "
 FEW = 16  # points: no probes are worth their time for fewer
-Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
 def search(
-    request: SearchRequest, workers: Callable[[SearchSetup], Workers], folder: Folder, progress: Progress
+    request: SearchRequest, bench: Bench, crew: Crew, points_path: Path | None, progress: Progress
 ) -> SearchReport:
     """The answer to a request. RequestError for an empty space and for rules that leave nothing of it.
 
-    ``workers`` makes what simulates; ``folder`` keeps the points; ``progress`` opens a bar of so many points.
+    The folder ``points_path`` keeps the points; ``progress`` opens a bar of so many points.
     """
-    started = time.perf_counter()
-    setup = set_up(request)
-    crew, outcome = workers(setup), SearchOutcome()
+    started, folder = time.perf_counter(), Folder(points_path, request)
+    workers, outcome = Workers(Evaluator.of(request, bench), crew), SearchOutcome()
+    setup = workers.evaluator.setup
     sampler, count = request.sampler, math.prod(map(len, setup.axes.values()))
     if sampler == "auto" and count > MOST_POINTS:
         sampler = "nsga2"
@@ -58,15 +61,15 @@ def search(
         few = sampler == "exhaustive" or len(inside) <= request.exhaustive_up_to
         counted = Counted(count, len(points), left_out, "exhaustive" if few else "nsga2")
     if counted.sampler == "exhaustive":
-        exhaustive(setup, inside, crew, outcome, folder, progress)
+        exhaustive(setup, inside, workers, outcome, folder, progress)
     else:
         from .sampled import sample
 
         outcome = SearchOutcome()
         with progress(request.trials) as advance:
-            outcome.add(sample(setup, crew, folder, advance, counted.sampler), AXES)
+            outcome.add(sample(setup, workers, folder, advance, counted.sampler), AXES)
     folder.write(outcome.left() if folder.path else (), "left_out")
-    return answer(layouts(setup, crew), outcome, counted, started)
+    return answer(layouts(setup, workers), outcome, counted, started)
 
 
 def layouts(setup: SearchSetup, crew: Workers) -> Search:
