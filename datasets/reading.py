@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +104,16 @@ def flat(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", value
+
+
+def named_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """The arguments of a command: each name, which a dash and a letter begin, with the words after it; what comes
+    before the first is left out."""
+    named: list[tuple[str, list[str]]] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            named.append((name, [value] if equals else []))
+        elif named:
+            named[-1][1].append(word)
+    return named

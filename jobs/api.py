@@ -255,7 +255,7 @@ def sweep(
 
     given = settings if model is None else {"model": model, **settings}
     swept = sweep_of(verb, given, axes, lambda values: verb_request(verb, None, values, home))
-    return swept.answered(Crew(workers), silent, place_of_table(table))
+    return swept.answered(Crew(workers), silent, None if table is None else place_of_table(table))
 
 
 def search_serving(

@@ -12,7 +12,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..datasets.counts import counted
@@ -22,9 +21,8 @@ from .composing import as_override, compose, quoted
 from .search import crew_of
 from .show import BadInputError, print_json, say, wants_json
 from .show import table as print_table
-from .sweeping import ANSWERS, ERROR, Row, SweepPoint, SweepReport, answer_points, check_count, rows_of
+from .sweeping import ANSWERS, ERROR, Row, SweepPoint, SweepReport, answer_points, check_count, place_of_table, rows_of
 from .validate import progress_bar
-from .writing import check_place
 
 ADDED = ("crew.options.",)
 FIGURES = {  # verb -> the figures that are shown
@@ -54,8 +52,7 @@ def run(config: dict[str, Any]) -> int:
     """Ask all points that the table has not, and write it; returns the exit code, 1 where no point has an answer."""
     as_json, started = wants_json(config), time.perf_counter()
     choice(BadInputError, "sweep", config["verb"], list(ANSWERS))
-    path = Path(str(config["table"])).expanduser()
-    check_place("table", path)
+    path = place_of_table(str(config["table"]))
     crew, verb = crew_of(config), str(config["verb"])
     shared = (f"home={quoted(str(config['home']))}",)
     points, swept = points_of(verb, list(map(str, config["words"])), shared)

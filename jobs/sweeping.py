@@ -181,10 +181,8 @@ def check_count(names: Sequence[str], axes: Sequence[Sequence[Any]], most: int =
         raise RequestError(f"the axes ({', '.join(names)}) have {count:,} points, more than {most:,}: take fewer")
 
 
-def place_of_table(path: str | Path | None) -> Path | None:
+def place_of_table(path: str | Path) -> Path:
     """Where a table shall lie. BadInputError where it cannot."""
-    if path is None:
-        return None
     place_path = Path(path).expanduser()
     check_place("table", place_path)
     return place_path

@@ -17,7 +17,7 @@ from typing import Any
 from ...datasets.clusters import ClusterError, load_cluster
 from ...datasets.reading import UNREADABLE, flat, problem, read_text, read_yaml
 from ..trace.models import known_models, resolve
-from .launch import RECIPES, TITAN_EAGER, TITAN_MODELS, TORCHTITAN
+from .launch import RECIPES, TITAN_EAGER, TITAN_MODELS, TORCHTITAN, settings_called
 from .launch_adapters import BRIDGE_LINEARS, linears_pattern
 from .launch_errors import LaunchError
 from .relaunch import megatron_settings
@@ -31,18 +31,10 @@ READ = (
     "Megatron-Bridge or YAML of NeMo, accelerate's YAML or DeepSpeed's JSON"
 )
 BRIDGE_COUNTS = {  # as Megatron-Bridge and NeMo call them
-    "model.tensor_model_parallel_size": "parallel.tp",
-    "model.pipeline_model_parallel_size": "parallel.pp",
-    "model.virtual_pipeline_model_parallel_size": "parallel.vpp",
-    "model.context_parallel_size": "parallel.cp",
-    "model.expert_model_parallel_size": "parallel.ep",
-    "model.expert_tensor_parallel_size": "parallel.etp",
-    "model.seq_length": "workload.seq_len",
+    **settings_called(1),
     "model.encoder_seq_length": "workload.seq_len",
     "model.micro_batch_size": "workload.micro_batch",
     "model.global_batch_size": "workload.global_batch",
-    "train.micro_batch_size": "workload.micro_batch",
-    "train.global_batch_size": "workload.global_batch",
     "trainer.num_nodes": "cluster.nodes",
     "trainer.devices": "cluster.devices_per_node",
     "peft.dim": "workload.lora_rank",

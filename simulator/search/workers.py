@@ -35,6 +35,7 @@ class Workers:
     def __init__(self, evaluator: Evaluator, crew: Crew | None = None) -> None:
         self.evaluator = evaluator
         self.crew = crew
+        self.setup = evaluator.setup
 
     def rows(
         self,

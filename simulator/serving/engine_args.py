@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ...datasets.reading import flat, read_json, read_yaml
+from ...datasets.reading import flat, named_words, read_json, read_yaml
 from .engines import ServingEngine, ServingEngineError
 from .policies import TABLE
 
@@ -124,14 +124,7 @@ def _plain(name: str) -> str:
 def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[str, Any, bool]]:
     """Names with their values, which are lists of words, or what stands in an object of JSON or in a file; and whether
     the name itself was typed."""
-    named: list[tuple[str, list[str]]] = []
-    for word in words:
-        if word.startswith("-") and not re.fullmatch(r"-[\d.]+", word):
-            name, equals, value = word.partition("=")
-            named.append((name, [value] if equals else []))
-        elif named:  # what comes before the first is the command itself
-            named[-1][1].append(word)
-    for name, values in named:
+    for name, values in named_words(words):
         if _meaning(name, meanings) == "file":
             path = Path(" ".join(values)).expanduser()
             pairs = _named("--", read_yaml(path, ServingEngineError, f"{name} {path}"))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....datasets.reading import flat, read_json, read_text, read_yaml
+from ....datasets.reading import flat, named_words, read_json, read_text, read_yaml
 from ...serving.engine_args import read_arguments
 from ...serving.engines import load_serving_engine
 from ...trace.models import known_models, shipped_source
@@ -182,10 +182,7 @@ def _server(path: Path, words: Sequence[str], files: Mapping[str, str]) -> Serve
 
 def _told(path: Path, engine: str, model: str, words: list[str], files: Mapping[str, str], dynamo: bool) -> Server:
     role, settings = BOTH, []
-    names = [at for at, word in enumerate(words) if re.match(r"--?[A-Za-z]", word)]
-    for at, after in zip(names, [*names[1:], len(words)][: len(names)], strict=True):
-        name, equals, value = words[at].partition("=")
-        values = [value] if equals else words[at + 1 : after]
+    for name, values in named_words(words):
         if name in MODELS:
             model = values[0] if values else model
         elif name == "--disaggregation-mode":

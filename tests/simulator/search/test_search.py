@@ -158,12 +158,6 @@ def test_a_search_that_was_ended_goes_on(asking: Asking, bench: Workbench, tmp_p
         bench.search(request, points=tmp_path / "found")
 
 
-@pytest.mark.slow
-def test_two_processes_find_the_same(asking: Asking, bench: Workbench, whole: list[SearchReport]) -> None:
-    found = bench.search(asking(**SPACES[0], prune=()), workers=2)
-    assert found.rows == whole[0].rows
-
-
 @pytest.mark.parametrize(
     ("axes", "own", "says"),
     [
