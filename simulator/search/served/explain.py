@@ -40,7 +40,7 @@ def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
 def reason(better: Row, worse: Row, objective: str) -> str:
     """Why a row is better than another: by how much, and what of their times makes it."""
     figure = OF_SERVING[objective].figure
-    value, theirs = better[figure], worse[figure]
+    value, theirs = better.get(figure), worse.get(figure)  # which only rows that were played may have
     how = "as good" if value == theirs else f"{abs(value / theirs - 1):.1%} better" if theirs else "better"
     text = f"{how} in {objective.replace('_', ' ')}"
     gains = {name: worse[key] - better[key] for key, name in PARTS.items()}

@@ -230,3 +230,4 @@ def test_a_reason_names_no_difference_that_cannot_be_seen() -> None:
     near, far = row | {"concurrency": 63.2}, row | {"concurrency": 20.0}
     assert "under way" not in reason(row, near, "tokens_per_s_per_gpu")
     assert "63 instead of 20 requests under way" in reason(row, far, "tokens_per_s_per_gpu")
+    assert reason(row | {"p_p99_ttft_met": 0.9}, near, "chance") == "better in chance"  # the next one was not played
