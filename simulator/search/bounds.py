@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...datasets.devices import Device
 from ...datasets.own_errors import refusal
-from ..engines import Engine
+from ..engines import Engine, FusedEngine
 from ..graph import Graph
 from ..memory.breakdown import GIB
 from ..memory.lifetimes import GRADIENTS, OPTIMIZER, WEIGHTS, ChunkWalk, walk_chunk
@@ -37,11 +38,8 @@ from ..timing.costs import Costs, cost_graphs
 from ..timing.modifiers import Run, modify
 from ..timing.phases import PhaseTimes, replays_graph
 from ..timing.schedule.pipeline import in_flight
-from .request import request_of
+from .request import SearchSetup, request_of
 from .space import Points
-
-if TYPE_CHECKING:
-    from .evaluate import Evaluator
 
 MARGIN = 0.98  # of a bound that is kept
 LEAST_LAYERS = 5
@@ -53,6 +51,15 @@ QUANTITIES = (  # bytes, then microseconds of kernels, of the host that issues t
     *("phase_forward", "phase_backward", "settled_phase_forward", "settled_phase_backward"),
 )
 SAVED, MOMENT, COLD, SETTLED, ISSUED, PHASES, SETTLED_PHASES = 3, 4, 5, 7, 9, 11, 13
+
+
+class PointPlacer(Protocol):
+    """Who says where the points of a search run: :class:`.evaluate.Evaluator`."""
+
+    setup: SearchSetup
+    graphs: Path
+
+    def place(self, point: Mapping[str, Any]) -> tuple[Plan, Device, FusedEngine]: ...
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class Probe:
     model_flops: float
 
 
-def probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
+def probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
     """The probe of a point's family; None where it has no pipeline of two stages, or too few layers."""
     try:
         return _probe(evaluator, {**point, "pp": 2, "vpp": 2, "zero_stage": 0, "schedule": "interleaved"})
@@ -76,7 +83,7 @@ def probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
         return None
 
 
-def _probe(evaluator: Evaluator, point: Mapping[str, Any]) -> Probe | None:
+def _probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
     plan, device, engine = evaluator.place(point)
     work = request_of(evaluator.setup, point).work
     if plan.offload or plan.passes or plan.slow_devices:
@@ -226,7 +233,7 @@ def standing(points: Points) -> list[dict[str, Any]]:
     return [points.at(int(position)) for position in places]
 
 
-def bound(points: Points, probes: Sequence[Probe | None], evaluator: Evaluator) -> Bounds:
+def bound(points: Points, probes: Sequence[Probe | None], evaluator: PointPlacer) -> Bounds:
     """The bounds of every point, from the probes of their families in the order of :func:`families`."""
     _, family = families(points)
     memory, time, flops = (np.zeros(len(points)) for _ in range(3))
