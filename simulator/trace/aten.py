@@ -35,12 +35,13 @@ DIVISION = "div true_divide sqrt rsqrt reciprocal floor_divide remainder fmod ad
 EXPONENTIAL = """
     exp exp2 expm1 log log2 log10 log1p sin cos tan tanh sigmoid silu silu_backward softplus softplus_backward
     log_sigmoid_forward log_sigmoid_backward erf erfc mish mish_backward elu elu_backward native_dropout bernoulli
-    rand rand_like randn randn_like uniform normal randint randperm logaddexp atan2 hardswish hardsigmoid
+    rand rand_like randn randn_like uniform normal exponential randint randperm logaddexp atan2 hardswish hardsigmoid
 """
 FILL = """
     zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill zero scalar_tensor arange eye
     linspace
 """
+OVERWRITING = frozenset(f"{name}_" for name in "copy zero fill uniform normal exponential bernoulli".split())
 SUMS = "sum mean amax amin max min any all argmax argmin prod std var var_mean logsumexp norm linalg_vector_norm"
 COPIES = """
     clone copy contiguous constant_pad_nd repeat flip roll _to_copy slice_scatter select_scatter expand_copy
@@ -92,8 +93,7 @@ def bytes_moved(call: Call) -> int:
 def overwrites(call: Call, view: View) -> bool:
     """Whether the call replaces the whole of an operand without reading it."""
     target = call.arguments.get("self", call.arguments.get("out"))
-    pure = call.name.partition(".")[2] in ("copy_", "zero_", "fill_", "uniform_", "normal_", "bernoulli_")
-    return pure and view == target
+    return call.name.partition(".")[2] in OVERWRITING and view == target
 
 
 def _first(call: Call) -> View:

@@ -26,6 +26,19 @@ SAME = {
     "Qwen/Qwen3-30B-A3B-Thinking-2507": "qwen3_30b_a3b",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama4_scout",
     "moonshotai/Kimi-K2-Thinking": "kimi_k2_5",
+    "mistralai/Mistral-7B-Instruct-v0.1": "mistral_7b_v0_1",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "llama3_1_8b",
+    "Qwen/Qwen2.5-Coder-7B": "qwen2_5_7b",
+    "Qwen/Qwen2-72B-Instruct": "qwen2_5_72b",
+    "lmsys/vicuna-13b-v1.5": "llama2_13b",
+    "huggyllama/llama-65b": "llama_65b",
+    "01-ai/Yi-34B-Chat": "yi_34b",
+    "codellama/CodeLlama-34b-Instruct-hf": "codellama_34b",
+    "microsoft/phi-4": "phi4",
+    "allenai/OLMo-2-1124-7B-Instruct": "olmo2_7b",
+    "EleutherAI/pythia-6.9b": "pythia_6_9b",
+    "CohereForAI/c4ai-command-r-plus": "command_r_plus_104b",
+    "bigcode/starcoder2-15b": "starcoder2_15b",
 }
 STORED = {
     "nvidia/Qwen3-32B-NVFP4": ("qwen3_32b", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
@@ -35,8 +48,8 @@ STORED = {
     "unsloth/gpt-oss-20b-BF16": ("gpt_oss_20b", {}),
 }
 OTHER = (
-    *("mistralai/Mistral-7B-Instruct-v0.1", "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "Qwen/Qwen2.5-7B-Instruct-1M"),
-    *("Qwen/Qwen2.5-Coder-7B", "moonshotai/Kimi-K2.6", "llama3", "mods:MLP", "./llama3_8b", "/tmp/Llama-3-8B", "a/b/c"),
+    *("mistralai/Mistral-7B-Instruct-v0.9", "microsoft/Phi-3-medium-128k-instruct", "Qwen/Qwen2.5-7B-Instruct-1M"),
+    *("Qwen/Qwen2.5-VL-7B", "moonshotai/Kimi-K2.6", "llama3", "mods:MLP", "./llama3_8b", "/tmp/Llama-3-8B", "a/b/c"),
 )
 
 

@@ -1,8 +1,6 @@
-"""What ``serving`` says of an iteration is what ``simulate`` says of the same batch, for every shipped model."""
+"""What ``serving`` says of an iteration is what ``simulate`` says of the same batch, for every architecture."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +16,8 @@ from opcast.simulator.trace.context import context_of
 from opcast.simulator.trace.models import resolve
 from opcast.simulator.workbench import Workbench
 
-MODELS = sorted(path.stem for path in (Path(__file__).parents[3] / "conf" / "model").glob("*.yaml"))
-ENCODERS = ("bert_base", "bert_large", "neusight_switch_xl_4")  # nothing to generate
-FAST = "gemma2_2b"  # soft caps, and windows shorter than the context
+from ..architectures import ENCODERS, architectures
+
 IN_CACHE = {"gemma3_1b": 0.05}  # windows of 64 sequences stay in the last-level cache, and less of them beside a prompt
 CONTEXT = 4095  # of 64 sequences, which no last-level cache holds
 POINTS = TablePoints(rows=(16,), tokens=(64,), samples=(16,), attending=(16,), contexts=(128,), prompts=(256,))
@@ -32,20 +29,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     return Workbench(Sources.at(home, order=("network", "analytical"), calibration="none"))
 
 
-def cases() -> list[object]:
-    """Every model: one of them in the fast lane, the first of each architecture in every run."""
-    seen: set[str] = set()
-    params = []
-    for name in (FAST, *(each for each in MODELS if each not in (FAST, *ENCODERS))):
-        family = str((resolve(name).config or {})["model_type"])
-        marks = [pytest.mark.essential if name == FAST else pytest.mark.slow]
-        marks += [pytest.mark.sibling] if family in seen else []
-        seen.add(family)
-        params.append(pytest.param(name, marks=marks))
-    return params
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", architectures((*ENCODERS, "neusight_switch_xl_4")))
 def test_an_iteration_takes_as_long_in_serving_as_simulated(name: str, bench: Workbench) -> None:
     """By physics alone, whose times grow with every size; the tables' axes have the sizes of the batches."""
     request = SimulateRequest(

@@ -48,6 +48,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT | {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2},
     "glm4_moe": {"num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts_per_tok": 2, "shared_expert_intermediate_size": 32},
+    "phimoe": {"num_experts_per_tok": 2, "sliding_window": None},
+    "olmoe": {"num_experts_per_tok": 2, "num_key_value_heads": 4},
+    "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 2, "moe_layer_end_index": 3},
+    "gpt_bigcode": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_inner": 64, "n_positions": 64},
+    "cohere2": {"sliding_window": 8, "sliding_window_pattern": 2},
     "qwen3_5_moe_text": {
         "num_experts_per_tok": 2,
         "shared_expert_intermediate_size": 32,
@@ -80,7 +86,15 @@ CHANGES: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": LATENT | SPARSE,
     "deepseek_v32": LATENT | SPARSE | {"n_group": 2, "topk_group": 1},
 }
-TRANSFORMED = ("gpt2", "gptj", "mpt", "bloom", "opt", "falcon")  # named settings of their own, not those of SMALL
+TRANSFORMED = (
+    "gpt2",
+    "gptj",
+    "mpt",
+    "bloom",
+    "opt",
+    "falcon",
+    "gpt_bigcode",
+)  # named settings of their own, not those of SMALL
 ENCODERS = ("bert",)  # which generate nothing
 PLAIN = ("switch_transformers",)  # attention in plain products, for its bias of positions (test_trace.py traces one)
 LINEAR = {"qwen3_5_moe_text": 3, "qwen3_next": 3, "kimi_linear": 3, "nemotron_h": 2, "mamba2": 4}  # of four layers
@@ -99,6 +113,10 @@ ROUTED = (
     "llama4_text",
     "glm4_moe",
     "minimax_m2",
+    "qwen2_moe",
+    "phimoe",
+    "olmoe",
+    "ernie4_5_moe",
 )
 
 
@@ -115,7 +133,7 @@ def small(family: str) -> dict[str, Any]:
     config = dict(resolve(families()[family]).config or {})
     own = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "vocab_size": 256}
     config |= own if family in TRANSFORMED else SMALL | {"num_hidden_layers": 4}
-    if family not in ("gpt2", "gptj", "mpt", "bloom"):
+    if family not in ("gpt2", "gptj", "mpt", "bloom", "gpt_bigcode"):
         config["num_hidden_layers"] = 4
     config |= {name: value for name, value in EXPERTS.items() if name in config}
     return config | CHANGES.get(family, {})

@@ -24,14 +24,14 @@ from opcast.simulator.trace.build import build_structure, load_config
 from opcast.simulator.trace.classes import encodes
 from opcast.simulator.trace.models import resolve
 
+from ..architectures import ENCODERS, FAST, architectures
+
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")  # of what the newest transformers is about to drop
 
 Config = dict[str, Any]
 PUBLISHED = yaml.safe_load(Path(__file__).with_name("published_parameters.yaml").read_text())
 DEVICE = load_device("h100_sxm")
 CONTEXTS = (255, 895)  # tokens before the one that is generated: inside and beyond windows of 512, beyond those of 128
-FAST = ("bert_base", "llama3_8b", "mpt_7b", "gpt_oss_20b", "deepseek_v3_2", "mamba2_2_7b")  # a kind of memory each
-ENCODERS = ("bert_base", "bert_large")  # which generate nothing
 STATES = ("mamba2_2_7b",)  # of which a step takes as long after any context
 PLAIN = ("neusight_switch_xl_4",)  # attends in plain products, for its bias of positions
 HEADS = ("num_key_value_heads", "num_kv_heads", "n_heads", "n_head", "num_attention_heads")
@@ -39,6 +39,7 @@ WIDTHS = ("hidden_size", "n_embd", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_decoder_layers")
 ROUNDS = {
     "gemma3_text": 6,
+    "cohere2": 4,
     "qwen3_next": 4,
     "qwen3_5_moe_text": 4,
     "kimi_linear": 4,
@@ -50,19 +51,6 @@ def all_models() -> list[Any]:
     """Every shipped model, slow ones marked."""
     names = sorted(known_models())
     return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-def architectures(left_out: tuple[str, ...] = ()) -> list[Any]:
-    """Every shipped model but those: the first of each architecture in every run, its siblings with --every-model."""
-    seen: set[str] = set()
-    params = []
-    for name in sorted(set(known_models()) - {*left_out}, key=lambda name: (name not in FAST, name)):
-        family = str(settings(name)["model_type"])
-        marks = [pytest.mark.slow] if name not in FAST else []
-        marks += [pytest.mark.sibling] if family in seen else []
-        seen.add(family)
-        params.append(pytest.param(name, marks=marks))
-    return params
 
 
 def settings(name: str) -> Config:
@@ -204,7 +192,7 @@ def layers_by_hand(config: Config) -> Iterator[tuple[float, int]]:
     heads = config.get("num_kv_heads") or (1 if config.get("multi_query") else first(config, HEADS))
     query_heads = config.get("num_attention_heads") or first(config, HEADS)
     token = 2 * 2 * heads * (config.get("head_dim") or first(config, WIDTHS) // query_heads)
-    every = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6}.get(family, 1)  # the last of so many sees all
+    every = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3_text": 6}.get(family, 1)  # the last of so many sees all
     for layer in range(layers):
         if family in ("qwen3_next", "qwen3_5_moe_text") and layer % 4 != 3:
             continue
