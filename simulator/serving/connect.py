@@ -21,7 +21,7 @@ from .learned import with_known_steps
 from .link import cache_link
 from .policies import policy_of
 from .replica import ServedReplica, by_hand, replica
-from .requests import longest_of
+from .requests import longest_of, stream
 from .setup import rules
 from .start import longest_served
 from .steps import ReplicaSteps, steps_of
@@ -118,14 +118,15 @@ def replica_of(
     bare = by_hand(IterationLaw(base_us=1.0), 1, kv.block_tokens or engine.kv.block_tokens, 0.0)
     probe = rules(scheduler, replace(bare, limits=limits))
     seqs = min(probe.max_seqs, request.traffic.concurrency or probe.max_seqs, 1024)
-    context = context_of(steps.config)
+    context, coming = context_of(steps.config), stream(request.traffic)
     extent = Extent(
         sequences=_round(seqs * (1 + request.speculation.tokens), 64),
         tokens=_round(probe.max_tokens, FEW_TOKENS),
-        context=min(_round(min(longest_of(request.traffic) + request.images.most_tokens, LONGEST), 8192), context),
+        context=min(_round(min(coming.longest + request.images.most_tokens, LONGEST), 8192), context),
     )
     rule = engine.kv if kv.fraction is None else replace(engine.kv, fraction=kv.fraction)
-    memory = steps.kv_budget(rule, probe.max_tokens, overheads_seen(kv), seqs)
+    most_tokens = rule.pass_tokens(probe.max_tokens, probe.chunk)
+    memory = steps.kv_budget(rule, most_tokens, overheads_seen(kv), seqs, coming.cached)
     block = kv.block_tokens or memory.block_tokens
     memory = replace(memory, block_tokens=block, blocks=kv.blocks or max(1, memory.tokens // block))
     memory, extras = with_extras(request, steps, kv, memory, probe.max_tokens)

@@ -26,19 +26,27 @@ class ServingEngineError(ValueError):
 
 @dataclass(frozen=True)
 class KvRule:
-    """How an engine sizes its KV memory (:mod:`.kv`)."""
+    """How an engine sizes its KV memory (:mod:`.kv`). ``window_share``: of the tokens that ``stack.windows`` says, the
+    part for which layers with a window have blocks, by type of model; 1 where it does not say."""
 
     rule: str
     fraction: float
     block_tokens: int
     spare_gib: float = 0.0
+    window_share: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         choice(ServingEngineError, "kv.rule", self.rule, KV_RULES)
         whole(ServingEngineError, "kv.block_tokens", self.block_tokens, 1)
         number(ServingEngineError, "kv.spare_gib", self.spare_gib)
+        for name, share in self.window_share.items():
+            number(ServingEngineError, f"kv.window_share.{name}", share)
         if not 0 <= self.fraction <= 1:
             raise ServingEngineError(f"kv.fraction={self.fraction!r} must be from 0 to 1")
+
+    def pass_tokens(self, max_tokens: int, chunk: int) -> int:
+        """Tokens of the largest pass, beside which keys and values must fit: SGLang's is a chunk of prompts."""
+        return min(max_tokens, chunk) if self.rule == "static" else max_tokens
 
 
 @dataclass(frozen=True)

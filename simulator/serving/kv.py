@@ -16,12 +16,14 @@ class KvBudget:
     """KV memory of one replica (of one attention-DP rank where it has several).
 
     ``blocks`` of ``block_tokens`` tokens each; ``bytes_per_token`` are those of the whole replica, as a transfer of a
-    cache to another replica moves them.
+    cache to another replica moves them. All are of sequences of usual length; a long one alone may have ``stretch``
+    times as many tokens, as layers with a window keep no more of it.
     """
 
     blocks: int
     block_tokens: int = 16
     bytes_per_token: float = 0.0
+    stretch: float = 1.0
 
     def __post_init__(self) -> None:
         whole(KvError, "kv.blocks", self.blocks, 1)
@@ -32,3 +34,8 @@ class KvBudget:
     def tokens(self) -> int:
         """Tokens that fit."""
         return self.blocks * self.block_tokens
+
+    @property
+    def longest(self) -> int:
+        """Tokens of one sequence alone that fit."""
+        return int(self.tokens * self.stretch)

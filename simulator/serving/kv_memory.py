@@ -41,11 +41,8 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """Bytes of keys and values on one GPU: ``whole`` of each token, in layers that keep all of a long sequence.
-
-    ``windowed`` is what the windows of a sequence take, ``state`` its states of linear attention and of short
-    convolutions, both whatever its length.
-    """
+    """Bytes of keys and values on one GPU: ``whole`` of each token, on average over a sequence; of them ``windowed`` in
+    layers that keep a window of it; and ``state`` of a sequence's linear attention and short convolutions."""
 
     whole: float
     windowed: float = 0.0
@@ -98,21 +95,25 @@ def usual_fraction(total_gib: float, chunk: int, graphs: int, ranks: int) -> flo
     return 1 - max(least, 512 + 1.5 * max(chunk, 2048) + 2 * graphs + 128 * ranks) * MIB / total_gib
 
 
-def blocks_of(rule: KvRule, available: float, tokens: TokenBytes, copies: int = 1) -> KvBudget:
-    """The budget of so many GiB on each GPU; a replica holds ``copies`` times a GPU's bytes of each token."""
+def blocks_of(
+    rule: KvRule, available: float, tokens: TokenBytes, copies: int = 1, longest: TokenBytes | None = None
+) -> KvBudget:
+    """The budget of so many GiB on each GPU; a replica holds ``copies`` times a GPU's bytes of each token. ``longest``
+    are those of a long sequence."""
     blocks = floor(available * GIB / (tokens.whole * rule.block_tokens))
-    return KvBudget(max(blocks, 1), rule.block_tokens, bytes_per_token=tokens.whole * copies)
+    stretch = 1.0 if longest is None else tokens.whole / longest.whole
+    return KvBudget(max(blocks, 1), rule.block_tokens, tokens.whole * copies, stretch)
 
 
-def token_bytes(step: LaidOut, long: int = LONG) -> TokenBytes:
-    """Of a decode step of one sequence with ``long`` tokens before it, on a GPU of the fullest stage."""
+def token_bytes(step: LaidOut, cached: int = LONG, share: float = 1.0) -> TokenBytes:
+    """Of a decode step of one sequence with ``cached`` tokens before it, on a GPU of the fullest stage. Of what layers
+    with a window keep a ``share`` counts."""
     stages: dict[int, list[Graph]] = {}
     for chunk in step.pipelines[0]:
         stages.setdefault(chunk.stage, []).append(chunk.graph)
-    fullest = max((kept_bytes(graphs, long) for graphs in stages.values()), key=lambda cache: cache.all)
-    if step.plan.stack.windows == "alike":
-        return TokenBytes((fullest.whole + fullest.windowed) / (long + 1), state=fullest.state)
-    return TokenBytes(fullest.whole / (long + 1), fullest.windowed, fullest.state)
+    fullest = max((kept_bytes(graphs, cached) for graphs in stages.values()), key=lambda cache: cache.all)
+    windowed = share * fullest.windowed / (cached + 1)
+    return TokenBytes(fullest.whole / (cached + 1) + windowed, windowed, fullest.state)
 
 
 def kv_budget(
@@ -124,11 +125,14 @@ def kv_budget(
     learned: Overheads | None = None,
     sequences: int = 256,
     long: int = LONG,
+    cached: int = LONG,
+    share: float = 1.0,
 ) -> KvBudget:
     """The KV memory of a replica (of one attention-DP rank) under an engine's rule, on devices of ``total_gib``.
 
     States of linear attention are kept apart for ``sequences`` of them. ``long`` is how many tokens of one sequence the
-    model can have cached.
+    model can have cached, ``cached`` how many a usual one has: of what is shorter than a window its layers keep all, so
+    that a token takes more there. ``share`` is one of :class:`.engines.KvRule`'s ``window_share``.
 
     ``lay_out`` cuts its steps for its devices. ``learned`` takes the place of what is simulated, figure by figure.
     KvError where nothing is left.
@@ -152,14 +156,16 @@ def kv_budget(
     available = overheads.kv_gib
     if available is None:
         available = available_gib(rule, replace(engine_memory, **overrides), max_tokens, ranks=p.tp * p.pp)
-    per_token = token_bytes(lay_out(Work("decode", batch=1, input_len=long, cache="static")), long)
+    longest = per_token = token_bytes(lay_out(Work("decode", batch=1, input_len=long, cache="static")), long, share)
+    if longest.windowed and cached < long:
+        per_token = token_bytes(lay_out(Work("decode", batch=1, input_len=cached, cache="static")), cached, share)
     if overheads.kv_gib is None and per_token.state:
         available = beside_states(available, per_token, sequences)
     if overheads.bytes_per_token is not None:
-        per_token = TokenBytes(overheads.bytes_per_token)
+        longest = per_token = TokenBytes(overheads.bytes_per_token)
     elif overheads.kv_tokens is not None:
         available = overheads.kv_tokens * per_token.whole / GIB
-    return blocks_of(rule, available, per_token, copies=p.tp * p.pp)
+    return blocks_of(rule, available, per_token, p.tp * p.pp, longest)
 
 
 def beside_states(available: float, per_token: TokenBytes, sequences: int) -> float:

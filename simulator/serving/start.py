@@ -24,20 +24,20 @@ def longest_served(engine: ServingEngine, scheduler: Scheduler, kv: KvBudget, mo
     stated = scheduler.max_model_len
     length = stated if isinstance(stated, int) else model_len
     check_iteration(engine, scheduler, length)
-    if length <= kv.tokens or length == NO_LIMIT:
+    if length <= kv.longest or length == NO_LIMIT:
         return length, beyond_model(engine, length, model_len)
     if engine.too_long.stops and stated != AUTO:
         raise KvError(
             f"{engine.id} would not start: a sequence of max_model_len={length:,} does not fit into its KV memory of "
-            f"{kv.tokens:,} tokens; the largest that starts is {engine.too_long.argument} {kv.tokens}, or take more "
+            f"{kv.longest:,} tokens; the largest that starts is {engine.too_long.argument} {kv.longest}, or take more "
             "GPUs, fewer bits or a larger fraction"
         )
     if engine.too_long.stops:
-        way = f"start {engine.id} with {engine.too_long.argument} {kv.tokens} at most, or it stops"
+        way = f"start {engine.id} with {engine.too_long.argument} {kv.longest} at most, or it stops"
     else:
         way = f"{engine.id} serves none that is longer"
     whose = f"of max_model_len={length:,}" if isinstance(stated, int) else f"of the model's {length:,} tokens"
-    return kv.tokens, f"a sequence {whose} does not fit into the KV memory of {kv.tokens:,} tokens: {way}"
+    return kv.longest, f"a sequence {whose} does not fit into the KV memory of {kv.longest:,} tokens: {way}"
 
 
 def beyond_model(engine: ServingEngine, length: int, model_len: int) -> str:

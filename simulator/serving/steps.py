@@ -10,7 +10,7 @@ from ...models.power import capped
 from ..question.requests import plan_of
 from ..simulate import all_simulated, laid_out_or_else
 from ..step.build import LaidOut, engine_of
-from ..trace.context import long_context
+from ..trace.context import LONG, long_context
 from ..trace.models import resolve
 from .kv_memory import Overheads, kv_budget
 
@@ -45,15 +45,24 @@ class ReplicaSteps:
         return self.simulate_all([work])[0]
 
     def kv_budget(
-        self, rule: KvRule, max_tokens: int = 8192, learned: Overheads | None = None, sequences: int = 256
+        self,
+        rule: KvRule,
+        max_tokens: int = 8192,
+        learned: Overheads | None = None,
+        sequences: int = 256,
+        cached: float = LONG,
     ) -> KvBudget:
-        """The KV memory of the replica (of one attention-DP rank) under an engine's rule.
+        """The KV memory of the replica (of one attention-DP rank) under an engine's rule, for sequences that have so
+        many tokens ``cached`` on average.
 
         ``learned`` takes the place of what is simulated, figure by figure. KvError where nothing is left; the errors of
         simulating.
         """
         total, long = self.device.memory_gib, long_context(self.config)
-        return kv_budget(self.lay_out, total, rule, self.plan.parallel, max_tokens, learned, sequences, long)
+        usual = max(1, min(round(cached), long))
+        share = rule.window_share.get(str(self.config.get("model_type")), 1.0)
+        parallel = self.plan.parallel
+        return kv_budget(self.lay_out, total, rule, parallel, max_tokens, learned, sequences, long, usual, share)
 
 
 def without_prompt_issue(plan: Plan) -> Plan:

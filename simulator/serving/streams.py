@@ -36,6 +36,11 @@ class RequestStream:
     classes_named: bool = False
     images: Mapping[str, float] = field(default_factory=dict)  # what encoding them took (:mod:`.images`)
 
+    @property
+    def cached(self) -> float:
+        """Tokens that a request has in the cache, on average over its answer."""
+        return self.prompt + self.outputs / max(self.requests, 1) / 2
+
 
 def chunk(
     arrival_us: np.ndarray,

@@ -59,12 +59,15 @@ class Replicas:
         fraction = row.serving.get("kv_fraction", served_by.kv.fraction)
         block = int(row.serving.get("block_tokens", served_by.kv.block_tokens))
         rule = replace(served_by.kv, fraction=fraction, block_tokens=block)
+        usual_chunk = served_by.limits_on(device.name, device.memory_gib).chunk or extent.tokens
+        most_tokens = rule.pass_tokens(extent.tokens, int(row.serving.get("chunk", usual_chunk)))
         about = {
             "model": dict(row.config),
             "plan": repr(plan),
             "device": repr(device),
             "extent": vars(extent),
             "rule": vars(rule),
+            "most_tokens": most_tokens,
             "stamp": list(self.setting.stamp),
         }
         key = table_key(about, plan.calibration)
@@ -87,7 +90,7 @@ class Replicas:
             steps = ReplicaSteps(row.config, plan, device, simulate, lay_out, engine_of(plan.stack, engine))
 
             def make_tables() -> Surrogate:
-                kv = steps.kv_budget(rule, extent.tokens, sequences=extent.sequences)
+                kv = steps.kv_budget(rule, most_tokens, sequences=extent.sequences)
                 return Surrogate(tabulate(simulate, steps.kernels, extent), kv=kv)
 
             surrogate = load_or_make(None if cache is None else cache.parent / "surrogates" / f"{key}.npz", make_tables)

@@ -70,8 +70,8 @@ def replica_of(
     step = step_of(request, layout, clusters)
     step = step if step.stack is not None else replace(step, stack=load_stack(server.stack))
     steps = steps_of(step, bench)
-    kv = steps.kv_budget(server.kv, max(chunks), sequences=max(batches))
     tokens = request.input_len + request.output_len / 2
+    kv = steps.kv_budget(server.kv, max(chunks), sequences=max(batches), cached=tokens)
     batches = [batch for batch in batches if batch * tokens <= kv.tokens] or [min(batches)]
     sequences = max(max(batches), max((server.graphs.sizes(layout.tp, max(batches))), default=1), 2)
     most = max(max(chunks) - sequences, 1)  # tables of prompts reach as far as sequences more

@@ -268,7 +268,7 @@ def test_serving_and_transfers_count_what_simulate_does(
     )
     each = steps_of(request, bench).kv_budget(load_serving_engine("vllm").kv, 512).bytes_per_token / tp
     longer, shorter = (kv_gib(lay(model, tp=tp, work={"batch": 512, "input_len": n})) for n in (40_000, 36_000))
-    assert each == pytest.approx((longer - shorter) * GIB / 512 / 4000, rel=1e-3)
+    assert each == pytest.approx((longer - shorter) * GIB / 512 / 4000, rel=3e-3)  # a window is a little of a long one
 
 
 def test_what_keeps_nothing_is_told() -> None:

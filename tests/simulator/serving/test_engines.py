@@ -32,7 +32,7 @@ from opcast.simulator.serving.kv_memory import (
 from opcast.simulator.serving.replica import by_hand
 from opcast.simulator.serving.setup import rules
 from opcast.simulator.serving.steps import steps_of
-from opcast.simulator.trace.context import context_of
+from opcast.simulator.trace.context import LONG, context_of
 from opcast.simulator.workbench import Workbench
 
 ENGINES = known_serving_engines()
@@ -302,13 +302,40 @@ def test_a_budget_is_simulated_and_a_log_goes_before_it(small_model, tmp_path):
     own, alike = untimed.kv_budget(VLLM.kv, 512), steps_of(every, bench).kv_budget(TRTLLM.kv, 512)
     layer = 2 * 2 * 16 * 2  # heads, keys and values, width, bytes
     assert alike.bytes_per_token == 3 * layer
-    assert own.bytes_per_token in (layer, 2 * layer)
+    assert round(own.bytes_per_token) in (layer, 2 * layer)
     assert own.tokens * own.bytes_per_token / 2**30 == pytest.approx(0.9 * 79.1 - 0.5 - 0.5, abs=0.2)
     said = steps_of(request, bench).kv_budget(VLLM.kv, 512, overheads_of(VLLM_LOG))
     assert said.tokens == pytest.approx(231_984, abs=16)
     assert steps_of(request, bench).kv_budget(SGLANG.kv, 512, Overheads(kv_tokens=494_000)).tokens == pytest.approx(
         494_000, abs=1
     )
+
+
+def test_layers_with_a_window_keep_all_of_a_short_sequence_and_little_of_a_long_one(small_model, tmp_path):
+    bench = Workbench(Sources.at(str(tmp_path), order=("network", "analytical")))
+    layer, stack = 2 * 2 * 16 * 2, load_stack("vllm")
+    every = {"max_position_embeddings": 65_536, "sliding_window": 8}
+
+    def budget(model, rule=VLLM.kv, stack=stack, cached=LONG):
+        cluster = replace(load_cluster("dgx_h100"), devices_per_node=1)
+        request = SimulateRequest(model, cluster=cluster, device="h100_sxm", stack=stack, sources=bench.sources)
+        return steps_of(request, bench).kv_budget(rule, 512, cached=cached)
+
+    mistral = small_model("mistral", **every)  # all its layers have a window
+    layers = mistral["num_hidden_layers"]
+    short, long = budget(mistral, cached=4), budget(mistral, cached=799)
+    assert short.bytes_per_token == layers * layer
+    assert long.bytes_per_token == pytest.approx(layers * layer * 8 / 800, rel=0.2)
+    assert short.longest > 1000 * short.tokens
+    gemma, sglang = small_model("gemma2", **every), load_stack("sglang")  # two of three layers
+    shares = [budget(gemma, replace(SGLANG.kv, window_share={"gemma2": share}), sglang) for share in (1, 0.5)]
+    assert shares[0].bytes_per_token == 3 * layer
+    assert shares[1].bytes_per_token == pytest.approx(2 * layer)
+
+
+def test_beside_keys_and_values_sglang_needs_room_for_a_chunk_and_others_for_a_whole_pass():
+    assert SGLANG.kv.pass_tokens(16_384, 8192) == 8192
+    assert VLLM.kv.pass_tokens(16_384, 8192) == TRTLLM.kv.pass_tokens(16_384, 8192) == 16_384
 
 
 def test_a_version_tells_whether_the_engine_schedules_a_step_ahead():
