@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +95,25 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RecursionError) or NESTING in first_line:
         return "it is nested too deep"
     return f"line {mark.line + 1}: {first_line}" if mark is not None else first_line.partition(";")[0]
+
+
+def flat(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """What stands in mappings within mappings, by its path, as ``days.p50``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def named_words(words: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """The arguments of a command: each name, which a dash and a letter begin, with the words after it; what comes
+    before the first is left out."""
+    named: list[tuple[str, list[str]]] = []
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            named.append((name, [value] if equals else []))
+        elif named:
+            named[-1][1].append(word)
+    return named

@@ -28,7 +28,7 @@ from ..simulator.question.plan import load_stack
 from ..simulator.question.predictions import PredictRequest
 from ..simulator.question.sources import HOME, ORDER, Sources
 from ..simulator.report.answer import OpPrediction
-from ..simulator.workbench import Workbench
+from ..simulator.workbench import Workbench, silent
 from . import questions
 from .questions import request_of, sources_of, usual
 from .resolve import bench_of
@@ -251,11 +251,11 @@ def sweep(
     row with its ``error``. BadInputError for a ``table`` that is no table of a sweep.
     """
     from ..simulator.search.spread import Crew
-    from .sweeping import place_of_table, silent, sweep_of
+    from .sweeping import place_of_table, sweep_of
 
     given = settings if model is None else {"model": model, **settings}
     swept = sweep_of(verb, given, axes, lambda values: verb_request(verb, None, values, home))
-    return swept.answered(Crew(workers), silent, place_of_table(table))
+    return swept.answered(Crew(workers), silent, None if table is None else place_of_table(table))
 
 
 def search_serving(
@@ -280,7 +280,7 @@ def search_serving(
     Raises RequestError for an empty space or rules that contradict each other, and the errors of :func:`simulate`.
     """
     bench, request = asked("search_serving", model, {"space": space, **settings}, home)
-    return bench.search_serving(request, workers, points)
+    return bench.search(request, workers, points)
 
 
 def asked(verb: str, model: Any, given: Mapping[str, Any], home: str | Path | None) -> tuple[Workbench, Any]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..datasets.loading import load, whole
 from ..simulator.report.view import time_text
-from ..simulator.search.compare import ComparedPoints
-from ..simulator.search.request import SearchRequest
+from ..simulator.search.kinds import kind_of
+from ..simulator.search.question import SearchQuestion
 from ..simulator.search.result import SearchReport
-from ..simulator.search.served.request import ServedSearchRequest
 from ..simulator.search.spread import Crew, processors
 from ..simulator.search.view import RowsView, headline, measurements, tables
-from . import resolve
+from . import questions, resolve
 from .composing import STEP_ADDED, STEP_CHOICE, quoted
 from .settings import command, names
 from .show import BadInputError, print_json, say, show, wants_json
@@ -42,18 +41,8 @@ def words(arguments: Sequence[str], verb: str = "search") -> list[str]:
 def of_the_verb(word: str, verb: str) -> bool:
     """Whether a word is a setting of the verb, such as ``model=llama3_8b``, and no axis of a point."""
     name, equals, _ = word.partition("=")
-    return bool(equals) and name.partition(".")[0] in set(names(verb)) - axes_of(verb)
-
-
-def axes_of(verb: str) -> set[str]:
-    """What a point of a search is made of."""
-    if verb == "search":
-        from ..simulator.search.space import AXES
-
-        return set(AXES)
-    from ..simulator.search.served.compare import SETTINGS
-
-    return set(SETTINGS)
+    kind: Any = questions.QUESTIONS[verb].kind_of_request
+    return bool(equals) and name.partition(".")[0] in set(names(verb)) - set(kind.POINT)
 
 
 def run(config: dict[str, Any], verb: str = "search") -> int:
@@ -61,7 +50,7 @@ def run(config: dict[str, Any], verb: str = "search") -> int:
     as_json = wants_json(config)
     request, workers = resolve.request_of(verb, config), crew_of(config)
     if config["compare"] is not None:
-        return run_comparison(config, request, as_json)
+        return run_comparison(config, request, verb, as_json)
     return run_search(config, request, workers, as_json)
 
 
@@ -74,75 +63,41 @@ def crew_of(config: Mapping[str, Any]) -> Crew:
     return load(Crew, {**settings, "count": count}, BadInputError, "crew")
 
 
-def run_search(
-    config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, crew: Crew, as_json: bool
-) -> int:
+def run_search(config: Mapping[str, Any], request: SearchQuestion, crew: Crew, as_json: bool) -> int:
     """Search and print the best points; returns the exit code, 1 where no point can run."""
-    serving, points = isinstance(request, ServedSearchRequest), str(config["points"]) if config["points"] else None
-    files = places(config, "report", "launch", *(("points",) if serving else ()))
-    bench = resolve.bench(config)
-    find: Callable[..., SearchReport] = bench.search_serving if serving else bench.search
-    report = find(request, crew, points, progress_bar)
-    if serving and report.rows and points:
+    points = str(config["points"]) if config["points"] else None
+    one_file = ("points",) if request.NOUNS[-1] == "FILE" else ()
+    files = places(config, "report", "launch", *one_file)
+    bench, view = resolve.bench(config), kind_of(request).view
+    report = bench.search(request, crew, points, progress_bar)
+    if one_file and report.rows and points:
         say(f"points: {points}")
     if report.best and "report" in files:
         from ..simulator.html import write
         from ..simulator.search.view import page
 
-        say(f"report: {write(page(report, view_of(serving)), files['report'])}")
+        say(f"report: {write(page(report, view), files['report'])}")
     if report.best and "launch" in files:
-        text = launch_text(config, request, report.best[0])
+        text, differ = bench.launch(request, report.best[0], config["framework"])
+        if differ:
+            say(differ)
         say(f"launch file: {write_text('launch', files['launch'], text)}")
     if as_json:
         print_json(report.to_dict() | ({} if report.best else {"error": report.notes[0]}))
     else:
-        show_search(report, view_of(serving))
+        show_search(report, view)
     if not report.best:
         say(f"opcast: {report.notes[0]}")
     return 0 if report.best else 1
 
 
-def view_of(serving: bool) -> RowsView:
-    """How rows are shown."""
-    if serving:
-        from ..simulator.search.served.shown import WAYS
-
-        return WAYS
-    from ..simulator.search.shown import LAYOUTS
-
-    return LAYOUTS
-
-
-def launch_text(
-    config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, best: Mapping[str, Any]
-) -> str:
-    """The launch file of the best point, for the framework that is told, or that the stack or the policy is of.
-
-    Says so where that one runs something else than was searched.
-    """
-    framework, bench = config["framework"], resolve.bench(config)
-    if isinstance(request, ServedSearchRequest):
-        from ..simulator.search.served.launch import other_engine
-
-        text, differ = bench.launch_serving(request, best, framework), other_engine(framework, best["policy"])
-    else:
-        from ..simulator.search.launch import other_stack, usual_framework
-
-        framework = framework or usual_framework(request.base.stack)
-        text, differ = bench.launch(request, best, framework), other_stack(request.base, framework)
-    if differ:
-        say(differ)
-    return text
-
-
-def run_comparison(config: Mapping[str, Any], request: SearchRequest | ServedSearchRequest, as_json: bool) -> int:
+def run_comparison(config: Mapping[str, Any], request: SearchQuestion, verb: str, as_json: bool) -> int:
     """Print how two points differ; returns the exit code."""
-    points, bench, serving = config["compare"], resolve.bench(config), isinstance(request, ServedSearchRequest)
+    points = config["compare"]
     if not isinstance(points, list) or len(points) != 2:
-        raise BadInputError(f"compare={points} must be {POINTS['search_serving' if serving else 'search']}")
+        raise BadInputError(f"compare={points} must be {POINTS[verb]}")
     one, other = map(str, points)
-    compare: Callable[..., ComparedPoints] = bench.compare_serving if serving else bench.compare
-    comparison = compare(request, one, other, config["points"])
+    comparison = resolve.bench(config).compare(request, one, other, config["points"])
     if as_json:
         print_json(comparison.to_dict())
         return 0

@@ -6,13 +6,12 @@ known by its settings and by the release that answered, so that a sweep that was
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import json
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from ..datasets.counts import counted
@@ -22,9 +21,8 @@ from .composing import as_override, compose, quoted
 from .search import crew_of
 from .show import BadInputError, print_json, say, wants_json
 from .show import table as print_table
-from .sweeping import ANSWERS, ERROR, Row, SweepPoint, SweepReport, answer_points, check_count, rows_of
+from .sweeping import ANSWERS, ERROR, Row, SweepPoint, SweepReport, answer_points, check_count, place_of_table, rows_of
 from .validate import progress_bar
-from .writing import check_place
 
 ADDED = ("crew.options.",)
 FIGURES = {  # verb -> the figures that are shown
@@ -54,8 +52,7 @@ def run(config: dict[str, Any]) -> int:
     """Ask all points that the table has not, and write it; returns the exit code, 1 where no point has an answer."""
     as_json, started = wants_json(config), time.perf_counter()
     choice(BadInputError, "sweep", config["verb"], list(ANSWERS))
-    path = Path(str(config["table"])).expanduser()
-    check_place("table", path)
+    path = place_of_table(str(config["table"]))
     crew, verb = crew_of(config), str(config["verb"])
     shared = (f"home={quoted(str(config['home']))}",)
     points, swept = points_of(verb, list(map(str, config["words"])), shared)
@@ -70,7 +67,7 @@ def run(config: dict[str, Any]) -> int:
     kept = report.points - report.asked
     size = f"{counted(len(report.rows), 'row')} of {counted(report.points, 'point')}"
     say(f"table: {path} ({size}, {kept:,} of them from it)")
-    for why, count in itertools.islice(occurrences(row[ERROR] for row in report.errors).items(), 3):
+    for why, count in Counter(row[ERROR] for row in report.errors).most_common(3):
         say(f"{count:,} without an answer: {why}")
     return 1 if len(report.errors) == len(report.rows) else 0
 
@@ -133,14 +130,6 @@ def rows_of_words(verb: str, settings: Sequence[str]) -> list[Row]:
     return rows_of(verb, question)
 
 
-def occurrences(texts: Iterator[str]) -> dict[str, int]:
-    """How often each text comes, the most frequent first."""
-    counts: dict[str, int] = {}
-    for text in texts:
-        counts[text] = counts.get(text, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
-
-
 def show(report: SweepReport) -> None:
     """The first rows: the axes and the figures that count most."""
     rows = report.rows
@@ -152,8 +141,4 @@ def show(report: SweepReport) -> None:
 
 def figure_text(value: Any) -> str:
     """A figure in four digits."""
-    if value is None:
-        return ""
-    with contextlib.suppress(ValueError):
-        return f"{value:,.4g}" if isinstance(value, float) else str(value)
-    return str(value)
+    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..datasets.loading import choice, nearest
+from ..datasets.own_errors import refusal
+from ..datasets.reading import flat
 from ..datasets.version import __version__
 from ..simulator.question.canonical import Request, RequestError
-from ..simulator.search.spread import Crew
+from ..simulator.search.spread import Crew, Progress
 from . import questions
-from .show import BadInputError, one_line
+from .show import BadInputError
 from .writing import check_place, write
 
 ANSWERS = {  # verb -> the workbench's method that answers
@@ -38,7 +40,6 @@ MOST_POINTS = 100_000
 
 Row = dict[str, Any]
 Keyed = dict[tuple[str, ...], list[Row]]
-Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,7 @@ def point_of(
     try:
         request = request_of(given)
     except ValueError as error:
-        if not type(error).__module__.startswith("opcast"):
-            raise
-        return SweepPoint(told, "", (verb, None, one_line(error)))
+        return SweepPoint(told, "", (verb, None, refusal(error)))
     return SweepPoint(told, key_of(verb, request), (verb, request))
 
 
@@ -178,26 +177,15 @@ def cell(value: Any) -> Any:
 
 def check_count(names: Sequence[str], axes: Sequence[Sequence[Any]], most: int = MOST_POINTS) -> None:
     """RequestError for more points than are asked."""
-    count = 1
-    for values in axes:
-        count *= len(values)
-    if count > most:
+    if (count := math.prod(map(len, axes))) > most:
         raise RequestError(f"the axes ({', '.join(names)}) have {count:,} points, more than {most:,}: take fewer")
 
 
-def place_of_table(path: str | Path | None) -> Path | None:
+def place_of_table(path: str | Path) -> Path:
     """Where a table shall lie. BadInputError where it cannot."""
-    if path is None:
-        return None
     place_path = Path(path).expanduser()
     check_place("table", place_path)
     return place_path
-
-
-@contextmanager
-def silent(_: int) -> Iterator[Callable[[int], None]]:
-    """Progress that nobody looks at."""
-    yield lambda _: None
 
 
 def answer_points(
@@ -248,21 +236,15 @@ def rows_of(verb: str, question: Callable[[], tuple[Any, Any]]) -> list[Row]:
         bench, request = question()
         report = getattr(bench, ANSWERS[verb])(request)
     except ValueError as error:
-        if not type(error).__module__.startswith("opcast"):
-            raise
-        return [{ERROR: one_line(error)}]
+        return [{ERROR: refusal(error)}]
     values = {name: value for name, value in report.to_dict().items() if name not in DROPPED}
     rows = values.pop("rows", None) or [{}]
-    return [dict(flat(values)) | dict(flat({"rows": row})) for row in rows]
+    return [{name: json_of(value) for name, value in flat({**values, "rows": row})} for row in rows]
 
 
-def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Figures of an answer by their path, as ``days.p50``; lists as JSON."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", json.dumps(value) if isinstance(value, (list, tuple)) else value
+def json_of(value: Any) -> Any:
+    """A list as JSON; all else as it is."""
+    return json.dumps(value) if isinstance(value, (list, tuple)) else value
 
 
 def read_rows(path: Path) -> Keyed:

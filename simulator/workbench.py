@@ -43,11 +43,9 @@ if TYPE_CHECKING:
     from .question.serving import ServingRequest
     from .report.answer import InferenceReport, OpPrediction, StepReport
     from .report.workload_file import FileReport
-    from .search.compare import PointComparison
-    from .search.request import SearchRequest
+    from .search.compare import ComparedPoints
+    from .search.question import SearchQuestion
     from .search.result import SearchReport
-    from .search.served.compare import ServedComparison
-    from .search.served.request import ServedSearchRequest
     from .search.spread import Crew
     from .serving.serve import Keeping, ServedTraffic
     from .upgrade.answer import UpgradeReport
@@ -290,28 +288,41 @@ class Workbench:
     @own_warnings()
     def search(
         self,
-        request: SearchRequest,
+        request: SearchQuestion,
         workers: int | Crew = 1,
         points: str | Path | None = None,
         progress: Progress | None = None,
     ) -> SearchReport:
-        """The best points of a space of layouts, simulated by so many processes or a crew (the answer is the same).
+        """The best layouts of a step, or ways to serve, simulated by so many processes or a crew (the answer is the
+        same).
 
-        ``points`` is a folder where all points are kept as Parquet, and from which a search that was ended goes on.
-        Raises RequestError for an empty space, and the errors of models and clusters.
+        ``points`` is where all points are kept as Parquet, and from which a search that was ended goes on: a folder of
+        layouts, a file of ways to serve. Raises RequestError for an empty space, and the errors of models and clusters.
         """
-        from .search.evaluate import Evaluator
-        from .search.points import Folder
-        from .search.run import search
+        from .search.kinds import kind_of
         from .search.spread import Crew
-        from .search.workers import Workers
 
         crew = Crew(workers) if isinstance(workers, int) else workers
-        folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
         with crew.ready():
-            return search(
-                request, lambda made: Workers(Evaluator(made, self), crew, workbench), folder, progress or _silent
-            )
+            return kind_of(request).search(request, self, crew, _path(points), progress or silent)
+
+    def launch(
+        self, request: SearchQuestion, point: Mapping[str, Any], framework: str | None = None
+    ) -> tuple[str, str]:
+        """The text that starts a point under a framework (None: the usual one), and what to say where that runs
+        something else than was searched. Raises LaunchError for what the framework cannot be told."""
+        from .search.kinds import kind_of
+
+        return kind_of(request).launch(request, point, framework)
+
+    @own_warnings()
+    def compare(
+        self, request: SearchQuestion, one: str, other: str, points: str | Path | None = None
+    ) -> ComparedPoints:
+        """How two points of a search differ, each a rank of those kept in ``points``, or axes (``tp=8 pp=2``)."""
+        from .search.kinds import kind_of
+
+        return kind_of(request).compare(request, self, (one, other), _path(points))
 
     @own_warnings()
     def plan(self, request: PlanRequest) -> PlanReport:
@@ -343,77 +354,6 @@ class Workbench:
         return plan_upgrade(request, self)
 
     @own_warnings()
-    def search_serving(
-        self,
-        request: ServedSearchRequest,
-        workers: int | Crew = 1,
-        points: str | Path | None = None,
-        progress: Progress | None = None,
-    ) -> SearchReport:
-        """The best ways to serve a model on so many GPUs, and the front of speed for users against use of GPUs.
-
-        ``points`` is a file for all points as Parquet; a search that was ended goes on from what stands beside it.
-        Raises RequestError for an empty space, and the errors of models and clusters.
-        """
-        from .search.points import write_points
-        from .search.served.kept import PlayedWays
-        from .search.served.run import search_serving
-        from .search.spread import Crew
-
-        crew = Crew(workers) if isinstance(workers, int) else workers
-        with crew.ready():
-            path = None if points is None else Path(points).expanduser()
-            kept = PlayedWays(path, request.key() if path else "")
-            report = search_serving(request, self, progress or _silent, crew, workbench, kept)
-        if path is not None and report.rows:
-            write_points(report.rows, path)
-            kept.end()
-        return report
-
-    def launch(self, request: SearchRequest, point: Mapping[str, Any], framework: str) -> str:
-        """The launch file of a point, for one of the frameworks in :data:`.search.launch.STACKS`; without a ``stack``
-        Megatron-LM's was searched. Raises LaunchError for what the framework cannot be told."""
-        from .search.launch import launch_file, stack_of
-        from .search.request import request_of, set_up
-
-        base = replace(request.base, stack=request.base.stack or stack_of(framework))
-        return launch_file(request_of(set_up(replace(request, base=base)), point), framework)
-
-    def launch_serving(self, request: ServedSearchRequest, point: Mapping[str, Any], framework: str | None) -> str:
-        """How to start a way to serve: commands of ``vllm``, ``sglang`` or ``trtllm``, or a manifest (``kubernetes``).
-
-        Raises LaunchError for what the engine cannot be told.
-        """
-        from .search.served.launch import launch_serving
-
-        return launch_serving(request, point, framework)
-
-    @own_warnings()
-    def compare(
-        self, request: SearchRequest, one: str, other: str, points: str | Path | None = None
-    ) -> PointComparison:
-        """How two points of a search differ, each a rank of the search kept in ``points`` or axes (``tp=8 pp=2``)."""
-        from .search.compare import compare, point_of
-        from .search.evaluate import Evaluator
-        from .search.points import Folder
-        from .search.request import set_up
-
-        folder = Folder(None if points is None else Path(points).expanduser(), request.key() if points else "")
-        setup = set_up(request)
-        return compare(Evaluator(setup, self), *(point_of(setup, text, folder) for text in (one, other)))
-
-    @own_warnings()
-    def compare_serving(
-        self, request: ServedSearchRequest, one: str, other: str, points: str | Path | None = None
-    ) -> ServedComparison:
-        """How two ways to serve differ, each a rank of the points kept in a file or settings (``tp=2 batch=64``)."""
-        from .search.served.compare import compare_ways, way_named
-        from .search.served.run import set_up
-
-        setup, file = set_up(request), None if points is None else Path(points).expanduser()
-        return compare_ways(request, way_named(setup, one, file), way_named(setup, other, file), self)
-
-    @own_warnings()
     def serving(
         self, request: ServingRequest, keep: Keeping | None = None, progress: Progress | None = None
     ) -> ServedTraffic:
@@ -425,7 +365,7 @@ class Workbench:
         from .serving.serve import serve_with_intervals
 
         replica, decoder = replicas_of(request, self)
-        with (progress or _silent)(request.traffic.requests) as advance:
+        with (progress or silent)(request.traffic.requests) as advance:
             return serve_with_intervals(request, replica, decoder, keep, advance)
 
     @own_warnings()
@@ -434,7 +374,7 @@ class Workbench:
         from .validation.calibrate import calibrate
 
         tables = [Path(table).expanduser() for table in request.tables]
-        return calibrate(tables, self.validation(request.rules), request.rows, progress or _silent, request.start)
+        return calibrate(tables, self.validation(request.rules), request.rows, progress or silent, request.start)
 
     @own_warnings()
     def validate(self, request: ValidateRequest, progress: Progress | None = None) -> Validation:
@@ -449,7 +389,7 @@ class Workbench:
         table = read_table(Path(request.truth).expanduser(), request.limit, rules=setting.rules)
         if request.half:
             table = only_half(table, request.half)
-        with (progress or _silent)(len(table.rows) + len(table.by_outcome)) as advance:
+        with (progress or silent)(len(table.rows) + len(table.by_outcome)) as advance:
             scored = validate(table, setting, request.rival, request.details, advance)
         return replace(scored.without_rows() if request.half == UNSEEN else scored, half=request.half)
 
@@ -462,8 +402,13 @@ class Workbench:
         return ValidationSettings(self.engine, self.graphs, calibration=calibration, stamp=self.stamp, rules=folder)
 
 
+def _path(text: str | Path | None) -> Path | None:
+    return None if text is None else Path(text).expanduser()
+
+
 @contextmanager
-def _silent(count: int) -> Iterator[Callable[[int], None]]:
+def silent(count: int) -> Iterator[Callable[[int], None]]:
+    """Progress that nobody looks at."""
     yield lambda done: None
 
 

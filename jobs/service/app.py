@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from ...datasets.ops import KINDS
+from ...datasets.own_errors import refusal
 from ...datasets.version import __version__
 from ...datasets.vocabulary import OpKind
 from ...models.power import Limits
@@ -19,7 +20,7 @@ from ...simulator.question.predictions import PredictRequest
 from ...simulator.report.answer import OpPrediction
 from .. import listing
 from ..questions import usual
-from ..show import BadInputError, one_line
+from ..show import BadInputError
 from .answering import BusyError, DiedError, GoneError, Processes, SlowError, Together, predict_all
 from .bodies import (
     BatchBody,
@@ -258,9 +259,7 @@ def _explain_errors(app: FastAPI, refusals: Refusals) -> None:
 
     @app.exception_handler(ValueError)
     async def bad_input(_: Request, error: ValueError) -> Response:
-        if not type(error).__module__.startswith("opcast"):
-            raise error
-        return refused(400, "bad_input", one_line(error))
+        return refused(400, "bad_input", refusal(error))
 
     for kind, (status, code) in STATUS.items():
         app.add_exception_handler(kind, _stopped(status, code, refused))

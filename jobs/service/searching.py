@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...simulator.search.request import SearchRequest
-from ...simulator.search.served.request import ServedSearchRequest
+from ...simulator.search.question import SearchQuestion
 from ...simulator.search.spread import Crew
 from ..cli import unforeseen
 from ..show import one_line
@@ -27,7 +26,7 @@ from .refusals import Refusals
 from .work import bench_of
 
 LOOK_S = 0.5  # between two looks at the progress
-Question = SearchRequest | ServedSearchRequest | QuestionSweep
+Question = SearchQuestion | QuestionSweep
 
 
 async def events(request: Question, processes: Processes, refusals: Refusals) -> AsyncGenerator[bytes, None]:
@@ -87,6 +86,4 @@ def searched(request: Question, meter: Path) -> dict[str, Any]:
 
     if isinstance(request, QuestionSweep):
         return request.answered(Crew(), bar).to_dict()
-    if isinstance(request, ServedSearchRequest):
-        return bench_of(request).search_serving(request, progress=bar).to_dict()
     return bench_of(request).search(request, progress=bar).to_dict()

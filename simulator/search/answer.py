@@ -110,8 +110,8 @@ def explained(search: Search, order: Sequence[Row]) -> list[dict[str, Any]]:
 
 def telling(one: Row, other: Row, objectives: Sequence[str]) -> str:
     """The first objective in which two rows differ; the first of all where they do in none."""
-    figures = {name: KNOWN[name][0] for name in objectives}
-    return next((name for name in objectives if one.get(figures[name]) != other.get(figures[name])), objectives[0])
+    differ = (name for name in objectives if one.get(KNOWN[name].figure) != other.get(KNOWN[name].figure))
+    return next(differ, objectives[0])
 
 
 def best_of_chips(search: Search, order: Sequence[Row]) -> list[Row]:
@@ -147,7 +147,7 @@ def settled(search: Search, tied: Sequence[Row]) -> list[dict[str, Any]]:
 
 def cost_of(best: Row, row: Row, objective: str) -> float | None:
     """How many times worse than the best an objective of a row is, less one: 0.02 is 2 % worse; None: not known."""
-    figure, sign = KNOWN[objective]
+    figure, sign, *_ = KNOWN[objective]
     least, value = best.get(figure), row.get(figure)
     if not least or value is None:
         return None

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...datasets.devices import Device
+from ...datasets.own_errors import refusal
 from ..engines import Engine, FusedEngine
 from ..graph import Graph
 from ..memory.breakdown import GIB
@@ -78,8 +79,7 @@ def probe(evaluator: PointPlacer, point: Mapping[str, Any]) -> Probe | None:
     try:
         return _probe(evaluator, {**point, "pp": 2, "vpp": 2, "zero_stage": 0, "schedule": "interleaved"})
     except ValueError as error:
-        if not type(error).__module__.startswith("opcast"):
-            raise
+        refusal(error)
         return None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..question.canonical import RequestError
 from ..report.answer import StepReport
@@ -16,8 +17,11 @@ from .outcome import OK, Row
 from .points import Folder
 from .question import SearchQuestion
 from .rank import ranked
-from .request import SearchSetup
+from .request import SearchRequest, SearchSetup
 from .space import AXES
+
+if TYPE_CHECKING:
+    from ..engines.bench import Bench
 
 SHOWN_OPS = 20
 
@@ -103,28 +107,44 @@ def _phases(phase: str) -> tuple[str, ...]:
 # --- points that a person names ---------------------------------------------------------------------------
 
 
-def given_values(
-    text: str, names: Sequence[str], nouns: tuple[str, str], where: str, value_of: Callable[[str, str], Any]
+def named_point(
+    request: SearchQuestion,
+    text: str,
+    rows_of: Callable[[], Sequence[Row]],
+    value_of: Callable[[str, str], Any],
+    usual: Callable[[Row], Row],
 ) -> Row:
-    """The values of ``tp=8 pp=2``. RequestError for a name that is none of ``names``, and those of ``value_of``."""
-    values: Row = {}
-    for word in text.replace(",", " ").split():
-        name, equals, value = word.partition("=")
-        if name not in names or not equals:
-            one, many = nouns
-            raise RequestError(
-                f"{word!r} is no {one}=value; {many} are {', '.join(names)}, or give a rank of points={where}"
-            )
-        values[name] = value_of(name, value)
-    return values
-
-
-def of_rank(request: SearchQuestion, rows: Sequence[Row], rank: int, names: Sequence[str], where: object) -> Row:
-    """What the row of a rank has. RequestError where there is none."""
+    """The point that a person names: a rank of the rows that a search kept, or values of :attr:`SearchQuestion.POINT`,
+    such as ``tp=8 pp=2``, what is ``usual`` of all others. RequestError for a rank that is not there, and for a name
+    that is none."""
+    text, (one, many, where) = str(text).strip(), request.NOUNS
+    if not text.isdigit():
+        values: Row = {}
+        for word in text.replace(",", " ").split():
+            name, equals, value = word.partition("=")
+            if name not in request.POINT or not equals:
+                names = ", ".join(request.POINT)
+                raise RequestError(f"{word!r} is no {one}=value; {many} are {names}, or give a rank of points={where}")
+            values[name] = value_of(name, value)
+        return {**usual(values), **values}
+    rows = rows_of()
+    if not rows:
+        way_out = f"name its {where.lower()} with points={where}"
+        raise RequestError(f"{int(text)} is a rank of a search that was kept: {way_out}")
     ordered = ranked(request.good(rows), request.objectives)
-    if not 1 <= rank <= len(ordered):
-        raise RequestError(f"{rank} is no rank of points={where}: it has 1 to {len(ordered)}")
-    return {name: ordered[rank - 1][name] for name in names}
+    if not 1 <= int(text) <= len(ordered):
+        raise RequestError(f"{int(text)} is no rank of these points: they have 1 to {len(ordered)}")
+    return {name: ordered[int(text) - 1][name] for name in request.POINT}
+
+
+def typed_value(name: str, text: str, kind: type, least: int = 1) -> Any:
+    """The value of a kind that a person types. RequestError for what is no flag, or no whole number of at least so
+    much."""
+    if kind is bool and text.lower() not in ("true", "false"):
+        raise RequestError(f"{name}={text} must be true or false")
+    if kind is int and (not text.isdigit() or int(text) < least):
+        raise RequestError(f"{name}={text} must be a whole number of at least {least}")
+    return text.lower() == "true" if kind is bool else kind(text)
 
 
 # --- layouts ----------------------------------------------------------------------------------------------
@@ -172,8 +192,11 @@ class PointComparison(ComparedPoints):
     }
 
 
-def compare(evaluator: Evaluator, one: Row, other: Row) -> PointComparison:
-    """How two points differ. RequestError for one that cannot run."""
+def compare(request: SearchRequest, bench: Bench, names: Sequence[str], path: Path | None) -> PointComparison:
+    """How two points differ that a person names, as ranks in a folder or by axes. RequestError for one that cannot
+    run."""
+    evaluator, folder = Evaluator.of(request, bench), Folder(path, request)
+    one, other = (point_of(evaluator.setup, text, folder) for text in names)
     reports = [_report(evaluator, point) for point in (one, other)]
     figures_of = [figures(report) for report in reports]
     parts = [{name: change[key] or 0.0 for key, name in PARTS.items()} for change in figures_of]
@@ -203,42 +226,17 @@ def _report(evaluator: Evaluator, point: Mapping[str, Any]) -> StepReport:
     return evaluator.report(point)
 
 
-def point_of(setup: SearchSetup, text: str, folder: Folder) -> dict[str, Any]:
-    """The point that a person names: a rank of a search that was kept, or axes such as ``tp=8 pp=2``.
-
-    An axis that is not named has its only value, or what is usual: degrees of 1, the last of its stages of ZeRO, the
-    framework's overlap. RequestError for a rank that is not there and for an axis that is none.
-    """
-    text = str(text).strip()
-    if text.isdigit():
-        return _of_rank(setup, int(text), folder)
-    defaults = {
-        "recompute": "none",
-        "schedule": "1f1b",
-        "sequence_parallel": True,
-        "zero_stage": setup.axes["zero_stage"][-1],
-    }
-    point = {name: values[0] if len(values) == 1 else defaults.get(name, 1) for name, values in setup.axes.items()}
-    point |= {name: setup.axes[name][0] for name in ("cluster", "nodes", "precision", "overlap")}
-    return point | given_values(
-        text, AXES, ("axis", "axes"), "FOLDER", lambda name, value: _as(name, value, setup.axes[name][0])
+def point_of(setup: SearchSetup, text: str, folder: Folder) -> Row:
+    """The layout that a person names (:func:`named_point`). An axis that is not named has its only value, or what is
+    usual: degrees of 1, the last of its stages of ZeRO, the framework's overlap."""
+    axes = setup.axes
+    usual = {"recompute": "none", "schedule": "1f1b", "sequence_parallel": True, "zero_stage": axes["zero_stage"][-1]}
+    usual |= {name: axes[name][0] for name in ("cluster", "nodes", "precision", "overlap")}
+    usual = {name: values[0] if len(values) == 1 else usual.get(name, 1) for name, values in axes.items()}
+    return named_point(
+        setup.request,
+        text,
+        lambda: [row for row in folder.known.values() if row["status"] == OK],
+        lambda name, value: typed_value(name, value, type(axes[name][0]), least=name != "zero_stage"),
+        lambda _: usual,
     )
-
-
-def _as(name: str, value: str, like: Any) -> Any:
-    if isinstance(like, bool):
-        if value.lower() not in ("true", "false"):
-            raise RequestError(f"{name}={value} must be true or false")
-        return value.lower() == "true"
-    if isinstance(like, str):
-        return value
-    if not value.isdigit():
-        raise RequestError(f"{name}={value} must be a whole number")
-    return int(value)
-
-
-def _of_rank(setup: SearchSetup, rank: int, folder: Folder) -> dict[str, Any]:
-    rows: Sequence[Row] = [row for row in folder.known.values() if row["status"] == OK]
-    if not rows:
-        raise RequestError(f"{rank} is a rank of a search that was kept: name its folder with points=FOLDER")
-    return of_rank(setup.request, rows, rank, AXES, folder.path)

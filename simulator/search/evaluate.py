@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from ...datasets.devices import Device
+from ...datasets.own_errors import refusal
 from ...models import power
 from ..engines import FusedEngine
 from ..question.plan import Plan
 from ..question.requests import plan_of
-from ..question.sources import Sources
 from ..report.account import report_of
 from ..report.answer import StepReport
 from ..report.trust import UNMEASURED_SOURCES
@@ -39,10 +39,9 @@ class Evaluator:
         self.places: dict[tuple[Any, ...], tuple[Device, FusedEngine]] = {}
 
     @classmethod
-    def of(cls, text: str, bench_of: Callable[[Sources], Bench]) -> Self:
-        """The evaluator of a request as JSON, in a process of its own."""
-        request = SearchRequest.from_json(text)
-        return cls(set_up(request), bench_of(request.base.sources))
+    def of(cls, request: SearchRequest, bench: Bench) -> Self:
+        """The evaluator of a request."""
+        return cls(set_up(request), bench)
 
     def place(self, point: Mapping[str, Any]) -> tuple[Plan, Device, FusedEngine]:
         """Plan, device and engine of a point."""
@@ -85,9 +84,7 @@ class Evaluator:
                 )
             report = self._timed(started, laid, engine)
         except ValueError as error:
-            if not type(error).__module__.startswith("opcast"):
-                raise
-            return _row(point, REFUSED, " ".join(str(error).split()))
+            return _row(point, REFUSED, refusal(error))
         return _row(point, OK, "", **figures(report))
 
 

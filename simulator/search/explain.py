@@ -34,7 +34,7 @@ def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
 
 def reason(better: Row, worse: Row, objective: str) -> str:
     """Why a row is better than another: by how much, and which parts of the step make the difference."""
-    figure, _ = OBJECTIVES[objective]
+    figure = OBJECTIVES[objective].figure
     ours, theirs = better.get(figure), worse.get(figure)
     if ours is None or theirs is None or not theirs:
         return ""
@@ -52,7 +52,7 @@ def reason(better: Row, worse: Row, objective: str) -> str:
 def change(best: Row, axis: str, row: Row, objective: str) -> dict[str, Any]:
     """What the change of one axis of the best row costs (:func:`.answer.cost_of`), and which part of the step makes it;
     of one that cannot be, why."""
-    figure, _ = OBJECTIVES[objective]
+    figure = OBJECTIVES[objective].figure
     cost = cost_of(best, row, objective) if row["status"] == OK else None
     row_figures = {} if cost is None else {figure: row[figure], "peak_gib": row["peak_gib"]}
     why = row["why"] if cost is None else reason_between(best, row)

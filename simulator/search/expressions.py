@@ -142,17 +142,11 @@ def contradiction(expressions: Sequence[Expression]) -> tuple[str, str] | None:
     most: dict[str, tuple[float, bool, str]] = {}
     for expression in expressions:
         for name, sign, bound in _simple(expression.tree):
-            strict = isinstance(sign, (ast.Lt, ast.Gt))
+            limit = bound, isinstance(sign, (ast.Lt, ast.Gt)), expression.text
             if isinstance(sign, (ast.Gt, ast.GtE, ast.Eq)):
-                least[name] = max(
-                    least.get(name, (bound, strict, expression.text)), (bound, strict, expression.text), key=_tight
-                )
+                least[name] = max(least.get(name, limit), limit, key=lambda at: (at[0], at[1]))
             if isinstance(sign, (ast.Lt, ast.LtE, ast.Eq)):
-                most[name] = min(
-                    most.get(name, (bound, strict, expression.text)),
-                    (bound, strict, expression.text),
-                    key=lambda limit: (limit[0], not limit[1]),
-                )
+                most[name] = min(most.get(name, limit), limit, key=lambda at: (at[0], not at[1]))
     for name in least.keys() & most.keys():
         low, high = least[name], most[name]
         if low[0] > high[0] or (low[0] == high[0] and (low[1] or high[1])):
@@ -169,10 +163,6 @@ def ceilings(expressions: Sequence[Expression], name: str) -> list[tuple[str, fl
         for limited, sign, most in _simple(expression.tree)
         if limited == name and isinstance(sign, upper)
     ]
-
-
-def _tight(limit: tuple[float, bool, str]) -> tuple[float, bool]:
-    return limit[0], limit[1]
 
 
 FLIPPED: dict[type, type] = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.Eq}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...datasets.loading import nearest
@@ -21,6 +22,7 @@ from .architecture import megatron_model
 from .launch_adapters import bridge_linears, check_trained_weights
 from .launch_errors import LaunchError
 from .launch_point import Launch
+from .request import SearchRequest, request_of, set_up
 
 STACKS = {  # what each runs, as its files are read back
     "megatron-lm": "megatron",
@@ -70,14 +72,39 @@ def _when(condition: bool, value: Any = True) -> Any:
     return value if condition else None
 
 
+SIZES = {  # of a step, and degrees of its layout -> what Megatron-LM and Megatron-Bridge call them
+    "seq_len": ("--seq-length", "model.seq_length"),
+    "micro_batch": ("--micro-batch-size", "train.micro_batch_size"),
+    "global_batch": ("--global-batch-size", "train.global_batch_size"),
+}
+DEGREES = {
+    "tp": ("--tensor-model-parallel-size", "model.tensor_model_parallel_size"),
+    "pp": ("--pipeline-model-parallel-size", "model.pipeline_model_parallel_size"),
+    "vpp": ("--num-virtual-stages-per-pipeline-rank", "model.virtual_pipeline_model_parallel_size"),
+    "cp": ("--context-parallel-size", "model.context_parallel_size"),
+    "ep": ("--expert-model-parallel-size", "model.expert_model_parallel_size"),
+    "etp": ("--expert-tensor-parallel-size", "model.expert_tensor_parallel_size"),
+}
+
+
+def settings_called(at: int) -> dict[str, str]:
+    """The settings of ``opcast simulate`` by what Megatron-LM (0) or Megatron-Bridge (1) calls them."""
+    sizes = {names[at]: f"workload.{name}" for name, names in SIZES.items()}
+    return sizes | {names[at]: f"parallel.{name}" for name, names in DEGREES.items()}
+
+
+def _size(name: str, launch: Launch) -> Any:
+    work = launch.request.work
+    return work.sequences if name == "global_batch" else getattr(work, name)
+
+
+def _degree(name: str, launch: Launch) -> Any:
+    return _when(name != "vpp" or launch.parallel.vpp > 1, getattr(launch.parallel, name))
+
+
 MEGATRON_LM: dict[str, Rule] = {
-    "--seq-length": lambda x: x.request.work.seq_len,
-    "--micro-batch-size": lambda x: x.request.work.micro_batch,
-    "--global-batch-size": lambda x: x.request.work.sequences,
-    "--tensor-model-parallel-size": lambda x: x.parallel.tp,
-    "--pipeline-model-parallel-size": lambda x: x.parallel.pp,
-    "--num-virtual-stages-per-pipeline-rank": lambda x: _when(x.parallel.vpp > 1, x.parallel.vpp),
-    "--context-parallel-size": lambda x: x.parallel.cp,
+    **{names[0]: partial(_size, name) for name, names in SIZES.items()},
+    **{names[0]: partial(_degree, name) for name, names in DEGREES.items()},
     "--expert-model-parallel-size": lambda x: _when(x.parallel.ep > 1, x.parallel.ep),
     "--expert-tensor-parallel-size": lambda x: _when(x.parallel.ep > 1, x.parallel.etp),
     "--sequence-parallel": lambda x: _when(x.parallel.sequence_parallel),
@@ -99,16 +126,9 @@ MEGATRON_LM: dict[str, Rule] = {
     "--fp8-recipe": lambda x: FP8_RECIPES.get(x.request.quantization),
 }
 MEGATRON_BRIDGE: dict[str, Rule] = {
-    "model.tensor_model_parallel_size": lambda x: x.parallel.tp,
-    "model.pipeline_model_parallel_size": lambda x: x.parallel.pp,
-    "model.virtual_pipeline_model_parallel_size": lambda x: _when(x.parallel.vpp > 1, x.parallel.vpp),
-    "model.context_parallel_size": lambda x: x.parallel.cp,
-    "model.expert_model_parallel_size": lambda x: x.parallel.ep,
-    "model.expert_tensor_parallel_size": lambda x: x.parallel.etp,
+    **{names[1]: partial(_degree, name) for name, names in DEGREES.items()},
     "model.sequence_parallel": lambda x: x.parallel.sequence_parallel,
-    "model.seq_length": lambda x: x.request.work.seq_len,
-    "train.micro_batch_size": lambda x: x.request.work.micro_batch,
-    "train.global_batch_size": lambda x: x.request.work.sequences,
+    **{names[1]: partial(_size, name) for name, names in SIZES.items()},
     "model.recompute_granularity": lambda x: _when(x.request.recompute != "none", _recompute(x)),
     "model.recompute_method": lambda x: _when(_recompute(x) == "full", "uniform"),
     "model.recompute_num_layers": lambda x: _when(_recompute(x) == "full", 1),
@@ -236,6 +256,15 @@ def other_stack(request: SimulateRequest, framework: str) -> str:
         f"stack={stack.id} was searched, and `opcast simulate launch=` takes files of {framework} as stack={runs}: "
         f"leave stack= out to search that, or say stack={stack.id} there, too"
     )
+
+
+def launch_point(request: SearchRequest, point: Mapping[str, Any], framework: str | None) -> tuple[str, str]:
+    """The launch file of a point, and what to say where it runs something else than was searched; without a ``stack``
+    Megatron-LM's was."""
+    framework = framework or usual_framework(request.base.stack)
+    base = replace(request.base, stack=request.base.stack or stack_of(framework))
+    text = launch_file(request_of(set_up(replace(request, base=base)), point), framework)
+    return text, other_stack(request.base, framework)
 
 
 def launch_file(request: SimulateRequest, framework: str) -> str:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets.clusters import ClusterError, load_cluster
-from ...datasets.reading import UNREADABLE, problem, read_text, read_yaml
+from ...datasets.reading import UNREADABLE, flat, problem, read_text, read_yaml
 from ..trace.models import known_models, resolve
-from .launch import RECIPES, TITAN_EAGER, TITAN_MODELS
+from .launch import RECIPES, TITAN_EAGER, TITAN_MODELS, TORCHTITAN, settings_called
 from .launch_adapters import BRIDGE_LINEARS, linears_pattern
 from .launch_errors import LaunchError
 from .relaunch import megatron_settings
 from .relaunch_accelerate import accelerate_settings
-from .relaunch_values import flag, flat, whole
+from .relaunch_values import flag, whole
 
 HEADER = re.compile(r"^# (\S+) on (\d+) x (\d+) GPUs \(([\w.-]+)\), dp=\d+$", re.M)
 OVERRIDE = re.compile(r"(?:^|\s)((?:model|train|ddp|comm_overlap|trainer|mixed_precision|peft)(?:\.\w+)*)=(\S+)", re.M)
@@ -31,18 +31,10 @@ READ = (
     "Megatron-Bridge or YAML of NeMo, accelerate's YAML or DeepSpeed's JSON"
 )
 BRIDGE_COUNTS = {  # as Megatron-Bridge and NeMo call them
-    "model.tensor_model_parallel_size": "parallel.tp",
-    "model.pipeline_model_parallel_size": "parallel.pp",
-    "model.virtual_pipeline_model_parallel_size": "parallel.vpp",
-    "model.context_parallel_size": "parallel.cp",
-    "model.expert_model_parallel_size": "parallel.ep",
-    "model.expert_tensor_parallel_size": "parallel.etp",
-    "model.seq_length": "workload.seq_len",
+    **settings_called(1),
     "model.encoder_seq_length": "workload.seq_len",
     "model.micro_batch_size": "workload.micro_batch",
     "model.global_batch_size": "workload.global_batch",
-    "train.micro_batch_size": "workload.micro_batch",
-    "train.global_batch_size": "workload.global_batch",
     "trainer.num_nodes": "cluster.nodes",
     "trainer.devices": "cluster.devices_per_node",
     "peft.dim": "workload.lora_rank",
@@ -55,24 +47,7 @@ TITAN_COUNTS = {
     "parallelism.context_parallel_degree": "parallel.cp",
     "parallelism.expert_parallel_degree": "parallel.ep",
 }
-TITAN_READ = (
-    *TITAN_COUNTS,
-    "training.local_batch_size",
-    "training.mixed_precision_param",
-    "parallelism.data_parallel_replicate_degree",
-    "parallelism.data_parallel_shard_degree",
-    "parallelism.fsdp_reshard_after_forward",
-    "parallelism.pipeline_parallel_schedule",
-    "parallelism.pipeline_parallel_microbatch_size",
-    "parallelism.pipeline_parallel_layers_per_stage",
-    "parallelism.pipeline_parallel_first_stage_less_layers",
-    "parallelism.pipeline_parallel_last_stage_less_layers",
-    "activation_checkpoint.mode",
-    "model.name",
-    "model.flavor",
-    "compile.enable",
-    "compile.components",
-)
+TITAN_READ = (*TORCHTITAN, "model.name", "model.flavor", "compile.components")
 TITAN_WITHOUT_TIME = re.compile(
     r"(job|profiling|metrics|optimizer|lr_scheduler|checkpoint|comm|validation|experimental|debug)\.|"
     r"training\.(dataset|dataset_path|steps|max_norm|seed|deterministic|gc_freq|mixed_precision_reduce)$|"
@@ -123,7 +98,7 @@ def titan_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
         return None
     if why := problem(values):
         raise LaunchError(f"launch={path} cannot be read: {why}")
-    keys = flat(values)
+    keys = dict(flat(values))
     if not any(name.startswith(("parallelism.", "training.")) for name in keys):
         return None
     if unknown := sorted(name for name in keys if name not in TITAN_READ and not TITAN_WITHOUT_TIME.match(name)):
@@ -195,9 +170,10 @@ def bridge_settings(path: Path, text: str, model: str) -> dict[str, Any] | None:
     overrides: dict[str, Any] = dict(OVERRIDE.findall("\n".join(x for x in text.splitlines() if not x.startswith("#"))))
     if not overrides:
         try:
-            overrides = flat(read_yaml(text, LaunchError))
-        except (LaunchError, TypeError):
+            values = read_yaml(text, LaunchError)
+        except LaunchError:
             return None
+        overrides = dict(flat(values)) if isinstance(values, Mapping) else {}
     counts = {
         BRIDGE_COUNTS[name]: whole(path, name, value)
         for name, value in overrides.items()

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...datasets.files import write_atomically
 from ..question.canonical import RequestError
+from .question import SearchQuestion
 from .space import AXES
 
 KEY = b"opcast.search"
@@ -24,11 +25,11 @@ def identity(point: Mapping[str, Any]) -> Identity:
 
 
 class Folder:
-    """A folder of points (``path`` None: nothing is kept). RequestError for one that holds another search's."""
+    """A folder of a search's points (``path`` None: nothing is kept). RequestError for one that holds another's."""
 
-    def __init__(self, path: Path | None, key: str) -> None:
+    def __init__(self, path: Path | None, request: SearchQuestion) -> None:
         self.path = path
-        self.key = key
+        self.key = request.key() if path else ""
         self.known: dict[Identity, dict[str, Any]] = {}
         self.count = 0
         if path is not None:

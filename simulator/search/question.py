@@ -12,8 +12,10 @@ from ...datasets.precisions import precision_of
 from ..question.canonical import RequestError
 from ..question.declaration import setting
 from ..question.place import THIS_MACHINE
+from ..question.plan import Parallel
 from ..question.requests import SimulateRequest, StepQuestion
 from .expressions import Expression, contradiction, parse
+from .objectives import Objective
 from .rank import Row, meeting
 
 NO_CLUSTER = "a search needs a cluster: cluster=dgx_h100 cluster.nodes=8 (`opcast list clusters`)"
@@ -66,14 +68,17 @@ def word(name: str, value: Any) -> str:
 class SearchQuestion(StepQuestion):
     """A search: a space of axes, and a step with all that is not searched, in the field that ``STEP`` names.
 
-    ``RULED`` are the names that rules read, ``READ`` those that constraints read.
+    ``RULED`` are the names that rules read, ``READ`` those that constraints read, ``POINT`` those that a point of it is
+    named by; ``NOUNS`` are what one of these is called, and many, and where rows of it are kept.
     """
 
-    OBJECTIVES: ClassVar[Mapping[str, tuple[str, int]]]
+    OBJECTIVES: ClassVar[Mapping[str, Objective]]
     LISTS: ClassVar[Sequence[str]] = ("objectives", "constraints")
     COUNTS: ClassVar[Sequence[str]] = ("top",)
     RULED: ClassVar[Sequence[str]]
     READ: ClassVar[Sequence[str]]
+    POINT: ClassVar[Sequence[str]]
+    NOUNS: ClassVar[tuple[str, str, str]]
     space: Any
     objectives: tuple[str, ...]
     constraints: tuple[str, ...]
@@ -109,6 +114,13 @@ class SearchQuestion(StepQuestion):
             raise RequestError(BY_FORMULA)
         if step.cluster is None and not self.space.cluster:
             raise RequestError(NO_CLUSTER)
+
+    def check_degrees(self, *names: str) -> None:
+        """RequestError for a degree of the step that is the search's to choose."""
+        for name in names:
+            if (value := getattr(self.fixed.parallel, name)) != getattr(Parallel(), name):
+                way = f"take space.{name}=[…]" if hasattr(self.space, name) else "leave it out"
+                raise RequestError(f"parallel.{name}={value} is an axis of the search: {way}")
 
     def expressions(self) -> tuple[list[Expression], list[Expression]]:
         """Rules and constraints, parsed. RequestError for what is none, and for two that no point can meet."""

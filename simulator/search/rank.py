@@ -18,7 +18,7 @@ def losses(rows: Sequence[Row], objectives: Sequence[str]) -> np.ndarray:
     """What each row has of each objective, less being better [rows, objectives]; a figure that is missing is worst."""
     loss = np.full((len(rows), len(objectives)), np.inf)
     for at, name in enumerate(objectives):
-        figure, sign = KNOWN[name]
+        figure, sign, *_ = KNOWN[name]
         loss[:, at] = [np.inf if row.get(figure) is None else sign * row[figure] for row in rows]
     return loss
 
@@ -84,7 +84,7 @@ def tie(one: Row, other: Row, objective: str, noise_floor: float) -> str:
     Intervals of two layouts of one step share most of their error (the model, the chip, the framework), so that they
     say less of the difference than of either; a tie by ``interval`` is one that only a measurement settles.
     """
-    figure, _ = KNOWN[objective]
+    figure = KNOWN[objective].figure
     ours, theirs = one.get(figure), other.get(figure)
     if ours is None or theirs is None:
         return ""

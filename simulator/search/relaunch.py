@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets.loading import nearest
+from ...datasets.reading import named_words
 from ..trace.models import known_models, resolve, shipped_source
 from .architecture import megatron_model
-from .launch import FP8_RECIPES, MADE_UP, MEGATRON_LM
+from .launch import FP8_RECIPES, MADE_UP, MEGATRON_LM, settings_called
 from .launch_errors import LaunchError
 from .relaunch_values import whole
 
@@ -24,30 +25,11 @@ SCRIPT = re.compile(r"pretrain_\w+\.py$")
 OF_MODEL = ("--max-position-embeddings", "--vocab-size")  # which a run may have longer or padded
 WITHOUT_TIME = (  # what changes neither time nor memory of a step
     *MADE_UP,
-    "--tokenizer-type",
-    "--tokenizer-model",
-    "--data-path",
-    "--split",
-    "--seed",
-    "--min-lr",
-    "--lr-warmup-iters",
-    "--lr-decay-iters",
-    "--weight-decay",
-    "--adam-beta1",
-    "--adam-beta2",
-    "--clip-grad",
-    "--init-method-std",
-    "--save",
-    "--load",
-    "--save-interval",
-    "--eval-interval",
-    "--log-throughput",
-    "--use-mcore-models",
-    "--tensorboard-dir",
-    "--distributed-backend",
-    "--distributed-timeout-minutes",
-    "--moe-router-load-balancing-type",
-    "--moe-aux-loss-coeff",
+    *("--tokenizer-type", "--tokenizer-model", "--data-path", "--split", "--seed", "--min-lr"),
+    *("--lr-warmup-iters", "--lr-decay-iters", "--weight-decay", "--adam-beta1", "--adam-beta2", "--clip-grad"),
+    *("--init-method-std", "--save", "--load", "--save-interval", "--eval-interval", "--log-throughput"),
+    *("--use-mcore-models", "--tensorboard-dir", "--distributed-backend", "--distributed-timeout-minutes"),
+    *("--moe-router-load-balancing-type", "--moe-aux-loss-coeff"),
 )
 DEFAULTS = {  # of Megatron-LM's own parser, which a command need not say
     "--normalization": "LayerNorm",
@@ -64,18 +46,8 @@ DEFAULTS = {  # of Megatron-LM's own parser, which a command need not say
 ARRAY = re.compile(r"^\s*(\w+)=\(((?:[^()]|\([^()]*\))*)\)\s*$", re.M)  # as Megatron-LM's own examples hold arguments
 VARIABLE = re.compile(r"^\s*(?:export\s+)?(\w+)=([\w./:-]+)\s*$", re.M)
 USED = re.compile(r"\"?\$\{?(\w+)(?:\[@\])?\}?\"?")
-COUNTS = {
-    "--seq-length": "workload.seq_len",
-    "--micro-batch-size": "workload.micro_batch",
-    "--global-batch-size": "workload.global_batch",
-    "--tensor-model-parallel-size": "parallel.tp",
-    "--pipeline-model-parallel-size": "parallel.pp",
-    "--num-virtual-stages-per-pipeline-rank": "parallel.vpp",
-    "--context-parallel-size": "parallel.cp",
-    "--expert-model-parallel-size": "parallel.ep",
-    "--expert-tensor-parallel-size": "parallel.etp",
-}
-SIZES = (  # of a model, in whole numbers
+COUNTS = settings_called(0)
+MODEL_SIZES = (  # of a model, in whole numbers
     *("--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups"),
     *("--kv-channels", "--max-position-embeddings", "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size"),
 )
@@ -91,7 +63,7 @@ def megatron_settings(path: Path, text: str, model: str = "") -> dict[str, Any] 
     if command is None:
         return None
     start, flags = command
-    numbers = {name: whole(path, name, flags[name]) for name in (*COUNTS, *SIZES) if name in flags}
+    numbers = {name: whole(path, name, flags[name]) for name in (*COUNTS, *MODEL_SIZES) if name in flags}
     places = {f"cluster.{item}": whole(path, name, start[name]) for name, item in PLACES.items() if name in start}
     model = model or _model(flags)
     model_flags = megatron_model(dict(resolve(model).language))
@@ -136,18 +108,8 @@ def _command(text: str) -> tuple[dict[str, str], dict[str, Any]] | None:
 
 
 def _pairs(words: Sequence[str]) -> dict[str, Any]:
-    values_by_name: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word):
-            name, equals, value = word.partition("=")
-            values_by_name[name] = [value] if equals else []
-        elif name:
-            values_by_name[name].append(word)
-    return {
-        name: True if not values else values[0] if len(values) == 1 else values
-        for name, values in values_by_name.items()
-    }
+    pairs = dict(named_words(words))
+    return {name: True if not values else values[0] if len(values) == 1 else values for name, values in pairs.items()}
 
 
 def _same(one: Any, other: Any) -> bool:

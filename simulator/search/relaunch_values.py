@@ -1,4 +1,4 @@
-"""Values of launch files: names with dots, whole numbers, flags."""
+"""Values of launch files: mappings, whole numbers, flags."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from .launch_errors import LaunchError
-
-
-def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested names with dots between them; TypeError for what is no mapping."""
-    if not isinstance(values, Mapping):
-        raise TypeError("no names with values")
-    leaves: dict[str, Any] = {}
-    for name, value in values.items():
-        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return leaves
 
 
 def mapping(path: Path, name: str, value: Any) -> dict[str, Any]:

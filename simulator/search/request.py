@@ -10,12 +10,11 @@ from ...datasets.clusters import Cluster
 from ...datasets.loading import choice, whole
 from ..question.canonical import RequestError
 from ..question.declaration import setting
-from ..question.plan import Parallel
 from ..question.requests import SimulateRequest, usual_stack
 from .expressions import Expression
 from .objectives import OBJECTIVES
 from .question import SearchQuestion
-from .space import NAMES, Facts, Space, facts_of, natural, overlap_of
+from .space import AXES, NAMES, Facts, Space, facts_of, natural, overlap_of
 
 FIGURES = (
     *("step_time_s", "low_s", "high_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu"),
@@ -59,6 +58,8 @@ class SearchRequest(SearchQuestion):
     COUNTS = ("top", "trials", "exhaustive_up_to")
     RULED = NAMES
     READ = (*FIGURES, *NAMES)
+    POINT = AXES
+    NOUNS = ("axis", "axes", "FOLDER")
 
     def check(self) -> None:
         """RequestError for a step that cannot be searched, and for what both the step and the space say."""
@@ -72,11 +73,7 @@ class SearchRequest(SearchQuestion):
         self.check_place()
         if base.work.global_batch is None:
             raise RequestError("a search needs one batch for all layouts: workload.global_batch=1024")
-        defaults = Parallel()
-        for name in ("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero_stage", "sequence_parallel", "schedule"):
-            if getattr(base.parallel, name) != getattr(defaults, name):
-                way = "is what the others leave" if name == "dp" else f"take space.{name}=[…]"
-                raise RequestError(f"parallel.{name}={getattr(base.parallel, name)} is an axis of the search: {way}")
+        self.check_degrees("tp", "pp", "vpp", "dp", "cp", "ep", "etp", "zero_stage", "sequence_parallel", "schedule")
         for name, value, other in (("recompute", base.recompute, "none"), ("micro_batch", base.work.micro_batch, 1)):
             if value != other and getattr(self.space, name):
                 raise RequestError(f"workload.{name}={value} and space.{name} both say what it is: leave one out")

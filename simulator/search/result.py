@@ -66,7 +66,7 @@ class SearchReport:
             ("tied with the best", f"{self.ties:,}"),
             ("took", time_text(1e6 * self.wall_time_s)),
         ]
-        names = [figure for figure, _ in (KNOWN[name] for name in self.objectives)]
+        names = [KNOWN[name].figure for name in self.objectives]
         heads = ("", *self.axes, *(figure for figure in names if self.best and figure in self.best[0]), "tie", "reason")
         rows = [
             [str(row["rank"]), *(_cell(row.get(name, "")) for name in heads[1:-2]), row["tie"], row["reason"]]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,27 +27,30 @@ from .expressions import ceilings
 from .outcome import Row, SearchOutcome, after_rules, fitting_together
 from .points import Folder, identity
 from .rank import dominated, front, losses
-from .request import SearchRequest, SearchSetup, set_up
+from .request import SearchRequest, SearchSetup
 from .result import SearchReport
 from .space import AXES, MOST_POINTS, Points, combinations, derived, fitting, neighbours, settings
+from .spread import Crew, Progress
 from .workers import Workers
+
+if TYPE_CHECKING:
+    from ..engines.bench import Bench
 
 WAVE = 256  # points between two looks at what can still be best; those that are alike among them share work
 CONSTRAINT = "constraint: "
 FEW = 16  # points: no probes are worth their time for fewer
-Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
 def search(
-    request: SearchRequest, workers: Callable[[SearchSetup], Workers], folder: Folder, progress: Progress
+    request: SearchRequest, bench: Bench, crew: Crew, points_path: Path | None, progress: Progress
 ) -> SearchReport:
     """The answer to a request. RequestError for an empty space and for rules that leave nothing of it.
 
-    ``workers`` makes what simulates; ``folder`` keeps the points; ``progress`` opens a bar of so many points.
+    The folder ``points_path`` keeps the points; ``progress`` opens a bar of so many points.
     """
-    started = time.perf_counter()
-    setup = set_up(request)
-    crew, outcome = workers(setup), SearchOutcome()
+    started, folder = time.perf_counter(), Folder(points_path, request)
+    workers, outcome = Workers(Evaluator.of(request, bench), crew), SearchOutcome()
+    setup = workers.setup
     sampler, count = request.sampler, math.prod(map(len, setup.axes.values()))
     if sampler == "auto" and count > MOST_POINTS:
         sampler = "nsga2"
@@ -58,28 +61,28 @@ def search(
         few = sampler == "exhaustive" or len(inside) <= request.exhaustive_up_to
         counted = Counted(count, len(points), left_out, "exhaustive" if few else "nsga2")
     if counted.sampler == "exhaustive":
-        exhaustive(setup, inside, crew, outcome, folder, progress)
+        exhaustive(inside, workers, outcome, folder, progress)
     else:
         from .sampled import sample
 
         outcome = SearchOutcome()
         with progress(request.trials) as advance:
-            outcome.add(sample(setup, crew, folder, advance, counted.sampler), AXES)
+            outcome.add(sample(workers, folder, advance, counted.sampler), AXES)
     folder.write(outcome.left() if folder.path else (), "left_out")
-    return answer(layouts(setup, crew), outcome, counted, started)
+    return answer(layouts(workers), outcome, counted, started)
 
 
-def layouts(setup: SearchSetup, crew: Workers) -> Search:
+def layouts(crew: Workers) -> Search:
     """What a search over layouts says of itself."""
     return Search(
-        setup.request,
-        setup.axes,
+        crew.setup.request,
+        crew.setup.axes,
         changes,
         reason,
         AXES,
         report=lambda row: crew.evaluator.report({name: row[name] for name in AXES}),
-        around=partial(look_around, setup, crew),
-        notes=partial(notes, setup.request),
+        around=partial(look_around, crew),
+        notes=partial(notes, crew.setup.request),
     )
 
 
@@ -90,16 +93,14 @@ def space_of(setup: SearchSetup) -> tuple[Points, dict[str, int]]:
     return points.only(inside), left_out
 
 
-def exhaustive(
-    setup: SearchSetup, points: Points, crew: Workers, outcome: SearchOutcome, folder: Folder, progress: Progress
-) -> None:
+def exhaustive(points: Points, crew: Workers, outcome: SearchOutcome, folder: Folder, progress: Progress) -> None:
     """Every point simulated, or left out because of a bound."""
-    bounds = bounds_of(setup, points, crew, progress)
-    fits = may_fit(setup, points, crew.evaluator, bounds)
+    setup, bounds = crew.setup, bounds_of(points, crew, progress)
+    fits = may_fit(points, crew.evaluator, bounds)
     over = np.flatnonzero(~fits)
     outcome.leave_all("memory_bound", over, points.at, lambda at: f"needs at least {bounds.memory_gib[at]:.1f} GiB")
     fits &= may_meet(setup, points, bounds, fits, outcome)
-    lower = lower_losses(setup, points, bounds, crew.evaluator)
+    lower = lower_losses(points, bounds, crew.evaluator)
     waiting = np.flatnonzero(fits)
     waiting = waiting[np.lexsort([waiting, bounds.time_s[waiting]])]
     with progress(len(waiting)) as advance:
@@ -114,18 +115,18 @@ def exhaustive(
                 advance(len(out))
 
 
-def bounds_of(setup: SearchSetup, points: Points, crew: Workers, progress: Progress) -> Bounds:
+def bounds_of(points: Points, crew: Workers, progress: Progress) -> Bounds:
     """The bounds of all points; nothing is known of few points, or where nothing is to be pruned."""
-    if not setup.request.prune or len(points) <= FEW:
-        return Bounds(np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points)))
+    if not crew.setup.request.prune or len(points) <= FEW:
+        return Bounds(*np.zeros((3, len(points))))
     families = standing(points)
     with progress(len(families)) as advance:
         return bound(points, crew.probes(families, advance), crew.evaluator)
 
 
-def may_fit(setup: SearchSetup, points: Points, evaluator: Evaluator, bounds: Bounds) -> np.ndarray:
+def may_fit(points: Points, evaluator: Evaluator, bounds: Bounds) -> np.ndarray:
     """Whether a point's bound fits its device [points]."""
-    if "memory" not in setup.request.prune:
+    if "memory" not in evaluator.setup.request.prune:
         return np.ones(len(points), dtype=bool)
     _, first, which = np.unique(points.columns["cluster"].astype(str), return_index=True, return_inverse=True)
     memory = np.array([evaluator.place(points.at(int(at)))[1].memory_gib for at in first])
@@ -167,11 +168,11 @@ def simulate(
     return [row for row in rows if row is not None]
 
 
-def lower_losses(setup: SearchSetup, points: Points, bounds: Bounds, evaluator: Evaluator) -> np.ndarray:
+def lower_losses(points: Points, bounds: Bounds, evaluator: Evaluator) -> np.ndarray:
     """The least that each objective can come to [points, objectives], less being better."""
-    c, work = points.columns, setup.base.work
+    c, setup = points.columns, evaluator.setup
     seconds, devices = bounds.time_s, c["devices"]
-    tokens = float(work.sequences * work.seq_len)
+    tokens = float(setup.base.work.sequences * setup.base.work.seq_len)
     kinds = list(zip(c["cluster"].tolist(), c["precision"].tolist(), strict=True))
     known_at = {kind: evaluator.place(points.at(kinds.index(kind))) for kind in dict.fromkeys(kinds)}
     price, watts, peak = np.array([least_of(*known_at[kind][:2]) for kind in kinds]).reshape(-1, 3).T
@@ -208,12 +209,10 @@ def beaten(setup: SearchSetup, lower: np.ndarray, rows: Sequence[Row]) -> np.nda
     return (lower[:, 0] > last) & dominated(lower, best)
 
 
-def look_around(
-    setup: SearchSetup, crew: Workers, best: Row, outcome: SearchOutcome, good: Sequence[Row]
-) -> list[dict[str, Any]]:
+def look_around(crew: Workers, best: Row, outcome: SearchOutcome, good: Sequence[Row]) -> list[dict[str, Any]]:
     """What each change of one axis of the best by one step costs, simulated where it was left out; or why it cannot
     be."""
-    by_identity = {identity(row): row for row in outcome.rows}
+    setup, by_identity = crew.setup, {identity(row): row for row in outcome.rows}
     near: list[tuple[str, Row]] = []
     for axis, point in neighbours(setup.axes, best):
         point = {name: point[name] for name in AXES}

@@ -47,11 +47,11 @@ def sampler_of(name: str, seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.NSGAIISampler(seed=seed, population_size=TRIALS_A_WAVE, constraints_func=constraints)
 
 
-def sample(setup: SearchSetup, crew: Workers, folder: Folder, advance: Any, name: str) -> list[Row]:
+def sample(crew: Workers, folder: Folder, advance: Any, name: str) -> list[Row]:
     """The rows of all distinct points that so many trials ask about; those that do not fit together have none."""
     import optuna
 
-    request = setup.request
+    setup, request = crew.setup, crew.setup.request
     chooser = sampler_of(name, request.seed)
     study = optuna.create_study(directions=["minimize"] * len(request.objectives), sampler=chooser)
     rows_known: dict[Identity, Row] = dict(folder.known)

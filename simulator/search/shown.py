@@ -6,6 +6,7 @@ from ...datasets.counts import counted
 from ..html import units
 from ..html.page import Card
 from ..report.view import PAGE, TERMINAL, ViewColumn
+from .objectives import OBJECTIVES
 from .rank import Row
 from .result import SearchReport
 from .space import settings
@@ -52,16 +53,7 @@ LAYOUTS = RowsView(
         "exposed_comm_s": ViewColumn("exposed", "seconds", "communication during which nothing computes", only=PAGE),
         "bubble_s": ViewColumn("bubble", "seconds", "waiting in the pipeline", only=PAGE),
     },
-    picture={
-        "step_time_s": ("step time, s", 1.0),
-        "tokens_per_s": ("tokens/s", 1.0),
-        "tokens_per_s_per_gpu": ("tokens/s per GPU", 1.0),
-        "mfu": ("MFU, %", 100.0),
-        "cost": ("cost of a step", 1.0),
-        "energy_j": ("energy of a step, MJ", 1e-6),
-        "peak_gib": ("peak memory, GiB", 1.0),
-        "devices": ("GPUs", 1.0),
-    },
+    objectives=OBJECTIVES,
     kinds=(("simulated", "muted", lambda row: True),),
     hints=hints,
     cards=cards,

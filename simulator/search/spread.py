@@ -24,6 +24,7 @@ from .ray_connection import connected
 
 ENGINES = ("joblib", "ray", "slurm")
 Function = Callable[..., Any]
+Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]  # opens a bar of so many parts
 
 
 @dataclass(frozen=True)

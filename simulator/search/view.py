@@ -12,7 +12,7 @@ from ..html.charts import figure, hover, round_number
 from ..html.page import Card, Figure, Note, Page, PageSection, Part, drawn_table
 from ..report.served_view import NO_SLO
 from ..report.view import TERMINAL, Toned, ViewColumn, ViewTable, dims_text
-from .objectives import KNOWN
+from .objectives import Objective
 from .outcome import OK
 from .rank import Row
 from .result import SearchReport
@@ -30,9 +30,9 @@ class RowsView:
 
     ``noun`` is what one is (and many are), ``looked`` what was done with them, ``grid`` what combinations are. ``name``
     is a row in short, ``place`` and ``title`` say what it runs on too. ``columns`` are figures by the row's own
-    names. ``picture`` has headings and factors of figures that may be an axis of the front, ``kinds`` titles, colours
-    and the rows of its dots, ``hints`` what pointing at one says; ``turned`` has the first objective go up. ``change``
-    is what a change of the best is told by, ``measured`` what differences of ops are of.
+    names. ``objectives`` may be an axis of the front, ``kinds`` are titles, colours and the rows of its dots, ``hints``
+    what pointing at one says; ``turned`` has the first objective go up. ``change`` is what a change of the best is told
+    by, ``measured`` what differences of ops are of.
     """
 
     noun: tuple[str, str]
@@ -42,7 +42,7 @@ class RowsView:
     place: Callable[[Row], str]
     title: Callable[[Row], str]
     columns: Mapping[str, ViewColumn]
-    picture: Mapping[str, tuple[str, float]]
+    objectives: Mapping[str, Objective]
     kinds: Sequence[tuple[str, str, Callable[[Row], bool]]]
     hints: Callable[[Row], Sequence[str]]
     cards: Callable[[SearchReport], Sequence[Card]]
@@ -160,7 +160,7 @@ def page(report: SearchReport, view: RowsView) -> Page:
 
 def objective_words(name: str, view: RowsView) -> str:
     """An objective as a person says it: its axis of the picture without the unit."""
-    return view.picture[KNOWN[name][0]][0].partition(",")[0]
+    return view.objectives[name].heading.partition(",")[0]
 
 
 def ties_said(report: SearchReport, view: RowsView) -> str:
@@ -174,29 +174,32 @@ def ties_said(report: SearchReport, view: RowsView) -> str:
 
 def front_section(report: SearchReport, view: RowsView) -> PageSection | None:
     """All points that were timed and the front of the first two objectives; None with one objective."""
-    plotted = [KNOWN[name][0] for name in report.objectives]
-    pair = [*dict.fromkeys(name for name in plotted if name in view.picture)][:2]
+    pair = [*dict.fromkeys(view.objectives[name] for name in report.objectives)][:2]
     if len(pair) < 2:
         return None
     pair = pair[::-1] if view.turned else pair
-    timed = [row for row in report.rows if all(row.get(name) is not None for name in pair) and row.get("status") == OK]
+    timed = [
+        row for row in report.rows if all(row.get(each.figure) is not None for each in pair) and row.get("status") == OK
+    ]
     faint = {"size": 6, "opacity": 0.4}
     data = [
         dots(title, [row for row in timed if belongs(row)], pair, view, {**faint, "color": f"var(--{colour})"})
         for title, colour, belongs in view.kinds
     ]
-    front = sorted(report.pareto, key=lambda row: row[pair[0]])
+    front = sorted(report.pareto, key=lambda row: row[pair[0].figure])
     data.append(dots("front", front, pair, view, {"size": 9, "color": colours.css("blue")}) | FRONT)
     star = {"size": 13, "symbol": "star", "color": colours.css("orange")}
     data.append(dots("best", report.best[:1], pair, view, star))
-    axes = {f"{axis}axis": {"title": {"text": view.picture[name][0]}} for axis, name in zip("xy", pair, strict=True)}
+    axes = {f"{axis}axis": {"title": {"text": objective.heading}} for axis, objective in zip("xy", pair, strict=True)}
     drawn = figure(data, 460, **axes, showlegend=True, legend=LEGEND)
     return PageSection("front", "The front", view.front_note, (Figure(f"All {view.noun[1]}", {"": drawn}),))
 
 
-def dots(name: str, rows: Sequence[Row], pair: Sequence[str], view: RowsView, marker: dict[str, Any]) -> dict[str, Any]:
+def dots(
+    name: str, rows: Sequence[Row], pair: Sequence[Objective], view: RowsView, marker: dict[str, Any]
+) -> dict[str, Any]:
     """Points of a picture, with what pointing at one says."""
-    x, y = ([round_number(row[axis] * view.picture[axis][1]) for row in rows] for axis in pair)
+    x, y = ([round_number(row[axis.figure] * axis.factor) for row in rows] for axis in pair)
     hints = [hover(view.name(row), *view.hints(row)) for row in rows]
     kind = {"type": "scatter", "mode": "markers", "hovertemplate": "%{text}<extra></extra>"}
     return {**kind, "name": name, "x": x, "y": y, "marker": marker, "text": hints}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from ...datasets.collecting import collect_seldom
 from ...datasets.own_warnings import own_warnings
 from .evaluate import Evaluator
 from .outcome import Row
-from .question import SearchQuestion
 from .spread import Crew
 
 GROUP = 4  # points that a process takes at a time, so that they share what is alike in them
@@ -31,15 +29,13 @@ def _shared(point: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class Workers:
-    """Runs an :class:`Evaluator` over many points, in this process or by a crew (``bench_of`` makes theirs).
+    """Runs an :class:`Evaluator` over many points, in this process or by a crew. Answers come in the order of the
+    points, whatever the crew."""
 
-    Answers come in the order of the points, whatever the crew. A model that is a function cannot be handed to another
-    process and is simulated here.
-    """
-
-    def __init__(self, evaluator: Evaluator, crew: Crew | None = None, bench_of: Any = None) -> None:
+    def __init__(self, evaluator: Evaluator, crew: Crew | None = None) -> None:
         self.evaluator = evaluator
-        self.spread = partial(spread, evaluator, evaluator.setup.request, crew, bench_of)
+        self.crew = crew
+        self.setup = evaluator.setup
 
     def rows(
         self,
@@ -65,7 +61,7 @@ class Workers:
     ) -> list[Any]:
         answers_by_point: list[Any] = [None] * len(points)
         new, kept_s = [], time.monotonic()
-        answers = self.spread(what, [[points[at] for at in chunk] for chunk in parts])
+        answers = spread(self.evaluator, self.crew, what, [[points[at] for at in chunk] for chunk in parts])
         for places, part_answers in zip(parts, answers, strict=True):
             for at, answer in zip(places, part_answers, strict=True):
                 answers_by_point[at] = answer
@@ -79,29 +75,30 @@ class Workers:
         return answers_by_point
 
 
-def spread(
-    evaluator: Any, request: SearchQuestion, crew: Crew | None, bench_of: Any, what: str, parts: Sequence[Sequence[Any]]
-) -> Iterable[list[Any]]:
+def spread(evaluator: Any, crew: Crew | None, what: str, parts: Sequence[Sequence[Any]]) -> Iterable[list[Any]]:
     """What an evaluator's method ``what`` says of each point of each part, here or by a crew.
 
-    A process of the crew makes its own evaluator, ``type(evaluator).of(text, bench_of)`` of the request's JSON.
+    A process of the crew makes its own evaluator and workbench of the request's JSON. A model that is a function cannot
+    be handed to another process and is simulated here.
     """
-    here = crew is None or crew.alone or bench_of is None or callable(request.fixed.model)
-    if here or crew is None or len(parts) < 2:
+    request = evaluator.setup.request
+    if crew is None or crew.alone or callable(request.fixed.model) or len(parts) < 2:
         return ([getattr(evaluator, what)(point) for point in chunk] for chunk in parts)
-    text = request.to_json()
-    return crew.apply(in_process, [(type(evaluator), bench_of, text, what, list(chunk)) for chunk in parts])
+    kinds, text = (type(evaluator), type(request), type(evaluator.bench)), request.to_json()
+    return crew.apply(in_process, [(kinds, text, what, list(chunk)) for chunk in parts])
 
 
 _HERE: dict[str, Any] = {}
 
 
 @own_warnings()
-def in_process(kind: Any, bench_of: Any, text: str, what: str, points: Sequence[Any]) -> list[Any]:
+def in_process(kinds: tuple[Any, Any, Any], text: str, what: str, points: Sequence[Any]) -> list[Any]:
     """The same in a process of its own, which keeps the evaluator of the last search."""
     if text not in _HERE:
         _HERE.clear()
         gc.freeze()  # graphs that are kept are no garbage: to look through them again and again takes 5 % of the time
         collect_seldom()
-        _HERE[text] = kind.of(text, bench_of)
+        evaluator_kind, request_kind, bench_kind = kinds
+        request = request_kind.from_json(text)
+        _HERE[text] = evaluator_kind.of(request, bench_kind(request.fixed.sources))
     return [getattr(_HERE[text], what)(point) for point in points]

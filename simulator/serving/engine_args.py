@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ...datasets.reading import read_json, read_yaml
+from ...datasets.reading import flat, named_words, read_json, read_yaml
 from .engines import ServingEngine, ServingEngineError
 from .policies import TABLE
 
@@ -124,19 +124,12 @@ def _plain(name: str) -> str:
 def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[str, Any, bool]]:
     """Names with their values, which are lists of words, or what stands in an object of JSON or in a file; and whether
     the name itself was typed."""
-    named: list[tuple[str, list[str]]] = []
-    for word in words:
-        if word.startswith("-") and not re.fullmatch(r"-[\d.]+", word):
-            name, equals, value = word.partition("=")
-            named.append((name, [value] if equals else []))
-        elif named:  # what comes before the first is the command itself
-            named[-1][1].append(word)
-    for name, values in named:
+    for name, values in named_words(words):
         if _meaning(name, meanings) == "file":
             path = Path(" ".join(values)).expanduser()
-            pairs = _flat("--", read_yaml(path, ServingEngineError, f"{name} {path}"))
+            pairs = _named("--", read_yaml(path, ServingEngineError, f"{name} {path}"))
         elif len(values) == 1 and values[0].startswith("{"):
-            pairs = _flat(f"{name}.", read_json(values[0], ServingEngineError, name))
+            pairs = _named(f"{name}.", read_json(values[0], ServingEngineError, name))
         else:
             yield name, values, True
             continue
@@ -144,14 +137,10 @@ def _pairs(words: Sequence[str], meanings: Mapping[str, str]) -> Iterator[tuple[
             yield inner, value, False
 
 
-def _flat(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
+def _named(prefix: str, values: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(values, Mapping):
         raise ServingEngineError(f"{prefix.rstrip('.-') or 'the file of arguments'} must have names with values")
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(f"{prefix}{name}.", value)
-        else:
-            yield f"{prefix}{name}", value
+    return flat(values, prefix)
 
 
 def _meaning(name: str, meanings: Mapping[str, str]) -> str | None:

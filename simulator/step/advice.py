@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...datasets.devices import Device
+from ...datasets.own_errors import refusal
 from ..memory.advice import MemoryChange, degrees_text, propose_changes, replace_degrees
 from ..memory.breakdown import Memory
 from ..question.errors import DegreeError, PlanError
@@ -107,6 +108,5 @@ def _peak(attempt: Attempt, work: Work, plan: Plan) -> float | None:
     try:
         return attempt(work, plan)
     except ValueError as error:
-        if not type(error).__module__.startswith("opcast"):
-            raise
+        refusal(error)
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ...datasets.own_errors import refusal
 from ...datasets.truth import InferenceRow, Row, TrainingRow
 from ...datasets.truth.halves import half_of
 from ..question.calibration import RunKind, StepCalibration, load_calibration, run_kind
@@ -81,8 +82,7 @@ def observe(
                 case = training_case(row, setting) if isinstance(row, TrainingRow) else inference_case(row, setting)
                 steps.append(_observed(table, row, timed, replace(case, plan=changed(case.plan)), setting, engines))
             except ValueError as error:
-                if not type(error).__module__.startswith("opcast"):
-                    raise
+                refusal(error)
         progress(1)
     return steps
 

@@ -79,9 +79,9 @@ def judge(name: str, home: str, most: int, reach: float, seeds: int) -> float:
     """Print how far the pick of a case is behind the best that the event loop finds; that share."""
     request = request_of(name, home)
     bench = Workbench(request.step.sources)
-    bench.search_serving(replace(request, confirm=0), 2)  # graphs and tables to disk
+    bench.search(replace(request, confirm=0), 2)  # graphs and tables to disk
     began, cpu = time.perf_counter(), time.process_time()
-    report = bench.search_serving(request, 2)
+    report = bench.search(request, 2)
     wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
     if not report.best:
         raise SystemExit(f"{name}: {report.notes[0]}")

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ....datasets.near import meant
 from ...memory.breakdown import GIB
 from ...question.canonical import RequestError
 from ...report.answer import InferenceReport
 from ...report.view import ViewColumn
 from ...serving.policies import policy_of
-from ..compare import SHOWN_OPS, Change, ComparedPoints, by_op, differences, given_values, of_rank, stepwise
+from ..compare import SHOWN_OPS, Change, ComparedPoints, by_op, differences, named_point, stepwise, typed_value
 from ..outcome import Row
 from ..space import combinations
 from .decoding import decode_reports
 from .estimate import held_tokens
 from .replicas import LayoutReplica
-from .request import LAYOUT, OF_PREFILL, POOLS, ReplicaLayout, ServedSearchRequest, ratio_of
-from .run import (
-    Refused,
-    ServedSearchSetup,
-    figures_of,
-    replica_or_why,
-    requirements,
-    row_of,
-    set_up,
-)
+from .request import LAYOUT, OF_PAIR, OF_PREFILL, SETTINGS, ReplicaLayout, ServedSearchRequest, ServedSpace
+from .run import Refused, ServedSearchSetup, figures_of, replica_or_why, requirements, row_of, set_up
+
+if TYPE_CHECKING:
+    from ...engines.bench import Bench
 
 WHOLE = ("nodes", "batch", "max_tokens", *LAYOUT, *OF_PREFILL)  # settings that are whole numbers
-OF_ONE = ("cluster", "nodes", "precision", "policy", *LAYOUT, "batch", "max_tokens", "pools")
-OF_PAIR = ("prefill_cluster", *OF_PREFILL, "ratio")
-SETTINGS = (*OF_ONE, *OF_PAIR)
 USUAL_BATCH = 64
 FIGURES = (
     *("tokens_per_s_per_gpu", "tokens_per_s_per_user", "ttft_ms", "tpot_ms", "e2e_ms", "requests_per_s"),
@@ -107,9 +99,14 @@ class Way:
     prefill: LayoutReplica | None
 
 
-def compare_ways(request: ServedSearchRequest, one: Row, other: Row, bench: Any) -> ServedComparison:
-    """How two ways to serve differ. RequestError for one that cannot be."""
-    setup = with_places(set_up(request), (one, other))
+def compare_ways(
+    request: ServedSearchRequest, bench: Bench, names: Sequence[str], path: Path | None
+) -> ServedComparison:
+    """How two ways to serve differ that a person names, as ranks in a file or by settings. RequestError for one that
+    cannot be."""
+    setup = set_up(request)
+    one, other = (way_named(setup, text, path) for text in names)
+    setup = with_places(setup, (one, other))
     ways = [way_of(setup, point, bench) for point in (one, other)]
     rows = [way.row for way in ways]
     decodes = [decode_reports(request, way.decode, [way.row["batch"]], bench)[0] for way in ways]
@@ -252,57 +249,50 @@ def in_ms(ops: Sequence[Change]) -> Iterator[Change]:
 # --- points that a person names ---------------------------------------------------------------------------
 
 
-def way_named(setup: ServedSearchSetup, text: str, points: Path | None) -> Row:
-    """The point that a person names: a rank of the points that a search kept, or settings such as ``tp=2 batch=64``.
+def way_named(setup: ServedSearchSetup, text: str, path: Path | None) -> Row:
+    """The way to serve that a person names (:func:`..compare.named_point`).
 
     A setting that is not named has its only value, or what is usual: degrees of 1, replicas that do both unless
-    something of a pool is named, 64 sequences. RequestError for what is no setting and no such rank.
+    something of a pool is named, 64 sequences.
     """
-    text = str(text).strip()
-    if text.isdigit():
-        return _of_rank(setup.request, int(text), points)
-    values = given_values(text, SETTINGS, ("setting", "settings"), "FILE", _as)
-    row = {**_usual(setup, values), **values}
+    row = named_point(setup.request, text, partial(kept_ways, path), value_of, partial(usual, setup))
     return row | ({"prefill_cluster": ""} if row["prefill_cluster"] == row["cluster"] else {})
 
 
-def _usual(setup: ServedSearchSetup, typed: Row) -> Row:
+def usual(setup: ServedSearchSetup, typed: Row) -> Row:
+    """What a way has of settings that nobody ``typed``. RequestError for parts of pools where there are none."""
     axes = setup.axes
-    batch = min(axes["batch"], key=lambda size: abs(size - USUAL_BATCH))
-    row: Row = dict.fromkeys(LAYOUT, 1) | {"cluster": axes["cluster"][0], "nodes": axes["nodes"][0]}
-    row |= {"precision": axes["precision"][0], "policy": axes["policy"][0], "batch": batch, "ratio": ""}
-    row |= {"max_tokens": axes["max_tokens"][0]}
+    row: Row = {name: axes[name][0] for name in ("cluster", "nodes", "precision", "policy", "max_tokens")}
+    row |= dict.fromkeys(LAYOUT, 1) | {"batch": min(axes["batch"], key=lambda size: abs(size - USUAL_BATCH))}
     row |= {name: values[0] for name, values in axes.items() if len(values) == 1 and name in row}
     row |= {"ep": typed.get("tp", row["tp"]) * typed["dp"]} if typed.get("dp", 1) > 1 else {}
     apart = typed.get("pools") == "apart" or bool(typed.keys() & set(OF_PAIR))
-    row["pools"] = "apart" if apart else "together"
     if apart and typed.get("pools", "apart") != "apart":
         raise RequestError("pools=together has no ratio and nothing that only prefills: leave these out")
     prefills = {f"prefill_{name}": typed.get(name, row[name]) for name in LAYOUT}
     prefills["prefill_cluster"] = axes["prefill_cluster"][0]
+    row |= {"pools": "apart" if apart else "together", "ratio": ""}
     return row | (prefills if apart else {**dict.fromkeys(OF_PREFILL, 0), "prefill_cluster": ""})
 
 
-def _as(name: str, value: str) -> Any:
-    if name in WHOLE:
-        if not value.isdigit() or not int(value):
-            raise RequestError(f"{name}={value} must be a whole number of at least 1")
-        return int(value)
-    if name == "ratio":
-        ratio_of(value)
-    if name == "pools" and value not in POOLS:
-        raise RequestError(f"pools={value} is not one of {', '.join(POOLS)}{meant(value, POOLS)}")
-    return value
+def value_of(name: str, text: str) -> Any:
+    """The value of a setting that a person types. RequestError for what it cannot be."""
+    if name in ("pools", "ratio"):
+        ServedSpace.CHECKS[name](name, text)
+    return typed_value(name, text, int if name in WHOLE else str)
 
 
-def _of_rank(request: ServedSearchRequest, rank: int, points: Path | None) -> Row:
+def kept_ways(path: Path | None) -> list[Row]:
+    """The rows of a file that a search kept; none without one. RequestError for a file of anything else."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if points is None or not points.is_file():
-        raise RequestError(f"{rank} is a rank of a search that was kept: name its file with points=FILE")
+    if path is None or not path.is_file():
+        return []
     try:
-        rows = pq.read_table(points).to_pylist()
-        return of_rank(request, rows, rank, SETTINGS, points)
-    except (OSError, pa.ArrowInvalid, KeyError):
-        raise RequestError(f"points={points} holds no points of a search over ways to serve") from None
+        rows: list[Row] = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowInvalid):
+        rows = [{}]
+    if rows and not {"meets_slo", *SETTINGS} <= rows[0].keys():
+        raise RequestError(f"points={path} holds no points of a search over ways to serve")
+    return rows

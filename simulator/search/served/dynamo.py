@@ -10,9 +10,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ....datasets.counts import counted
 from ..launch import LaunchError, filled
-from .kubernetes import APP, yaml_of
+from .kubernetes import APP, pools, yaml_of
 from .roles import ServedRole
 
 VERSION = "1.6.1"
@@ -50,9 +49,12 @@ def worker(engine: str, table: Mapping[str, Any], model: str, role: ServedRole) 
     if role.role:
         arguments["--disaggregation-mode"] = role.role
     words = shlex.split(WORKERS[engine].format(model=shlex.quote(model)))
-    return words + [
-        word for name, value in arguments.items() for word in ([name] if value is True else [name, str(value)])
-    ]
+    return [*words, *spelled(arguments)]
+
+
+def spelled(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments as words of a command, flags by their names alone."""
+    return [word for name, value in arguments.items() for word in ([name] if value is True else [name, str(value)])]
 
 
 def graph(engine: str, title: str, servers: list[ServedRole], words: list[list[str]], per_node: int) -> str:
@@ -83,11 +85,9 @@ def graph(engine: str, title: str, servers: list[ServedRole], words: list[list[s
             "sharedMemory": {"size": "32Gi"},
             "extraPodSpec": {"mainContainer": _container(IMAGES[engine], own_words)},
         }
-    pools = ", ".join(
-        f"{server.replicas} x {counted(server.devices, 'GPU')} {server.role}".strip() for server in servers
-    )
+    use = "# kubectl apply -f THIS_FILE, where Dynamo's operator runs; the secret holds HF_TOKEN"
     return yaml_of(
-        f"# {title}: {pools}\n# kubectl apply -f THIS_FILE, where Dynamo's operator runs; the secret holds HF_TOKEN\n",
+        f"# {title}: {pools(servers)}\n{use}\n",
         [
             {
                 "apiVersion": "nvidia.com/v1alpha1",

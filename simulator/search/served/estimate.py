@@ -47,12 +47,12 @@ class LoadCurves:
     batches: Sequence[int]
     known: dict[tuple[Any, ...], LoadCurve] = field(default_factory=dict)
 
-    def both(self, replica: LayoutReplica, policy: str, max_tokens: int) -> LoadCurve:
+    def both(self, way: ServedWay) -> LoadCurve:
         """What a rank of a replica does that prefills and decodes."""
-        key = replica.layout, policy, max_tokens
+        key = way.decode.layout, way.policy, way.max_tokens
         if key not in self.known:
             loads = loads_up_to(self.batches)
-            figures = [together(self.request, replica, policy, n, max_tokens, max(loads)) for n in loads]
+            figures = [together(way, n, max(loads)) for n in loads]
             rows = [(1e3 * figure["tpot_ms"], 1e3 * figure["ttft_ms"], figure["busy_us"]) for figure in figures]
             self.known[key] = curve(loads, rows, self.request.output_len, decodes=False)
         return self.known[key]
@@ -68,6 +68,23 @@ class LoadCurves:
         return self.known[key]
 
 
+@dataclass(frozen=True)
+class ServedWay:
+    """A way to serve but for its batch and its number of replicas: replicas that decode, or do both, their policy and
+    chunk, and those that prefill (None: the same)."""
+
+    curves: LoadCurves
+    decode: LayoutReplica
+    policy: str
+    max_tokens: int
+    prefill: LayoutReplica | None = None
+
+    @property
+    def request(self) -> ServedSearchRequest:
+        """What is asked."""
+        return self.curves.request
+
+
 def held_tokens(request: ServedSearchRequest, policy: str, prefilled: bool = False) -> float:
     """Tokens of KV memory that a request holds on average; all of its length where its engine reserves them."""
     if policy_of(policy).reserves:
@@ -75,11 +92,10 @@ def held_tokens(request: ServedSearchRequest, policy: str, prefilled: bool = Fal
     return request.input_len + (0.0 if prefilled else request.output_len / 2)
 
 
-def together(
-    request: ServedSearchRequest, replica: LayoutReplica, policy: str, running: float, max_tokens: int, batch: int = 0
-) -> dict[str, Any]:
+def together(way: ServedWay, running: float, batch: int = 0) -> dict[str, Any]:
     """Figures of one replica that prefills and decodes where so many sequences run on each rank, of ``batch`` that may
     (0: as many); ``requests_per_s`` are those of a replica."""
+    request, replica, policy, max_tokens = way.request, way.decode, way.policy, way.max_tokens
     layout, tables, outputs = replica.layout, replica.served.tables, request.output_len
     batch = batch or round(running)
     loop = ClosedLoop(
@@ -115,45 +131,26 @@ def together(
     }
 
 
-def loads(
-    request: ServedSearchRequest,
-    replica: LayoutReplica,
-    policy: str,
-    batches: Sequence[int],
-    max_tokens: int,
-    replicas: int,
-    curves: LoadCurves,
-) -> np.ndarray:
+def loads(way: ServedWay, batches: Sequence[int], replicas: int) -> np.ndarray:
     """How many sequences run on each rank of so many replicas that do both, at the highest load that keeps what users
     expect [batches]: 0 where none does, all that have room where nothing is expected."""
-    most = np.array(batches, dtype=float)
-    if not request.slo.named:
+    most, slo = np.array(batches, dtype=float), way.request.slo
+    if not slo.named:
         return most
-    ranks = np.full(len(most), replicas * replica.layout.dp * replica.layout.pp)
-    return together_load(
-        curves.both(replica, policy, max_tokens), ranks, most, Expected(request.slo, request.output_len)
-    )
+    ranks = np.full(len(most), replicas * way.decode.layout.dp * way.decode.layout.pp)
+    return together_load(way.curves.both(way), ranks, most, Expected(slo, way.request.output_len))
 
 
-def loaded(
-    request: ServedSearchRequest,
-    replica: LayoutReplica,
-    policy: str,
-    batch: int,
-    max_tokens: int,
-    replicas: int,
-    curves: LoadCurves,
-    load: float,
-) -> dict[str, Any]:
+def loaded(way: ServedWay, batch: int, replicas: int, load: float) -> dict[str, Any]:
     """Figures of so many replicas that do both at a ``load`` of :func:`loads`; at all that they have room for where
     that is 0. ``requests_per_s`` are those of all."""
-    layout, wait_us = replica.layout, 0.0
+    layout, wait_us = way.decode.layout, 0.0
     running = load or float(batch)
-    if request.slo.named and running < batch:
-        curve, ranks = curves.both(replica, policy, max_tokens), np.array([replicas * layout.dp * layout.pp])
+    if way.request.slo.named and running < batch:
+        curve, ranks = way.curves.both(way), np.array([replicas * layout.dp * layout.pp])
         busy_us = curve.at("prompt_us", running)
         wait_us = float((waiting(ranks, curve.at("rate", running) * busy_us, 0.5)[0] * busy_us)[0])
-    figures = together(request, replica, policy, max(running, 1.0), max_tokens, batch)
+    figures = together(way, max(running, 1.0), batch)
     figures["ttft_ms"] += wait_us / 1e3
     busy = min(running, 1.0)  # share of the time in which a rank has a sequence at all
     figures["kv_share"] *= busy
@@ -200,28 +197,21 @@ def transfer_us(request: ServedSearchRequest, prefill: LayoutReplica, decode: La
     return request.link_us + SECOND_US * landing / (links * request.link_gbps * 1e9)
 
 
-def apart(
-    request: ServedSearchRequest,
-    prefill: LayoutReplica,
-    decode: LayoutReplica,
-    policy: str,
-    batches: Sequence[int],
-    max_tokens: int,
-    room: tuple[int, int, int],
-    curves: LoadCurves,
-) -> list[list[dict[str, Any]]]:
+def apart(way: ServedWay, batches: Sequence[int], room: tuple[int, int, int]) -> list[list[dict[str, Any]]]:
     """Figures of pools apart [batches], for each ratio asked for, or the best one; ``requests_per_s`` are those of all
     replicas. ``room`` is how many GPUs may prefill, decode, and do either.
 
     The best ratio serves most on all devices; of those that serve ``request.rate`` it has the fewest. Empty where
     no ratio fits the devices.
     """
-    prompts, moved_us = prefilling(request, prefill, max_tokens), transfer_us(request, prefill, decode)
+    request, prefill, decode = way.request, way.prefill, way.decode
+    assert prefill is not None
+    prompts, moved_us = prefilling(request, prefill, way.max_tokens), transfer_us(request, prefill, decode)
     first, second = ratios(request, prefill.layout.devices, decode.layout.devices, room)
     if not len(first):
         return [[] for _ in batches]
     count, first, second = len(first), np.tile(first, len(batches)), np.tile(second, len(batches))
-    curve, outputs = curves.decoding(decode), request.output_len - 1
+    curve, outputs = way.curves.decoding(decode), request.output_len - 1
 
     def hosts(rate: np.ndarray, before_us: np.ndarray) -> np.ndarray:
         return host_us(request, prefill, rate / first, before_us)
@@ -254,7 +244,7 @@ def apart(
         "queue_ms": queue_us / 1e3,
         "transfer_ms": np.full(len(rate), moved_us / 1e3),
         "requests_per_s": rate * SECOND_US,
-        "kv_share": running * held_tokens(request, policy) / decode.served.kv.tokens,
+        "kv_share": running * held_tokens(request, way.policy) / decode.served.kv.tokens,
         "devices": used,
         "meets_slo": load > 0,
     }

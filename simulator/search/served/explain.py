@@ -39,8 +39,8 @@ def changes(one: Row, other: Row) -> dict[str, tuple[Any, Any]]:
 
 def reason(better: Row, worse: Row, objective: str) -> str:
     """Why a row is better than another: by how much, and what of their times makes it."""
-    figure, _ = OF_SERVING[objective]
-    value, theirs = better[figure], worse[figure]
+    figure = OF_SERVING[objective].figure
+    value, theirs = better.get(figure), worse.get(figure)  # which only rows that were played may have
     how = "as good" if value == theirs else f"{abs(value / theirs - 1):.1%} better" if theirs else "better"
     text = f"{how} in {objective.replace('_', ' ')}"
     gains = {name: worse[key] - better[key] for key, name in PARTS.items()}
@@ -61,7 +61,7 @@ def around(
     Of a change to pools apart and back, and of their ratio, the best row that differs in nothing else counts.
     """
     objective = request.objectives[0]
-    figure, _ = OF_SERVING[objective]
+    figure = OF_SERVING[objective].figure
     cheapest: dict[tuple[str, Any], dict[str, Any]] = {}
     meets = {id(row) for row in good}
     for row in outcome.rows:

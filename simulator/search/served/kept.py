@@ -15,6 +15,7 @@ from typing import Any
 from ....datasets.files import write_atomically
 from ...question.canonical import RequestError
 from .. import workers
+from .request import ServedSearchRequest
 
 PLAYED = ".played"  # what the file's name ends with
 
@@ -25,12 +26,12 @@ class PlayedWays:
     A file of another request is written anew. RequestError where ``points`` is a folder.
     """
 
-    def __init__(self, points: Path | None = None, key: str = "") -> None:
+    def __init__(self, points: Path | None, request: ServedSearchRequest) -> None:
         if points is not None and (points.is_dir() or not points.name):
             raise RequestError(f"points={points} is a folder: name a file, as {points / 'ways.parquet'}")
         self.path = None if points is None else points.with_name(points.name + PLAYED)
-        self.key, self.kept_s = key, time.monotonic()
-        self.answers: dict[str, Any] = {} if self.path is None else read(self.path, key)
+        self.key, self.kept_s = request.key() if points else "", time.monotonic()
+        self.answers: dict[str, Any] = {} if self.path is None else read(self.path, self.key)
 
     def of(self, asked: Sequence[Any], play: Callable[[], Any]) -> Any:
         """The answer to what is asked: as it was kept, else what ``play`` says. Kept every few seconds; RequestError

@@ -6,7 +6,7 @@ so that its pools are StatefulSets, whose pods have names. vLLM comes without a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....datasets.counts import counted
@@ -60,10 +60,12 @@ def manifest(
         account = engine == "sglang"
         start = router_words() if account else ["trtllm-serve", "disaggregated", "-c", f"{FILES}/servers.yaml"]
         parts += [*(_account() if account else []), _router(engine, start), _service(APP, _labels("router"), PORT)]
-    summary = ", ".join(
-        f"{server.replicas} x {counted(server.devices, 'GPU')} {server.role}".strip() for server in servers
-    )
-    return yaml_of(f"# {title}: {summary}\n", parts)
+    return yaml_of(f"# {title}: {pools(servers)}\n", parts)
+
+
+def pools(servers: Sequence[ServedRole]) -> str:
+    """How many servers each pool has, and their GPUs."""
+    return ", ".join(f"{one.replicas} x {counted(one.devices, 'GPU')} {one.role}".strip() for one in servers)
 
 
 def pool(role: ServedRole) -> str:

@@ -11,19 +11,18 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ....datasets.counts import counted
 from ....datasets.loading import nearest
 from ...question.canonical import RequestError
 from ...serving.policies import policy_of
 from ...trace.models import shipped_source
 from ..launch import LaunchError, filled
-from .dynamo import FRONTEND, graph, worker
+from .dynamo import FRONTEND, graph, spelled, worker
 from .dynamo import TRTLLM as DYNAMO_TRTLLM
 from .kubernetes import FILES, addresses, manifest
 from .kubernetes import PORT as KUBERNETES_PORT
 from .llm_d import helm_values, llm_d_port
 from .request import ServedSearchRequest
-from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, PlacedServer, ServedRole, placed, roles
+from .roles import BOOTSTRAP_PORT, BOTH, DECODE, PORTS, PREFILL, PlacedServer, ServedRole, counts, placed, roles
 
 FRAMEWORKS = ("vllm", "sglang", "trtllm", "dynamo", "llm-d", "kubernetes", "dynamo-kubernetes")
 OF_KUBERNETES = ("llm-d", "kubernetes", "dynamo-kubernetes")
@@ -152,6 +151,11 @@ def launch_serving(request: ServedSearchRequest, row: Mapping[str, Any], framewo
     return "\n".join([*lines, *_front(chosen, model, servers, copies), ""])
 
 
+def launch_way(request: ServedSearchRequest, row: Mapping[str, Any], framework: str | None) -> tuple[str, str]:
+    """The text that starts a point, and what to say where it runs something else than was searched."""
+    return launch_serving(request, row, framework), other_engine(framework, row["policy"])
+
+
 def served_name(model: Any) -> str:
     """What an engine is told to load: the hub id that a shipped model is of, or the model as it was given."""
     name = (
@@ -171,20 +175,15 @@ def command(
         arguments["--port"] = PORTS[role.role] + copy
         if "--disaggregation-bootstrap-port" in arguments:
             arguments["--disaggregation-bootstrap-port"] = BOOTSTRAP_PORT + copy
-    return [*words, *_spelled(arguments)]
-
-
-def _spelled(arguments: Mapping[str, Any]) -> list[str]:
-    return [word for name, value in arguments.items() for word in ([name] if value is True else [name, str(value)])]
+    return [*words, *spelled(arguments)]
 
 
 def _header(servers: list[ServedRole]) -> list[str]:
-    counts = [f"{role.replicas} x {role.role or 'server'} of {counted(role.devices, 'GPU')}" for role in servers]
     places = " and ".join(dict.fromkeys(role.cluster for role in servers))
     lengths = servers[0].max_len, servers[0].max_len - servers[0].room, servers[0].room
     return [
         "#!/bin/sh",
-        f"# {', '.join(counts)} ({places})",
+        f"# {counts(servers)} ({places})",
         f"# Each takes {lengths[0]:,} tokens a request: {lengths[1]:,} of prompt and answer, {lengths[2]:,} of room.",
     ]
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....datasets.counts import counted
-from .roles import PREFILL, ServedRole
+from .kubernetes import IMAGES
+from .roles import PREFILL, ServedRole, counts
 
-IMAGE = "vllm/vllm-openai:latest"
 SIDE_CHANNEL = 5600
 
 
@@ -35,11 +34,8 @@ def helm_values(model: str, servers: list[ServedRole], words: list[list[str]]) -
         "decode": pools["decode"],
         "prefill": pools.get(PREFILL, {"create": False}),
     }
-    counts = ", ".join(
-        f"{role.replicas} x {role.role or 'server'} of {counted(role.devices, 'GPU')}" for role in servers
-    )
     head = [
-        f"# {model}: {counts}",
+        f"# {model}: {counts(servers)}",
         f"# Each takes {servers[0].max_len:,} tokens a request, {servers[0].room:,} more than asked for.",
         "# helm install NAME llm-d-modelservice/llm-d-modelservice -f THIS_FILE, beside a gateway",
     ]
@@ -54,7 +50,7 @@ def _pool(role: ServedRole, words: list[str]) -> dict[str, Any]:
     port = {"name": "VLLM_NIXL_SIDE_CHANNEL_PORT", "value": str(SIDE_CHANNEL)}
     container: dict[str, Any] = {
         "name": "vllm",
-        "image": IMAGE,
+        "image": IMAGES["vllm"],
         "modelCommand": "custom",
         "command": words[:2],
         "args": words[2:],

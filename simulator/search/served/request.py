@@ -10,7 +10,6 @@ from ....datasets.clusters import Cluster, load_cluster
 from ....datasets.loading import check_fields, choice, number
 from ...question.canonical import RequestError
 from ...question.declaration import setting
-from ...question.plan import Parallel
 from ...question.request_classes import ServingTargets
 from ...question.requests import SimulateRequest
 from ...question.serving import POLICIES
@@ -83,6 +82,9 @@ NAMES = (*OF_POINT, "devices", "replicas", "prefill_replicas", "replica_devices"
 RULE_NAMES = (*(name for name in OF_POINT if name != "ratio"), "replica_devices")
 
 
+OF_PAIR = ("prefill_cluster", *OF_PREFILL, "ratio")
+SETTINGS = ("cluster", "nodes", "precision", "policy", *LAYOUT, "batch", "max_tokens", "pools", *OF_PAIR)
+
 USUAL_OBJECTIVES = ("tokens_per_s_per_gpu", "tokens_per_s_per_user")
 CHANCE = "chance"
 SIZED_OBJECTIVES = ("gpus", "hourly_cost", "tokens_per_s_per_user")  # where a rate is to be served
@@ -127,6 +129,8 @@ class ServedSearchRequest(SearchQuestion):
     COUNTS = ("top", "input_len")
     RULED = RULE_NAMES
     READ = (*FIGURES, *NAMES)
+    POINT = SETTINGS
+    NOUNS = ("setting", "settings", "FILE")
 
     def check(self) -> None:
         """RequestError for a replica that cannot be searched, and for what both the step and the space say."""
@@ -146,10 +150,7 @@ class ServedSearchRequest(SearchQuestion):
         if "goodput" in self.objectives and not self.slo.named:
             raise RequestError("objectives=[goodput] needs what users expect: slo.ttft_ms=500, slo.tpot_ms=30")
         self.check_place()
-        parallel, usual = self.step.parallel, Parallel()
-        for name in (*LAYOUT, "cp", "vpp", "etp"):
-            if getattr(parallel, name) != getattr(usual, name):
-                raise RequestError(f"parallel.{name}={getattr(parallel, name)} is said by the search: space.{name}")
+        self.check_degrees(*LAYOUT, "cp", "vpp", "etp")
 
     def clusters(self, also: Sequence[str] = ()) -> dict[str, Cluster]:
         return super().clusters((*also, *self.space.prefill_cluster))

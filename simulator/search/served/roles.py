@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....datasets.clusters import Cluster
+from ....datasets.counts import counted
 from ...trace.models import resolve
 from .request import LAYOUT, OF_PREFILL, ServedSearchRequest
 
@@ -58,6 +59,11 @@ class PlacedServer:
     def address(self, nodes: int) -> str:
         """Where it is reached: this machine, or ``NODE_1`` and so on where there are several."""
         return f"{'localhost' if nodes == 1 else f'NODE_{self.node}'}:{self.port}"
+
+
+def counts(servers: Sequence[ServedRole]) -> str:
+    """How many servers there are of each role, and their GPUs."""
+    return ", ".join(f"{role.replicas} x {role.role or 'server'} of {counted(role.devices, 'GPU')}" for role in servers)
 
 
 def longest(request: ServedSearchRequest) -> int:

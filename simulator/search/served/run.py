@@ -12,25 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ....datasets.clusters import Cluster
+from ....datasets.own_errors import refusal
 from ...question.canonical import RequestError
-from ...question.sources import Sources
 from ...serving.kv import KvError
 from ...serving.policies import policy_of
 from ..answer import Counted, Search, answer
 from ..expressions import Columns, Expression
 from ..outcome import OK, Row, SearchOutcome, after_rules, fitting_together
+from ..points import write_points
 from ..rank import ranked
 from ..result import SearchReport
 from ..space import Facts, combinations, facts_of
-from ..spread import Crew
+from ..spread import Crew, Progress
 from ..workers import spread
 from .decoding import ALIKE, DecodeReports
-from .estimate import LoadCurves, apart, completed, held_tokens, loaded, loads
+from .estimate import LoadCurves, ServedWay, apart, completed, held_tokens, loaded, loads
 from .explain import around, changes, reason, settings
 from .kept import PlayedWays
 from .played import confirmed, find
@@ -46,7 +48,6 @@ CHUNKS = (2048, 8192)
 MOST_POINTS = 500_000
 MANY = 8  # layouts from which processes are worth their start
 SHARES = 4  # parts of the work that each process takes, one after the other
-Progress = Callable[[int], Any]
 
 
 @dataclass(frozen=True)
@@ -121,30 +122,24 @@ def requirements(
 
 
 def search_serving(
-    request: ServedSearchRequest,
-    bench: Bench,
-    progress: Progress,
-    crew: Crew | None = None,
-    bench_of: Callable[[Sources], Bench] | None = None,
-    kept: PlayedWays | None = None,
+    request: ServedSearchRequest, bench: Bench, crew: Crew, points_path: Path | None, progress: Progress
 ) -> SearchReport:
     """The answer to a request. RequestError for an empty space; the errors of models and clusters.
 
-    Where there are many replicas a ``crew`` makes them, each in a process whose workbench ``bench_of`` makes. What the
-    event loop says of ways is ``kept``.
+    Where there are many replicas a ``crew`` makes them. The points are written to the file ``points_path``, what the
+    event loop says of ways is kept beside it until then.
     """
-    started = time.perf_counter()
-    setup, outcome = set_up(request), SearchOutcome()
+    started, kept = time.perf_counter(), PlayedWays(points_path, request)
+    evaluator, outcome = ReplicaEvaluator.of(request, bench), SearchOutcome()
+    setup = evaluator.setup
     engines = dict.fromkeys(policy_of(policy).framework for policy in setup.axes["policy"])
     pairs = [(layout, engine) for layout in setup.layouts for engine in engines]
-    threads = crew.count if crew is not None and crew.engine == "joblib" else 1
-    several = len(pairs) >= MANY and crew is not None and not crew.alone
-    size = -(-len(pairs) // (crew.count * SHARES)) if crew is not None and several else 1
+    several = len(pairs) >= MANY and not crew.alone
+    size = -(-len(pairs) // (crew.count * SHARES)) if several else 1
     parts = [pairs[at : at + size] for at in range(0, len(pairs), size)]
-    evaluator, crew = ReplicaEvaluator(setup, bench), crew if several else None
     replicas: Replicas = {}
     with progress(len(pairs)) as advance:
-        answers = chain.from_iterable(spread(evaluator, request, crew, bench_of, "replica", parts))
+        answers = chain.from_iterable(spread(evaluator, crew if several else None, "replica", parts))
         for (layout, engine), result in zip(pairs, answers, strict=True):
             if isinstance(result, Refused):
                 leave_layout(setup, layout, engine, result, outcome)
@@ -157,16 +152,19 @@ def search_serving(
         once(outcome)
     playing = plays(request)
     if playing:
-        remake, kept = partial(again, setup, replicas), kept or PlayedWays()
-        shortlist = Shortlist(request, replicas, remake, reports.interval, kept, threads)
+        threads = crew.count if crew.engine == "joblib" else 1
+        shortlist = Shortlist(request, replicas, partial(again, setup, replicas), reports.interval, kept, threads)
         outcome.rows = shortlist.played(outcome.rows)
         once(outcome)
     once_for_a_rate(outcome, request)
     counted = Counted(setup.combinations, len(outcome.rows) + outcome.count, setup.left_out)
-    report = answer(WaySearch(setup, reports).search(), outcome, counted, started)
+    report = answer(ways(setup, reports), outcome, counted, started)
     if not playing and request.confirm:
         best = [{**row, "confirmed": confirmed(request, row, replicas)} for row in report.best[: request.confirm]]
         report = replace(report, best=(*best, *report.best[request.confirm :]))
+    if points_path is not None and report.rows:
+        write_points(report.rows, points_path)
+        kept.end()
     return replace(report, slo_named=request.slo.named, wall_time_s=time.perf_counter() - started)
 
 
@@ -223,32 +221,25 @@ def again(
     return {**moved, **figures[0]} if figures else {}
 
 
-@dataclass(frozen=True)
-class WaySearch:
+def ways(setup: ServedSearchSetup, reports: DecodeReports) -> Search:
     """What a search over ways to serve says of itself."""
 
-    setup: ServedSearchSetup
-    reports: DecodeReports
-
-    def shown(self, row: Mapping[str, Any]) -> Row:
-        """A row as the answer has it."""
-        low, high = self.reports.interval(row)
+    def row_shown(row: Mapping[str, Any]) -> Row:
+        low, high = reports.interval(row)
         return {**row, "way": settings(row), "low": low, "high": high}
 
-    def search(self) -> Search:
-        """The same as any search has it."""
-        return Search(
-            self.setup.request,
-            self.setup.axes,
-            changes,
-            reason,
-            ALIKE,
-            self.reports.of,
-            around=partial(around, self.setup.request),
-            notes=partial(notes, self.setup.request),
-            shown=self.shown,
-            ahead=self.reports.ahead,
-        )
+    return Search(
+        setup.request,
+        setup.axes,
+        changes,
+        reason,
+        ALIKE,
+        reports.of,
+        around=partial(around, setup.request),
+        notes=partial(notes, setup.request),
+        shown=row_shown,
+        ahead=reports.ahead,
+    )
 
 
 @dataclass(frozen=True)
@@ -259,10 +250,9 @@ class ReplicaEvaluator:
     bench: Bench
 
     @classmethod
-    def of(cls, text: str, bench_of: Callable[[Sources], Bench]) -> Self:
-        """The evaluator of a request as JSON, in a process of its own."""
-        request = ServedSearchRequest.from_json(text)
-        return cls(set_up(request), bench_of(request.step.sources))
+    def of(cls, request: ServedSearchRequest, bench: Bench) -> Self:
+        """The evaluator of a request."""
+        return cls(set_up(request), bench)
 
     def replica(self, pair: tuple[ReplicaLayout, str]) -> LayoutReplica | Refused:
         """The replica of a layout and engine, or why there is none."""
@@ -286,9 +276,7 @@ def replica_or_why(
             setup.request, layout, engine, setup.clusters, setup.axes["batch"], setup.axes["max_tokens"], bench
         )
     except ValueError as error:
-        if not type(error).__module__.startswith("opcast"):
-            raise
-        return Refused("memory" if isinstance(error, KvError) else "refused", " ".join(str(error).split()))
+        return Refused("memory" if isinstance(error, KvError) else "refused", refusal(error))
 
 
 def leave_layout(
@@ -318,7 +306,7 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
     """Every point that meets the rules and has KV memory, with its figures."""
     request, axes = setup.request, setup.axes
     curves = LoadCurves(request, axes["batch"])
-    grid: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
+    grid: list[tuple[Row, ServedWay]] = []
     for policy in axes["policy"]:
         of_engine = [replica for (_, engine), replica in replicas.items() if engine == policy_of(policy).framework]
         for replica in (one for one in of_engine if one.layout.cluster in axes["cluster"]):
@@ -326,32 +314,31 @@ def points(setup: ServedSearchSetup, replicas: Replicas, outcome: SearchOutcome)
             if "apart" in axes["pools"]:
                 others += [other for other in of_engine if beside(setup, other.layout, replica.layout)]
             for other, chunk in product(others, axes["max_tokens"]):
-                first = None if other is None else other.layout
-                more = () if request.space.batch else limits(request, replica, policy, chunk, other is None, curves)
-                batches = sorted({*axes["batch"], *more})
-                grid += [(row_of(replica.layout, policy, batch, chunk, first), replica, other) for batch in batches]
+                way, first = ServedWay(curves, replica, policy, chunk, other), None if other is None else other.layout
+                batches = sorted({*axes["batch"], *(() if request.space.batch else limits(way))})
+                grid += [(row_of(replica.layout, policy, batch, chunk, first), way) for batch in batches]
     if len(grid) > MOST_POINTS:
         raise RequestError(
             f"the space has {len(grid):,} points, more than {MOST_POINTS:,}: give fewer values of its axes"
         )
-    rows = [row for row, _, _ in grid]
+    rows = [row for row, _ in grid]
     rules, _ = request.expressions()
     passing = after_rules(rules, columns_of(rules, rows), rows.__getitem__, outcome) if rows else ()
-    fits: list[tuple[Row, LayoutReplica, LayoutReplica | None]] = []
+    fits: list[tuple[Row, ServedWay]] = []
     for at in np.flatnonzero(passing).tolist():
-        row, decode, _ = grid[at]
+        row, way = grid[at]
         tokens = held_tokens(request, row["policy"], prefilled=False) * row["batch"]
         if usual_rules(row["policy"]).uncut and row["max_tokens"] < request.input_len:
             why = f"{row['policy']} does not cut prompts: max_tokens must be at least {request.input_len}"
             outcome.leave("prompt", row, why)
-        elif tokens > decode.served.kv.tokens:
-            why = f"{tokens:,.0f} tokens of {decode.served.kv.tokens:,} that fit into the KV memory of a rank"
+        elif tokens > way.decode.served.kv.tokens:
+            why = f"{tokens:,.0f} tokens of {way.decode.served.kv.tokens:,} that fit into the KV memory of a rank"
             outcome.leave("memory", row, why)
         else:
             fits.append(grid[at])
-    for _, group in groupby(fits, lambda way: (id(way[1]), id(way[2]), way[0]["policy"], way[0]["max_tokens"])):
-        same = list(group)
-        for (row, _, _), figures in zip(same, figures_of_alike(setup, same, curves), strict=True):
+    for _, group in groupby(fits, lambda point: id(point[1])):
+        same, (way, *_) = zip(*group, strict=True)
+        for row, figures in zip(same, figures_of_alike(setup, way, [row["batch"] for row in same]), strict=True):
             outcome.rows += [{**row, "status": OK, "why": "", **replica} for replica in figures]
 
 
@@ -361,15 +348,14 @@ def beside(setup: ServedSearchSetup, prefill: ReplicaLayout, decode: ReplicaLayo
     return prefill.cluster in clusters and (prefill.nodes, prefill.precision) == (decode.nodes, decode.precision)
 
 
-def limits(
-    request: ServedSearchRequest, replica: LayoutReplica, policy: str, chunk: int, both: bool, curves: LoadCurves
-) -> list[int]:
+def limits(way: ServedWay) -> list[int]:
     """Batches between those of the axis at which something ends: the KV memory, or what users expect of TPOT."""
-    fits = int(replica.served.kv.tokens / held_tokens(request, policy))
+    slo, curves = way.request.slo, way.curves
+    fits = int(way.decode.served.kv.tokens / held_tokens(way.request, way.policy))
     most = [fits]
-    if request.slo.tpot_ms is not None:
-        curve = curves.both(replica, policy, chunk) if both else curves.decoding(replica)
-        most.append(int(np.interp(1e3 * request.slo.tpot_ms, curve.tpot_us, curve.n)))
+    if slo.tpot_ms is not None:
+        curve = curves.both(way) if way.prefill is None else curves.decoding(way.decode)
+        most.append(int(np.interp(1e3 * slo.tpot_ms, curve.tpot_us, curve.n)))
     return [size for size in most if 1 < size <= min(fits, max(curves.batches))]
 
 
@@ -383,60 +369,41 @@ def columns_of(rules: Sequence[Expression], rows: Sequence[Row]) -> dict[str, np
 
 
 def figures_of(
-    setup: ServedSearchSetup,
-    row: Row,
-    replica: LayoutReplica,
-    prefill: LayoutReplica | None,
-    curves: LoadCurves | None = None,
+    setup: ServedSearchSetup, row: Row, decode: LayoutReplica, prefill: LayoutReplica | None
 ) -> list[dict[str, Any]]:
     """The figures of a point; of pools apart one for each ratio that is looked at."""
-    curves = curves or LoadCurves(setup.request, (*setup.axes["batch"], row["batch"]))
-    return figures_of_alike(setup, [(row, replica, prefill)], curves)[0]
+    curves = LoadCurves(setup.request, (*setup.axes["batch"], row["batch"]))
+    way = ServedWay(curves, decode, row["policy"], row["max_tokens"], prefill)
+    return figures_of_alike(setup, way, [row["batch"]])[0]
 
 
-def figures_of_alike(
-    setup: ServedSearchSetup, ways: Sequence[tuple[Row, LayoutReplica, LayoutReplica | None]], curves: LoadCurves
-) -> list[list[dict[str, Any]]]:
+def figures_of_alike(setup: ServedSearchSetup, way: ServedWay, batches: Sequence[int]) -> list[list[dict[str, Any]]]:
     """The figures of points that differ in their batch alone."""
-    (row, replica, prefill), request, devices = ways[0], setup.request, setup.devices(ways[0][1].layout)
-    policy, max_tokens, batches = row["policy"], row["max_tokens"], [way["batch"] for way, _, _ in ways]
-    if prefill is not None:
-        room = room_of(setup, prefill.layout, replica.layout)
-        several = apart(request, prefill, replica, policy, batches, max_tokens, room, curves)
-        devices = room[-1]
+    layout, devices = way.decode.layout, setup.devices(way.decode.layout)
+    if way.prefill is not None:
+        room = room_of(setup, way.prefill.layout, layout)
+        several, devices = apart(way, batches, room), room[-1]
     else:
-        most, several = devices // replica.layout.devices, []
-        for batch, load in zip(
-            batches, loads(request, replica, policy, batches, max_tokens, most, curves), strict=True
-        ):
-            replicas, way = sized(request, replica, policy, batch, max_tokens, most, curves, float(load))
-            way |= {"ratio": "", "prefill_replicas": 0, "replicas": replicas}
-            several.append([{**way, "devices": replicas * replica.layout.devices}])
+        most, several = devices // layout.devices, []
+        for batch, load in zip(batches, loads(way, batches, most), strict=True):
+            count, figures = sized(way, batch, most, float(load))
+            figures |= {"ratio": "", "prefill_replicas": 0, "replicas": count, "devices": count * layout.devices}
+            several.append([figures])
     return [
-        [completed(request, way, hourly_cost(setup, way, replica, prefill), devices) for way in figures]
-        for figures in several
+        [completed(setup.request, figures, hourly_cost(setup, figures, way), devices) for figures in alike]
+        for alike in several
     ]
 
 
-def sized(
-    request: ServedSearchRequest,
-    replica: LayoutReplica,
-    policy: str,
-    batch: int,
-    max_tokens: int,
-    most: int,
-    curves: LoadCurves,
-    load: float,
-) -> tuple[int, dict[str, Any]]:
+def sized(way: ServedWay, batch: int, most: int, load: float) -> tuple[int, dict[str, Any]]:
     """How many replicas that do both, and their figures: all that there are at their ``load``, or the fewest that serve
     the rate asked for."""
-    every = loaded(request, replica, policy, batch, max_tokens, most, curves, load)
-    rate = request.size_for
+    every = loaded(way, batch, most, load)
+    rate = way.request.size_for
     if rate is None or every["requests_per_s"] < rate or not every["meets_slo"]:
         return most, every
     for count in range(max(math.floor(rate * most / every["requests_per_s"]), 1), most):
-        fewer = float(loads(request, replica, policy, [batch], max_tokens, count, curves)[0])
-        figures = loaded(request, replica, policy, batch, max_tokens, count, curves, fewer)
+        figures = loaded(way, batch, count, float(loads(way, [batch], count)[0]))
         if figures["requests_per_s"] >= rate and figures["meets_slo"]:
             return count, figures
     return most, every
@@ -448,13 +415,11 @@ def room_of(setup: ServedSearchSetup, prefill: ReplicaLayout, decode: ReplicaLay
     return first, second, second if prefill.cluster == decode.cluster else first + second
 
 
-def hourly_cost(
-    setup: ServedSearchSetup, figures: Mapping[str, Any], decode: LayoutReplica, prefill: LayoutReplica | None
-) -> float:
+def hourly_cost(setup: ServedSearchSetup, figures: Mapping[str, Any], way: ServedWay) -> float:
     """What an hour of all GPUs of a way costs, each at its own price."""
-    cost = figures["replicas"] * decode.layout.devices * price_of(setup, decode.layout)
-    if prefill is not None:
-        cost += figures["prefill_replicas"] * prefill.layout.devices * price_of(setup, prefill.layout)
+    cost = figures["replicas"] * way.decode.layout.devices * price_of(setup, way.decode.layout)
+    if way.prefill is not None:
+        cost += figures["prefill_replicas"] * way.prefill.layout.devices * price_of(setup, way.prefill.layout)
     return cost
 
 

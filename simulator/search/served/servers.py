@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....datasets.reading import read_json, read_text, read_yaml
+from ....datasets.reading import flat, named_words, read_json, read_text, read_yaml
 from ...serving.engine_args import read_arguments
 from ...serving.engines import load_serving_engine
 from ...trace.models import known_models, shipped_source
@@ -40,10 +40,7 @@ DYNAMO_TRTLLM = {
     "--expert-parallel-size": "--ep_size",
 }
 OF_A_ROLE = (
-    "--disaggregation-transfer-backend",
-    "--disaggregation-bootstrap-port",
-    "--host",
-    "--port",
+    *("--disaggregation-transfer-backend", "--disaggregation-bootstrap-port", "--host", "--port"),
     "--cache_transceiver_config.backend",
 )
 WRITTEN = re.compile(r"^cat > (\S+) <<'?(\w+)'?\n(.*?)^\2$", re.M | re.S)
@@ -185,10 +182,7 @@ def _server(path: Path, words: Sequence[str], files: Mapping[str, str]) -> Serve
 
 def _told(path: Path, engine: str, model: str, words: list[str], files: Mapping[str, str], dynamo: bool) -> Server:
     role, settings = BOTH, []
-    names = [at for at, word in enumerate(words) if re.match(r"--?[A-Za-z]", word)]
-    for at, after in zip(names, [*names[1:], len(words)][: len(names)], strict=True):
-        name, equals, value = words[at].partition("=")
-        values = [value] if equals else words[at + 1 : after]
+    for name, values in named_words(words):
         if name in MODELS:
             model = values[0] if values else model
         elif name == "--disaggregation-mode":
@@ -198,9 +192,9 @@ def _told(path: Path, engine: str, model: str, words: list[str], files: Mapping[
             role = next((name_of_role for kind, name_of_role in kinds.items() if values and kind in values[0]), role)
         elif name in FILES and values:
             role = {"prefill": PREFILL, "decode": DECODE}.get(Path(values[0]).stem, role)
-            settings += _flat(_file(path, values[0], files))
+            settings += _arguments(_file(path, values[0], files))
         elif name == "--override-engine-args" and values:
-            settings += _flat(read_json(values[0], LaunchError, f"launch={path}: {name}"))
+            settings += _arguments(read_json(values[0], LaunchError, f"launch={path}: {name}"))
         elif name not in OF_A_ROLE:
             settings += [DYNAMO_TRTLLM.get(name, name) if dynamo and engine == "trtllm" else name, *values]
     return Server(engine, model, tuple(settings), role)
@@ -212,15 +206,10 @@ def _file(path: Path, name: str, files: Mapping[str, str]) -> Any:
     return read_yaml(path.expanduser().parent / name if text is None else text, LaunchError, f"launch={path}: {name}")
 
 
-def _flat(values: Any, prefix: str = "--") -> list[str]:
+def _arguments(values: Any) -> list[str]:
     """Names with dots and their values, as words of a command."""
     words: list[str] = []
-    for name, value in values.items() if isinstance(values, Mapping) else ():
-        if isinstance(value, Mapping):
-            words += _flat(value, f"{prefix}{name}.")
-        elif f"{prefix}{name}" not in OF_A_ROLE:
-            words += [
-                f"{prefix}{name}",
-                *([] if value is True else [str(value).lower() if value is False else str(value)]),
-            ]
+    for name, value in flat(values, "--") if isinstance(values, Mapping) else ():
+        if name not in OF_A_ROLE:
+            words += [name, *([] if value is True else [str(value).lower() if value is False else str(value)])]
     return words

@@ -78,7 +78,7 @@ class Shortlist:
 
     def _behind(self, row: Row, best: Row | None) -> Row:
         """A row that was not played, said to be no better than the best that was: not with as many GPUs either."""
-        figure, sign = OF_SERVING[self.request.objectives[0]]
+        figure, sign, *_ = OF_SERVING[self.request.objectives[0]]
         if best is None or not row["meets_slo"]:
             return row
         times = {"rate": row["requests_per_s"], "ttft_ms": row["ttft_ms"], "tpot_ms": row["tpot_ms"]}
@@ -128,7 +128,7 @@ class Shortlist:
 
     def _may_beat(self, row: Row, best: Row, optimism: float) -> bool:
         """Whether a row may be better than the best by so much more than is said of it."""
-        figure, sign = OF_SERVING[self.request.objectives[0]]
+        figure, sign, *_ = OF_SERVING[self.request.objectives[0]]
         if figure in ("devices", "hourly_cost"):
             return bool(row[figure] < best[figure])
         return bool(sign * row[figure] * optimism**-sign < sign * best[figure])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...html import units
 from ...html.page import Card
 from ...report.view import ViewColumn
+from ..objectives import OF_SERVING
 from ..rank import Row
 from ..result import SearchReport
 from ..view import RowsView
@@ -45,18 +46,7 @@ WAYS = RowsView(
         "requests_per_s": ViewColumn("requests/s", "hundredths"),
         "kv_share": ViewColumn("KV", "percent", "share of the KV memory that is in use on average"),
     },
-    picture={
-        "tokens_per_s_per_gpu": ("output tokens/s per GPU", 1.0),
-        "tokens_per_s_per_user": ("output tokens/s per user", 1.0),
-        "tokens_per_s": ("output tokens/s", 1.0),
-        "goodput": ("requests/s that have all of slo", 1.0),
-        "ttft_ms": ("TTFT, ms", 1.0),
-        "tpot_ms": ("TPOT, ms", 1.0),
-        "e2e_ms": ("end to end, ms", 1.0),
-        "cost_per_million_tokens": ("cost of a million tokens", 1.0),
-        "hourly_cost": ("cost of an hour", 1.0),
-        "devices": ("GPUs", 1.0),
-    },
+    objectives=OF_SERVING,
     kinds=(
         ("one pool", "green", lambda row: row["pools"] == "together"),
         ("pools apart", "violet", lambda row: row["pools"] == "apart"),

@@ -10,10 +10,12 @@ import pytest
 
 from opcast.datasets.clusters import load_cluster
 from opcast.datasets.devices import load_device
+from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.work import Work
 from opcast.simulator.search.request import SearchRequest
+from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
 from opcast.simulator.search.space import Space
 from opcast.simulator.workbench import Workbench
 
@@ -56,3 +58,21 @@ def asking(
 def bench(asking: Callable[..., SearchRequest]) -> Workbench:
     """The workbench of all of them."""
     return Workbench(asking({}).base.sources)
+
+
+@pytest.fixture(scope="session")
+def serving(small_model: Callable[..., dict[str, Any]], bench: Workbench) -> Callable[..., ServedSearchRequest]:
+    """A function: axes, kind of model, kind of node, other settings -> a request on one node of eight GPUs."""
+
+    def make(axes: dict[str, Any], kind: str = "llama", cluster: str = "dgx_h100", **own: Any) -> ServedSearchRequest:
+        step = SimulateRequest(
+            model=small_model(kind, 3, **(WIDER if kind == "llama" else {})),
+            cluster=load_cluster(cluster),
+            stack=load_stack("vllm"),
+            sources=bench.sources,
+            price_per_gpu_hour=2.0 if cluster == "dgx_h100" else None,
+        )
+        space = ServedSpace(**{"tp": (1, 2), "batch": (8, 32), "max_tokens": (512,), **axes})
+        return ServedSearchRequest(**{"step": step, "input_len": 256, "output_len": 64, "space": space, **own})
+
+    return make

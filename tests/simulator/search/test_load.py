@@ -12,11 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.canonical import RequestError
-from opcast.simulator.question.plan import load_stack
 from opcast.simulator.question.request_classes import ServingTargets
-from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.search.rank import Row
 from opcast.simulator.search.result import SearchReport
 from opcast.simulator.search.served import shortlist
@@ -24,7 +21,7 @@ from opcast.simulator.search.served.estimate import with_load
 from opcast.simulator.search.served.kept import PlayedWays
 from opcast.simulator.search.served.load import Expected, curve, highest, together_load
 from opcast.simulator.search.served.played import highest_rate
-from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
+from opcast.simulator.search.served.request import ServedSearchRequest
 from opcast.simulator.search.served.shown import WAYS
 from opcast.simulator.search.served.waiting import waiting
 from opcast.simulator.search.view import tables
@@ -33,24 +30,6 @@ from opcast.simulator.workbench import Workbench
 WIDER = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
 SLO = ServingTargets(ttft_ms=4.0, tpot_ms=0.5)
 Asking = Callable[..., ServedSearchRequest]
-
-
-@pytest.fixture(scope="module")
-def serving(small_model: Callable[..., dict[str, Any]], bench: Workbench) -> Asking:
-    """A function: axes and other settings -> a request on one node of eight GPUs."""
-
-    def make(axes: dict[str, Any], **own: Any) -> ServedSearchRequest:
-        step = SimulateRequest(
-            model=small_model("llama", 3, **WIDER),
-            cluster=load_cluster("dgx_h100"),
-            stack=load_stack("vllm"),
-            sources=bench.sources,
-            price_per_gpu_hour=2.0,
-        )
-        space = ServedSpace(**{"tp": (1, 2), "max_tokens": (512,), "batch": (8, 32), **axes})
-        return ServedSearchRequest(**{"step": step, "input_len": 256, "output_len": 64, "space": space, **own})
-
-    return make
 
 
 @pytest.mark.parametrize("busy", [0.3, 0.6, 0.8])
@@ -95,7 +74,7 @@ def without_times(report: SearchReport) -> list[dict[str, Any]]:
 
 def test_the_event_loop_says_what_the_best_serve(serving: Asking, bench: Workbench) -> None:
     slo, axes = ServingTargets(ttft_ms=20.0, tpot_ms=2.0), {"pools": "together", "batch": (8, 16)}
-    found = bench.search_serving(serving(axes, slo=slo, confirm=3))
+    found = bench.search(serving(axes, slo=slo, confirm=3))
     assert found.best
     assert all(row["meets_slo"] for row in found.best)
     best = found.best[0]
@@ -105,15 +84,15 @@ def test_the_event_loop_says_what_the_best_serve(serving: Asking, bench: Workben
     assert (
         0.5 < best["requests_per_s"] / best["closed_form_rate"] < 2
     )  # steps of a small model are shorter than its host
-    again = bench.search_serving(serving(axes, slo=slo, confirm=3))
+    again = bench.search(serving(axes, slo=slo, confirm=3))
     assert without_times(again) == without_times(found)
 
 
 def test_a_way_too_slow_at_full_load_is_judged_at_less(serving: Asking, bench: Workbench) -> None:
     fixed = {"pools": "together", "tp": (1,), "batch": (32,)}
-    full = bench.search_serving(serving(fixed)).best[0]
+    full = bench.search(serving(fixed)).best[0]
     slo = ServingTargets(tpot_ms=0.97 * full["tpot_ms"])
-    (row,) = bench.search_serving(serving(fixed, slo=slo, confirm=0)).best
+    (row,) = bench.search(serving(fixed, slo=slo, confirm=0)).best
     assert row["tpot_ms"] <= slo.tpot_ms
     assert 0 < row["requests_per_s"] < 1.01 * full["requests_per_s"]  # vLLM's server sends no faster at either
     assert row["kv_share"] < full["kv_share"]
@@ -121,34 +100,34 @@ def test_a_way_too_slow_at_full_load_is_judged_at_less(serving: Asking, bench: W
 
 def test_less_than_a_sequence_a_rank_is_shown_as_it_is(serving: Asking, bench: Workbench) -> None:
     one = {"pools": "together", "tp": (1,), "batch": (1,)}
-    full = bench.search_serving(serving(one)).best[0]
+    full = bench.search(serving(one)).best[0]
     slo = ServingTargets(ttft_ms=1.02 * full["ttft_ms"])
-    (row,) = bench.search_serving(serving(one, slo=slo, confirm=0)).best
+    (row,) = bench.search(serving(one, slo=slo, confirm=0)).best
     assert 0 < row["requests_per_s"] < 0.9 * full["requests_per_s"]
     assert row["concurrency"] < row["devices"]
 
 
 def test_a_rate_has_the_fewest_gpus_that_serve_it(serving: Asking, bench: Workbench) -> None:
-    whole = bench.search_serving(serving({"pools": "together"}, slo=SLO, confirm=0)).best[0]
+    whole = bench.search(serving({"pools": "together"}, slo=SLO, confirm=0)).best[0]
     rate = 0.4 * whole["requests_per_s"]
     asked = serving({"pools": "together"}, slo=SLO, confirm=0, rate=rate)
     assert asked.objectives[:2] == ("gpus", "hourly_cost")
-    found = bench.search_serving(asked).best[0]
+    found = bench.search(asked).best[0]
     assert found["requests_per_s"] >= rate
     assert found["devices"] < whole["devices"]
     assert found["hourly_cost"] == pytest.approx(2.0 * found["devices"])
     fewer = found["replicas"] - 1
     # a smaller pool serves less than its share: its requests wait for fewer ranks
     assert fewer * found["requests_per_s"] / found["replicas"] < rate * 1.06
-    nothing = bench.search_serving(replace(asked, rate=1e3 * rate))
+    nothing = bench.search(replace(asked, rate=1e3 * rate))
     assert not nothing.best
 
 
 def test_what_is_recommended_was_played_and_stands_once(serving: Asking, bench: Workbench) -> None:
     axes = {"pools": "together", "batch": (8, 16, 32), "max_tokens": (256, 512)}
-    whole = bench.search_serving(serving(axes, slo=SLO, confirm=0)).best[0]
+    whole = bench.search(serving(axes, slo=SLO, confirm=0)).best[0]
     rate = 0.4 * whole["requests_per_s"]
-    found = bench.search_serving(serving(axes, slo=SLO, confirm=1, rate=rate))
+    found = bench.search(serving(axes, slo=SLO, confirm=1, rate=rate))
     first = found.best[0]
     assert first["confirmed"]["rate"] == first["requests_per_s"] >= rate
     assert first["confirmed"]["slo_attainment"] >= SLO.share
@@ -169,7 +148,7 @@ def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> N
         ({"dgx_h100": 9.0, "dgx_h200": 1.0}, "dgx_h200"),
         ({"dgx_h100": 1.0, "dgx_h200": 9.0}, "dgx_h100"),
     ):
-        found = bench.search_serving(serving(two, **usual, prices=prices))
+        found = bench.search(serving(two, **usual, prices=prices))
         best = found.best[0]
         assert best["cluster"] == cheap
         assert {row["cluster"] for row in found.chips} == set(prices)  # the dear one is shown, too, and behind
@@ -181,7 +160,7 @@ def test_dear_chips_are_not_the_cheapest(serving: Asking, bench: Workbench) -> N
 
 def test_ways_that_cost_the_same_are_as_good(serving: Asking, bench: Workbench) -> None:
     two = {"pools": "together", "cluster": ("dgx_h100", "dgx_h200"), "tp": (1,)}
-    found = bench.search_serving(serving(two, slo=SLO, confirm=0, rate=5.0, objectives=("hourly_cost",)))
+    found = bench.search(serving(two, slo=SLO, confirm=0, rate=5.0, objectives=("hourly_cost",)))
     assert [row["hourly_cost"] for row in found.best[:2]] == [2.0, 2.0]
     assert found.best[0]["reason"].startswith("as good in hourly cost")
     assert "cluster" in found.best[0]["differs_from_next"]
@@ -194,7 +173,7 @@ def test_a_price_of_a_cluster_that_is_not_searched_is_refused(serving: Asking) -
 
 def test_room_that_is_never_taken_is_shown_once(serving: Asking, bench: Workbench) -> None:
     axes = {"pools": "apart", "tp": (1,), "batch": (256, 512), "ratio": ("1:7",)}
-    found = bench.search_serving(serving(axes, slo=SLO, confirm=0))
+    found = bench.search(serving(axes, slo=SLO, confirm=0))
     assert found.pruned_by["alike"].count == 1
     assert "does the same with batch=256" in found.pruned_by["alike"].why
     assert found.evaluated + found.pruned == found.points
@@ -202,11 +181,11 @@ def test_room_that_is_never_taken_is_shown_once(serving: Asking, bench: Workbenc
 
 def test_the_chance_of_a_rate_falls_with_it(serving: Asking, bench: Workbench) -> None:
     fixed = {"pools": "together", "tp": (1,), "batch": (32,)}
-    most = bench.search_serving(serving(fixed, slo=SLO, confirm=0)).best[0]["requests_per_s"]
+    most = bench.search(serving(fixed, slo=SLO, confirm=0)).best[0]["requests_per_s"]
     chances = []
     for share in (0.2, 30.0):
         asked = serving(fixed, slo=SLO, objectives=("chance",), rate=share * most, confirm=1)
-        chances.append(bench.search_serving(asked).best[0]["p_p99_ttft_met"])
+        chances.append(bench.search(asked).best[0]["p_p99_ttft_met"])
     assert chances[0] > 0.75
     assert chances[1] < 0.1
     with pytest.raises(ValueError, match="stands first"):
@@ -227,14 +206,14 @@ def play_best(
     def again(row: Row, changes: Mapping[str, Any], rate: float | None) -> Row:
         return {**row, **changes}
 
-    ways = shortlist.Shortlist(request, {}, again, lambda row: (1.0, 1.0), PlayedWays())
+    ways = shortlist.Shortlist(request, {}, again, lambda row: (1.0, 1.0), PlayedWays(None, request))
     return max(ways.played(rows), key=lambda row: row["requests_per_s"])
 
 
 def test_room_that_a_crowd_needs_is_tried(serving: Asking, bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The closed form says that no more run at a time; the event loop serves less until the batch is twice as large."""
     request = serving({"pools": "together", "tp": 1, "max_tokens": 512, "batch": 8}, slo=SLO)
-    first = bench.search_serving(replace(request, confirm=0)).best[0]
+    first = bench.search(replace(request, confirm=0)).best[0]
     request = replace(request, space=replace(request.space, batch=()), confirm=None)
     enough, asked = 2 * first["batch"], []
 
@@ -253,7 +232,7 @@ def test_another_way_to_take_prompts_is_played_where_the_first_is_slow(
 ) -> None:
     """More ways than are played take prompts as the first does, and all serve half of what their closed forms say."""
     request = serving({"pools": "apart", "tp": 1, "max_tokens": 512, "batch": 8}, slo=SLO)
-    first = bench.search_serving(replace(request, confirm=0)).best[0]
+    first = bench.search(replace(request, confirm=0)).best[0]
 
     def way(share: float, **changes: int) -> Row:
         times = {"rate": share * first["requests_per_s"], "ttft_ms": first["ttft_ms"], "tpot_ms": first["tpot_ms"]}
@@ -288,7 +267,7 @@ def test_other_requests_are_played_at_a_time(
 ) -> None:
     """Two threads play at once, and the rates are those that one finds, in the same order."""
     request = serving({"pools": "together", "tp": 1, "max_tokens": 512, "batch": 8}, slo=SLO, confirm=1)
-    alone, play, both = bench.search_serving(request), shortlist.highest_rate, threading.Barrier(2, timeout=60)
+    alone, play, both = bench.search(request), shortlist.highest_rate, threading.Barrier(2, timeout=60)
 
     def highest_rate(part: Any, *of: float) -> float:
         if part.request.traffic.seed in shortlist.SEEDS:
@@ -296,6 +275,6 @@ def test_other_requests_are_played_at_a_time(
         return play(part, *of)
 
     monkeypatch.setattr(shortlist, "highest_rate", highest_rate)
-    two = bench.search_serving(request, 2)
+    two = bench.search(request, 2)
     assert len(set(alone.best[0]["confirmed"]["rates"])) > 1
     assert two.best[0]["confirmed"]["rates"] == alone.best[0]["confirmed"]["rates"]

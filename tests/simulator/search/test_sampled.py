@@ -27,8 +27,8 @@ def test_nsga2_finds_the_front(asking: Callable[..., SearchRequest], bench: Work
     found = bench.search(asking(AXES, sampler="nsga2", trials=512, memory_gib=1.8))
     assert found.sampler == "nsga2"
     assert np.array_equal(losses(found.pareto, found.objectives), known)
-    again = bench.search(asking(AXES, sampler="nsga2", trials=512, memory_gib=1.8))
-    assert again.rows == found.rows
+    one, again = (bench.search(asking(AXES, sampler="nsga2", trials=128, memory_gib=1.8)) for _ in range(2))
+    assert again.rows == one.rows
 
 
 def test_tpe_finds_the_best(asking: Callable[..., SearchRequest], bench: Workbench, known: np.ndarray) -> None:

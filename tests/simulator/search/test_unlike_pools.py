@@ -11,13 +11,12 @@ import pytest
 
 from opcast.datasets.clusters import load_cluster
 from opcast.simulator.question.canonical import RequestError
-from opcast.simulator.question.plan import Parallel, load_stack
+from opcast.simulator.question.plan import Parallel
 from opcast.simulator.question.request_classes import ServingTargets
-from opcast.simulator.question.requests import SimulateRequest
 from opcast.simulator.question.serving import DecodePool, Scheduler, ServingRequest
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.search.served.launch import launch_serving
-from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
+from opcast.simulator.search.served.request import ServedSearchRequest
 from opcast.simulator.serving.connect import replicas_of
 from opcast.simulator.serving.serve import serve
 from opcast.simulator.workbench import Workbench
@@ -29,25 +28,17 @@ Asking = Callable[..., ServedSearchRequest]
 
 
 @pytest.fixture(scope="module")
-def mixing(small_model: Callable[..., dict[str, Any]], bench: Workbench) -> Asking:
+def mixing(serving: Asking) -> Asking:
     """A function: axes and other settings -> prompts on a node of H100 or H200, answers on a node of H200."""
 
     def make(axes: dict[str, Any], **own: Any) -> ServedSearchRequest:
-        step = SimulateRequest(
-            model=small_model("llama", 3, **WIDER),
-            cluster=load_cluster("dgx_h200"),
-            stack=load_stack("vllm"),
-            sources=bench.sources,
-        )
-        one = {"tp": (1, 2), "max_tokens": (512,), "batch": (8, 32), "prefill_cluster": ("dgx_h100", "dgx_h200")}
-        usual = {"step": step, "input_len": 256, "output_len": 64, "prices": PRICES}
-        return ServedSearchRequest(**{**usual, "space": ServedSpace(**{**one, **axes}), **own})
+        return serving({"prefill_cluster": tuple(PRICES), **axes}, cluster="dgx_h200", **{"prices": PRICES, **own})
 
     return make
 
 
 def test_unlike_gpus_are_counted_and_priced(mixing: Asking, bench: Workbench) -> None:
-    found = bench.search_serving(mixing({}, confirm=0))
+    found = bench.search(mixing({}, confirm=0))
     mixed = [row for row in found.rows if row["prefill_cluster"]]
     alike = [row for row in found.rows if row["pools"] == "apart" and not row["prefill_cluster"]]
     assert {row["cluster"] for row in found.rows} == {"dgx_h200"}  # H100 only prefills
@@ -68,7 +59,7 @@ def test_unlike_gpus_are_counted_and_priced(mixing: Asking, bench: Workbench) ->
 def test_each_pool_is_as_fast_as_its_own_gpus(mixing: Asking, bench: Workbench) -> None:
     fixed = {"tp": 1, "batch": 8, "ratio": "1:1", "pools": "apart"}
     times = {
-        (prefill, decode): bench.search_serving(
+        (prefill, decode): bench.search(
             mixing({**fixed, "cluster": decode, "prefill_cluster": prefill}, confirm=0, prices={})
         ).best[0]
         for prefill in PRICES
@@ -83,7 +74,7 @@ def test_each_pool_is_as_fast_as_its_own_gpus(mixing: Asking, bench: Workbench) 
 def test_a_pick_serves_what_the_event_loop_serves_on_these_gpus(mixing: Asking, bench: Workbench) -> None:
     """The same question to ``opcast serving``, whose tables have more points, with as many clients on the host."""
     request = mixing({"tp": 1, "batch": 8, "ratio": "2:3", "prefill_cluster": "dgx_h100", "pools": "apart"}, confirm=1)
-    best = bench.search_serving(request).best[0]
+    best = bench.search(request).best[0]
     assert (best["prefill_cluster"], best["cluster"]) == ("dgx_h100", "dgx_h200")
     one, degrees = request.step, Parallel(tp=1)
     question = ServingRequest(
@@ -109,7 +100,7 @@ def test_a_pick_serves_what_the_event_loop_serves_on_these_gpus(mixing: Asking, 
 
 
 def test_a_rate_may_be_served_by_two_kinds_of_gpu(mixing: Asking, bench: Workbench) -> None:
-    found = bench.search_serving(mixing({}, slo=SLO, confirm=0, rate=5.0, objectives=("hourly_cost",)))
+    found = bench.search(mixing({}, slo=SLO, confirm=0, rate=5.0, objectives=("hourly_cost",)))
     pairs = {(row["cluster"], row["prefill_cluster"]) for row in found.chips}
     assert pairs == {("dgx_h200", ""), ("dgx_h200", "dgx_h100")}
     assert "on dgx_h100, decode" in next(row["way"] for row in found.chips if row["prefill_cluster"])
@@ -118,7 +109,7 @@ def test_a_rate_may_be_served_by_two_kinds_of_gpu(mixing: Asking, bench: Workben
 @pytest.mark.parametrize("framework", ["vllm", "sglang", "dynamo"])
 def test_unlike_pools_are_started_on_nodes_of_their_own(framework: str, mixing: Asking, bench: Workbench) -> None:
     request = mixing({"tp": 1, "batch": 8, "ratio": "2:3", "prefill_cluster": "dgx_h100", "pools": "apart"}, confirm=0)
-    best = bench.search_serving(request).best[0]
+    best = bench.search(request).best[0]
     text = launch_serving(request, best, framework)
     assert "(dgx_h100 and dgx_h200)" in text
     assert re.findall(r"^(\d)\)\n# (\w+)$", text, re.M) == [("0", "dgx_h100"), ("1", "dgx_h200")]
@@ -129,7 +120,7 @@ def test_unlike_pools_are_started_on_nodes_of_their_own(framework: str, mixing: 
 
 def test_two_ways_on_unlike_gpus_are_compared(mixing: Asking, bench: Workbench) -> None:
     one, other = "pools=apart batch=8 prefill_cluster=dgx_h100", "pools=apart batch=8 prefill_cluster=dgx_h200"
-    found = bench.compare_serving(mixing({"tp": 1}), one, other)
+    found = bench.compare(mixing({"tp": 1}), one, other)
     assert [(step.settings, step.one, step.other) for step in found.settings] == [("prefill_cluster", "dgx_h100", "")]
 
 

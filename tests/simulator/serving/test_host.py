@@ -20,7 +20,7 @@ from opcast.simulator.question.sources import Sources
 from opcast.simulator.question.traffic import Lengths, RequestTraffic
 from opcast.simulator.search.served import played as event_loop
 from opcast.simulator.search.served import run
-from opcast.simulator.search.served.estimate import LoadCurves, apart, together
+from opcast.simulator.search.served.estimate import LoadCurves, ServedWay, apart, together
 from opcast.simulator.search.served.replicas import LayoutReplica
 from opcast.simulator.search.served.request import ServedSearchRequest, ServedSpace
 from opcast.simulator.serving.connect import replicas_of
@@ -229,9 +229,9 @@ def host_of(asked: Asked) -> float:
 def test_a_search_and_its_confirmation_have_the_whole_host(asked: Asked) -> None:
     row, replicas = asked.searched()
     ((place, own),) = replicas.items()
-    estimate = [
-        together(asked.search, each, "vllm", CLIENTS, 512)["ttft_ms"] for each in (own, without_first_tokens(own))
-    ]
+    curves = LoadCurves(asked.search, (CLIENTS,))
+    ways = [ServedWay(curves, replica, "vllm", 512) for replica in (own, without_first_tokens(own))]
+    estimate = [together(way, CLIENTS)["ttft_ms"] for way in ways]
     assert estimate[0] - estimate[1] == pytest.approx(host_of(asked) * 1e-3)
     confirmed = [
         event_loop.confirmed(asked.search, row, {place: each})["ttft_ms"] for each in (own, without_first_tokens(own))
@@ -257,7 +257,7 @@ def test_pools_apart_have_the_clients_under_way(asked: Asked) -> None:
     host = HostTime(client_us=5.0, prompt_us=3.0)
     with_host = replace(own, served=replace(own.served, host=host))
     ((one,),), ((other,),) = (
-        apart(request, each, each, "vllm", (CLIENTS,), 512, (2, 2, 2), LoadCurves(request, (CLIENTS,)))
+        apart(ServedWay(LoadCurves(request, (CLIENTS,)), each, "vllm", 512, each), (CLIENTS,), (2, 2, 2))
         for each in (with_host, bare(own))
     )
     under_way = one["requests_per_s"] * 1e-3 * (one["ttft_ms"] + one["tpot_ms"] * (ANSWER - 1))
