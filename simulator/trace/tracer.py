@@ -183,7 +183,8 @@ class Tracer(TorchDispatchMode):
             if highest >= table.shape[0]:
                 raise TraceError(
                     f"{self._where or 'the model'} has a table of {table.shape[0]} rows, and position {highest} is "
-                    "beyond it: shorten workload.input_len, or in training workload.seq_len"
+                    f"beyond it: take {highest - table.shape[0] + 1} less for workload.input_len, in training for "
+                    "workload.seq_len"
                 )
 
     def _sized_by_value(self, func: Any, args: Any, kwargs: Any) -> Any:
