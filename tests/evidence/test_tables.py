@@ -17,7 +17,6 @@ from opcast.jobs.cli import main
 from opcast.simulator.validation import ValidationSettings
 from opcast.simulator.validation.run import as_measured, noise_floor, summary, validate
 
-SAMPLED = 2  # lines of a table, of its beginning and of its end
 LEAST = 30  # tables
 OPS = """row_id,op,precision,gpu_canon,M,N,K,latency_ms
 a,matmul,FP16,A100-80,4096,12288,12288,4.4576
@@ -56,19 +55,21 @@ def test_what_is_made_of_answers_can_be_made_of_every_table(reference_data: Path
 @pytest.mark.reference
 @pytest.mark.slow
 def test_every_table_is_run_to_its_end(
-    reference_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reference_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
-    """Some lines of each, by the command; of served runs the smallest of replicas that do both, and of pools."""
+    """The last line of each, by the command, and with --every-model the first; of served runs the smallest of replicas
+    that do both, and of pools."""
+    both = request.config.getoption("--every-model")
     for path in tables(reference_data / "truth"):
-        code = main(["validate", f"truth={sample(path, tmp_path)}", "format=json", "details=true"])
+        code = main(["validate", f"truth={sample(path, tmp_path, both)}", "format=json", "details=true"])
         found = json.loads(capsys.readouterr().out)
         assert found["failed"] == [], path
         assert code == (0 if found["simulated"] else 2), path
         assert found["rows"] == found["simulated"] + len(found["unsupported"])
 
 
-def sample(path: Path, folder: Path) -> Path:
-    """A copy of a table with some of its lines, beside what it is read with."""
+def sample(path: Path, folder: Path, both: bool) -> Path:
+    """A copy of a table with its last line, or ``both`` ends, beside what it is read with."""
     for beside in ("model_dims.csv", "serving_silicon_peer_predictions.csv"):
         shutil.copyfile(path.with_name(beside), folder / beside)
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -76,7 +77,7 @@ def sample(path: Path, folder: Path) -> Path:
         lines = list(reader)
     rows = read_table(path).rows
     served = smallest(rows)
-    kept = [line for line in lines if line.get("id") in served] if served else [*lines[:1], *lines[-SAMPLED + 1 :]]
+    kept = [line for line in lines if line.get("id") in served] if served else [*lines[: int(both)], lines[-1]]
     with (folder / path.name).open("w", newline="") as file:
         writer = csv.DictWriter(file, reader.fieldnames or ())
         writer.writeheader()

@@ -238,7 +238,7 @@ def test_cold_inputs_take_longer_than_warm_ones():
     prepared = prepare(make_op("elementwise", "fp32", numel=1 << 18, inputs=2), "torch", "cpu")
     warm, cold = (by_processor_time(prepared, 0.5, cache) for cache in ("warm", "cold"))
     assert cold.cache == "cold"
-    assert cold.latency_min_us > 1.2 * warm.latency_min_us
+    assert cold.latency_min_us > 1.03 * warm.latency_min_us  # 1.1 where other guests use the machine's cache, too
 
 
 @pytest.mark.usefixtures("one_thread")

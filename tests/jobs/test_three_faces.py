@@ -41,7 +41,7 @@ IN_EVERY_RUN = {
     "fleet": 3,
     "posttrain": 4,
 }  # of verbs whose answers take long; of others as below
-USUALLY = 12  # each is answered three times; all of them: --every-model
+USUALLY = 8  # each is answered three times; all of them: --every-model
 TIMES = ("wall_time_s",)  # what an answer says of itself
 Drawn = dict[str, tuple[str, tuple[Any, ...]]]  # name in Python and HTTP -> words of the command line, values
 

@@ -16,6 +16,7 @@ from opcast.simulator.engines.mat_vec import FewRowsEngine
 from opcast.simulator.engines.own_rows import OwnEngine
 from opcast.simulator.engines.single_ranks import SingleRankEngine
 from opcast.simulator.engines.streams import StreamEngine
+from opcast.simulator.engines.transfer import NearFormatEngine
 from opcast.simulator.engines.unpacked import UnpackedEngine
 from opcast.simulator.passes.order import INFERENCE, apply_passes
 from opcast.simulator.question.plan import Parallel, Plan, PlanError, Stack, load_stack
@@ -213,6 +214,9 @@ def test_what_does_not_fit_says_what_would(small_model, graphs):
     assert advised > 10_000
 
 
+BESIDE = (SingleRankEngine, FewRowsEngine, StreamEngine, ThrottledEngine, UnpackedEngine, NearFormatEngine)
+
+
 def test_engines_answer_with_their_own_predictors(tmp_path):
     (tmp_path / "registry").mkdir()
     engine = build_engine(H100, [], [tmp_path / "registry"])
@@ -220,11 +224,7 @@ def test_engines_answer_with_their_own_predictors(tmp_path):
     def asked(stack, engine):
         """The backends that are asked after sums with the norm in them, and own rows."""
         chain = engine_of(load_stack(stack), engine).chain
-        sums, own, *others = (
-            link
-            for link in chain
-            if not isinstance(link, (SingleRankEngine, FewRowsEngine, StreamEngine, ThrottledEngine, UnpackedEngine))
-        )
+        sums, own, *others = (link for link in chain if not isinstance(link, BESIDE))
         assert isinstance(sums, NormSumsEngine)
         assert isinstance(own, OwnEngine)
         return others

@@ -12,6 +12,8 @@ from opcast.simulator.trace import Workload, known_models, trace
 from opcast.simulator.trace.build import load_config
 from opcast.simulator.trace.models import resolve
 
+from ..architectures import ALIKE
+
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "num_attention_heads": 4,
@@ -155,15 +157,17 @@ def test_every_shipped_model_is_one_that_transformers_builds(name: str):
         assert getattr(config, key) > 0
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [
-        (family, kind)
+def families_and_kinds() -> list[Any]:
+    """Every family trains; those that are like another read prompts and decode with --every-model alone."""
+    return [
+        pytest.param(family, kind, marks=[pytest.mark.sibling] if family in ALIKE and kind != "train" else [])
         for family in sorted(families())
         for kind in ("train", "prefill", "decode")
         if family not in PLAIN and (family not in ENCODERS or kind != "decode")
-    ],
-)
+    ]
+
+
+@pytest.mark.parametrize(("family", "kind"), families_and_kinds())
 def test_every_family_traces_with_one_attention_a_layer(family: str, kind: str):
     optimizer = "adamw" if kind == "train" else "none"
     graph = trace(small(family), Workload(kind=kind, seq_len=16, attention="fused", optimizer=optimizer))

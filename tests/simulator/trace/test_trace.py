@@ -694,7 +694,9 @@ def test_a_precision_nobody_has_is_refused():
 
 
 def test_more_tokens_than_positions_fail_as_they_would_for_real(small_model: Callable[..., Config]):
-    with pytest.raises(TraceError, match="table of 64 rows, and position 64 is beyond it: take 1 less for workload.input_len"):
+    with pytest.raises(
+        TraceError, match=r"table of 64 rows, and position 64 is beyond it: take 1 less for workload\.input_len"
+    ):
         trace(small_model("gpt2"), Workload("prefill", 1, 65), "fp32")
 
 
