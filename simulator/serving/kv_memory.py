@@ -113,7 +113,10 @@ def token_bytes(step: LaidOut, cached: int = LONG, share: float = 1.0) -> TokenB
         stages.setdefault(chunk.stage, []).append(chunk.graph)
     fullest = max((kept_bytes(graphs, cached) for graphs in stages.values()), key=lambda cache: cache.all)
     windowed = share * fullest.windowed / (cached + 1)
-    return TokenBytes(fullest.whole / (cached + 1) + windowed, windowed, fullest.state)
+    whole = fullest.whole / (cached + 1) + windowed
+    if not whole:  # of a model of states alone each token has its part of them
+        return TokenBytes(fullest.state / (cached + 1), fullest.state / (cached + 1))
+    return TokenBytes(whole, windowed, fullest.state)
 
 
 def kv_budget(

@@ -327,6 +327,18 @@ def test_layers_with_a_window_keep_all_of_a_short_sequence_and_little_of_a_long_
     assert short.bytes_per_token == layers * layer
     assert long.bytes_per_token == pytest.approx(layers * layer * 8 / 800, rel=0.2)
     assert short.longest > 1000 * short.tokens
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16}
+    mamba = {
+        "model_type": "mamba2",
+        "vocab_size": 256,
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        **sizes,
+    }
+    states = [budget(mamba, cached=tokens) for tokens in (99, 199)]  # nothing is kept of a token
+    assert states[0].bytes_per_token == pytest.approx(2 * states[1].bytes_per_token)
+    assert states[0].longest == pytest.approx(states[1].longest, rel=0.01)
     gemma, sglang = small_model("gemma2", **every), load_stack("sglang")  # two of three layers
     shares = [budget(gemma, replace(SGLANG.kv, window_share={"gemma2": share}), sglang) for share in (1, 0.5)]
     assert shares[0].bytes_per_token == 3 * layer
