@@ -42,7 +42,8 @@ class EngineMemory:
 @dataclass(frozen=True)
 class TokenBytes:
     """Bytes of keys and values on one GPU: ``whole`` of each token, on average over a sequence; of them ``windowed`` in
-    layers that keep a window of it; and ``state`` of a sequence's linear attention and short convolutions."""
+    layers of which a longer sequence takes no more; and ``state`` of a sequence's linear attention and short
+    convolutions beside keys and values."""
 
     whole: float
     windowed: float = 0.0
