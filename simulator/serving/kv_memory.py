@@ -168,7 +168,7 @@ def kv_budget(
     if overheads.bytes_per_token is not None:
         longest = per_token = TokenBytes(overheads.bytes_per_token)
     elif overheads.kv_tokens is not None:
-        available = overheads.kv_tokens * per_token.whole / GIB
+        available = overheads.kv_tokens * longest.whole / GIB  # engines count tokens of a long sequence
     return blocks_of(rule, available, per_token, p.tp * p.pp, longest)
 
 

@@ -18,7 +18,7 @@ ALIKE = (
     *("mistral", "nemotron", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3"),
     *("starcoder2", "ernie4_5_moe", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe"),
 )
-"""Model types that differ from ``llama`` or from ``qwen3_moe`` in sizes, norms, biases and positions alone.
+"""Model types that differ from ``llama`` or from ``qwen3_moe`` in sizes, norms, biases, positions and windows alone.
 ``tests/simulator/trace/test_models.py`` traces each of them."""
 
 

@@ -316,10 +316,10 @@ def test_layers_with_a_window_keep_all_of_a_short_sequence_and_little_of_a_long_
     layer, stack = 2 * 2 * 16 * 2, load_stack("vllm")
     every = {"max_position_embeddings": 65_536, "sliding_window": 8}
 
-    def budget(model, rule=VLLM.kv, stack=stack, cached=LONG):
+    def budget(model, rule=VLLM.kv, stack=stack, cached=LONG, seen=None):
         cluster = replace(load_cluster("dgx_h100"), devices_per_node=1)
         request = SimulateRequest(model, cluster=cluster, device="h100_sxm", stack=stack, sources=bench.sources)
-        return steps_of(request, bench).kv_budget(rule, 512, cached=cached)
+        return steps_of(request, bench).kv_budget(rule, 512, seen, cached=cached)
 
     mistral = small_model("mistral", **every)  # all its layers have a window
     layers = mistral["num_hidden_layers"]
@@ -327,6 +327,8 @@ def test_layers_with_a_window_keep_all_of_a_short_sequence_and_little_of_a_long_
     assert short.bytes_per_token == layers * layer
     assert long.bytes_per_token == pytest.approx(layers * layer * 8 / 800, rel=0.2)
     assert short.longest > 1000 * short.tokens
+    logged = budget(mistral, cached=4, seen=Overheads(kv_tokens=8_000_000))
+    assert logged.longest == pytest.approx(8_000_000, rel=0.01)  # an engine's log counts tokens of a long one
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16, "state_size": 16}
     mamba = {
         "model_type": "mamba2",
